@@ -9,6 +9,8 @@ from safetensors.numpy import load_file, save_file
 from tiny import CONFIGS
 
 from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.tree import flatten
 
 ENCODER = CONFIGS["bert"] | dict(num_attention_heads=4)
 NARROW = ENCODER | dict(embedding_size=12)
@@ -55,17 +57,45 @@ CARD = {
 }  # fmt: skip
 
 
-def save_model(folder, kind):
-    """Saves a random transformers model whose every number counts, and a tokenizer's file."""
-    family, name, config = KINDS[kind]
-    model_class = getattr(transformers, name)
+def random_model(name, config, scale=1.0):
+    """Returns a random transformers model whose every value counts."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
+    model_class = getattr(transformers, name)
     model = model_class(model_class.config_class(**config))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
+            parameter.add_(scale * torch.randn_like(parameter))
+    return model
+
+
+def load_folder(folder, family="", **options):
+    """Loads a backbone; its family is model_type by default."""
+    config = read_config(folder)
+    return load_backbone(folder, family or config["model_type"], config, **options)
+
+
+def rewrite(folder, change=lambda tensors: None, **fields):
+    """Applies `change` to the tensors of a folder's file, and fields to its config."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file(change(tensors) or tensors, path)
+    (folder / "config.json").write_text(json.dumps(read_config(folder) | fields))
+
+
+def assert_same_params(params, expected):
+    """Compares parameters bit for bit."""
+    params, expected = flatten(params), flatten(expected)
+    assert params.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert params[name].dtype == leaf.dtype and params[name].shape == leaf.shape
+        assert np.asarray(params[name]).tobytes() == np.asarray(leaf).tobytes(), name
+
+
+def save_model(folder, kind):
+    """Saves a random transformers model whose every value counts, and a tokenizer's file."""
+    family, name, config = KINDS[kind]
+    random_model(name, config, 0.1).save_pretrained(folder)
     if family == "t5" and not config["tie_word_embeddings"]:  # transformers 5 ties every T5
         tensors, table = load_file(folder / "model.safetensors"), np.random.default_rng(0)
         tensors["lm_head.weight"] = table.normal(size=(53, 16)).astype(np.float32)

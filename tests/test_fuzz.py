@@ -15,8 +15,15 @@ from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
-from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
-from jaxprompt.corpus.read import DOCUMENTS, Source, TextSettings
+from jaxprompt.convert.shapes import (
+    axis_sizes,
+    file_names,
+    file_shape,
+    get_family,
+    num_copies,
+    select_tensors,
+)
+from jaxprompt.corpus.read import DOCUMENTS, DocumentSource, TextSettings
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
@@ -53,14 +60,14 @@ def full_config(family: str) -> dict:
 
 def make_tensors(family: str, hf: dict) -> dict[str, np.ndarray]:
     """Draws the tensors of a checkpoint, by the names of its file."""
-    rng, table = np.random.default_rng(0), family_of(family)
+    rng, table = np.random.default_rng(0), get_family(family)
     sizes, heads = axis_sizes(hf, table), MODEL_HEADS.get(family, ("pooler", "mlm"))
-    wanted = select(table, hf, sizes, heads, tied=hf.get("tie_word_embeddings", True))
+    wanted = select_tensors(table, hf, sizes, heads, tied=hf.get("tie_word_embeddings", True))
     found = {}
     for tensor in wanted:
-        for i in range(copies(tensor, sizes)):
+        for i in range(num_copies(tensor, sizes)):
             drawn = rng.normal(size=file_shape(tensor, sizes)).astype(np.float32)
-            found[names_of(tensor, i, table.prefix)[-1]] = drawn
+            found[file_names(tensor, i, table.prefix)[-1]] = drawn
     return found
 
 
@@ -240,7 +247,7 @@ def test_rows_of_any_value(tmp_path, rng, monkeypatch):
 
 def read_documents(path, documents, on_error) -> None:
     """Reads a file as running text."""
-    list(Source(str(path), TextSettings(documents=documents, on_error=on_error)))
+    list(DocumentSource(str(path), TextSettings(documents=documents, on_error=on_error)))
 
 
 def test_a_damaged_corpus(tmp_path, rng, monkeypatch):

@@ -183,7 +183,7 @@ def test_a_task_is_a_dict_of_fields(install):
 def test_a_backbone_is_a_module_with_its_table_of_names(install):
     install("camembert_pack", BACKBONE, {"backbones": {"camembert": "camembert_pack"}})
     assert "camembert" in families()
-    assert shapes.family_of("camembert") is FAMILIES["roberta"]
+    assert shapes.get_family("camembert") is FAMILIES["roberta"]
     module = make_backbone("camembert", CONFIGS["roberta"], ("mlm",))
     assert module == make_backbone("roberta", CONFIGS["roberta"], ("mlm",))
     soft = make_prompt("soft", DIMS, length=2)
@@ -193,7 +193,7 @@ def test_a_backbone_is_a_module_with_its_table_of_names(install):
 def test_a_backbone_without_that_table_is_refused(install):
     install("bare_pack", "FAMILY = 1", {"backbones": {"bare": "bare_pack"}})
     with pytest.raises(InputError, match="bare-pack 1.0.*FAMILY"):
-        shapes.family_of("bare")
+        shapes.get_family("bare")
 
 
 # -- exports --------------------------------------------------------------------------------------

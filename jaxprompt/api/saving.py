@@ -14,7 +14,7 @@ from jaxprompt.build.tuned_backbone import to_delta
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
-from jaxprompt.convert.peft import outputs_of, write_peft
+from jaxprompt.convert.peft import num_outputs, write_peft
 from jaxprompt.errors import InputError, check_type, choose
 from jaxprompt.files import user_path
 from jaxprompt.serving.adapters import as_peft
@@ -85,7 +85,7 @@ def save_prompt(
     scorer = scorer_from_metadata(opened, metadata, batch=1)
     adapter = as_peft(scorer, prompt.tensors, metadata)
     paths = write_peft(path, **adapter)
-    return (*paths, write_peft_card(path, metadata, outputs_of(adapter)))
+    return (*paths, write_peft_card(path, metadata, num_outputs(adapter)))
 
 
 def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:

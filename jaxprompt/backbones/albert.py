@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
-from jaxprompt.convert.hf_config import read_share, read_size
+from jaxprompt.convert.hf_config import read_dropout, read_size
 from jaxprompt.convert.names.albert import EMBED
 from jaxprompt.errors import InputError
 
@@ -33,8 +33,8 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         drops_mlp=False,
         # Its checkpoints hold the map even where it keeps the width.
         projects=True,
-        dropout=read_share(hf, "hidden_dropout_prob", 0.0),
-        attention_dropout=read_share(hf, "attention_probs_dropout_prob", 0.0),
+        dropout=read_dropout(hf, "hidden_dropout_prob", 0.0),
+        attention_dropout=read_dropout(hf, "attention_probs_dropout_prob", 0.0),
     )
     # A null counts as an absent field.
     non_null = {"hidden_act": "gelu_new"} | {x: hf[x] for x in hf if hf[x] is not None}

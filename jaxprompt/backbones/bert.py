@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.convert.hf_config import (
+    read_dropout,
     read_flag,
     read_positive,
-    read_share,
     read_size,
     read_word,
-    refuse,
+    refuse_flags,
 )
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, bidirectional_mask, prepend_prefix, select_queries
@@ -269,7 +269,7 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     Raises:
       InputError: if the config needs a feature that this encoder does not support.
     """
-    refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
+    refuse_flags(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
     read_word(hf, "position_embedding_type", "absolute", ("absolute",))
     activation = read_word(hf, "hidden_act", "gelu", ACTIVATIONS)
     width = read_size(hf, "hidden_size")
@@ -286,8 +286,8 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         lm_activation=activation,
         lm_width=width,
         eps=read_positive(hf, "layer_norm_eps", 1e-12),
-        dropout=read_share(hf, "hidden_dropout_prob", 0.1),
-        attention_dropout=read_share(hf, "attention_probs_dropout_prob", 0.1),
+        dropout=read_dropout(hf, "hidden_dropout_prob", 0.1),
+        attention_dropout=read_dropout(hf, "attention_probs_dropout_prob", 0.1),
         tied=read_flag(hf, "tie_word_embeddings", True),
     )
     if width % config.heads:

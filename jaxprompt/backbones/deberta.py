@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxprompt.backbones import deberta_v2
-from jaxprompt.convert.hf_config import refuse
+from jaxprompt.convert.hf_config import refuse_flags
 from jaxprompt.convert.names.deberta import as_v1
 
 Backbone = deberta_v2.Backbone
@@ -12,5 +12,5 @@ Backbone = deberta_v2.Backbone
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> deberta_v2.DebertaConfig:
     """Reads a DeBERTa v1 config. Raises InputError for talking heads."""
-    refuse(hf, "talking_head")
+    refuse_flags(hf, "talking_head")
     return deberta_v2.deberta_config(as_v1(hf), **({"joined": True} | changes))

@@ -15,7 +15,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.backbones.gpt2 import GPT2Config, Layer
-from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
+from jaxprompt.convert.hf_config import (
+    read_dropout,
+    read_flag,
+    read_positive,
+    read_size,
+    refuse_flags,
+)
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import bidirectional_mask, causal_mask
 from jaxprompt.layers.cache import decoding_layers, make_layer_caches
@@ -215,7 +221,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
             "block_position_encoding=false is not supported: only the GLM of Du et al. (2022) with "
             "two position encodings is; use a checkpoint such as THUDM/glm-2b"
         )
-    refuse(hf, "relative_encoding")
+    refuse_flags(hf, "relative_encoding")
     if hf.get("spell_length") is not None:
         raise InputError("spell_length is not supported; use a checkpoint with spell_length=null")
     if read_positive(hf, "attention_scale", 1.0) != 1.0:
@@ -232,8 +238,8 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
         mlp=4 * width,
         positions=read_size(hf, "max_sequence_length") + 1,
         eps=read_positive(hf, "layernorm_epsilon", 1e-5),
-        embed_dropout=read_share(hf, "embedding_dropout_prob", 0.1),
-        dropout=read_share(hf, "output_dropout_prob", 0.1),
-        attention_dropout=read_share(hf, "attention_dropout_prob", 0.1),
+        embed_dropout=read_dropout(hf, "embedding_dropout_prob", 0.1),
+        dropout=read_dropout(hf, "output_dropout_prob", 0.1),
+        attention_dropout=read_dropout(hf, "attention_dropout_prob", 0.1),
     )
     return dataclasses.replace(config, **changes)

@@ -9,12 +9,12 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.convert.hf_config import (
+    read_dropout,
     read_flag,
     read_positive,
-    read_share,
     read_size,
     read_word,
-    refuse,
+    refuse_flags,
 )
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, causal_mask, prepend_prefix, select_queries
@@ -270,7 +270,7 @@ class Backbone(Decoder):
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
     """Reads a GPT-2 config. Raises InputError if it needs an unsupported feature."""
     act = read_word(hf, "activation_function", "gelu_new", ACTIVATIONS)
-    refuse(hf, "scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder")
+    refuse_flags(hf, "scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder")
     width, heads = read_size(hf, "n_embd"), read_size(hf, "n_head")
     if width % heads:
         raise InputError(f"n_embd={width} must be divisible by n_head={heads}")
@@ -284,9 +284,9 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
         activation=act,
         scaled_attention=read_flag(hf, "scale_attn_weights", True),
         eps=read_positive(hf, "layer_norm_epsilon", 1e-5),
-        embed_dropout=read_share(hf, "embd_pdrop", 0.1),
-        dropout=read_share(hf, "resid_pdrop", 0.1),
-        attention_dropout=read_share(hf, "attn_pdrop", 0.1),
+        embed_dropout=read_dropout(hf, "embd_pdrop", 0.1),
+        dropout=read_dropout(hf, "resid_pdrop", 0.1),
+        attention_dropout=read_dropout(hf, "attn_pdrop", 0.1),
         tied=read_flag(hf, "tie_word_embeddings", True),
     )
     return dataclasses.replace(config, **changes)

@@ -17,14 +17,14 @@ from flax import linen as nn
 
 from jaxprompt.backbones.gpt2 import Decoder, DecoderConfig
 from jaxprompt.convert.hf_config import (
+    read_dropout,
     read_positive,
-    read_share,
     read_size,
     read_tied,
-    refuse,
+    refuse_flags,
 )
 from jaxprompt.convert.llama_fields import (
-    KINDS,
+    LAYER_TYPES,
     read_activation,
     read_biases,
     read_cap,
@@ -33,7 +33,7 @@ from jaxprompt.convert.llama_fields import (
     read_type,
     read_windows,
 )
-from jaxprompt.convert.rope import Turning, read_turning
+from jaxprompt.convert.rope import RotaryParams, read_rotary
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import causal_mask, prepend_prefix, select_queries
 from jaxprompt.layers.cache import write_position, write_token
@@ -64,7 +64,7 @@ class LlamaConfig(DecoderConfig):
 
     key_heads: int  # heads of keys and values
     head_dim: int
-    turnings: tuple[Turning, ...]  # of global and of local layers
+    turnings: tuple[RotaryParams, ...]  # of global and of local layers
     is_local: tuple[bool, ...]  # of each layer
     window: int = 0  # number of tokens that a token sees in local layers, itself included
     activation: str = "silu"
@@ -327,7 +327,7 @@ class Backbone(Decoder):
     @nn.nowrap
     def _rotations(self, positions):
         return tuple(
-            make_rotations(positions, np.array(t.rates), t.factor) for t in self.cfg.turnings
+            make_rotations(positions, np.array(t.frequencies), t.scale) for t in self.cfg.turnings
         )
 
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **options: Any):
@@ -370,7 +370,7 @@ class Backbone(Decoder):
 def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
     """Reads a config. Raises InputError if it needs an unsupported feature."""
     name, kind = read_type(hf)
-    refuse(hf, "use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder")
+    refuse_flags(hf, "use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder")
     heads, key_heads, size = read_heads(hf)
     layers = read_size(hf, "num_hidden_layers")
     is_local, window = read_windows(hf, name, layers)
@@ -401,7 +401,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         embed_scale=width**0.5 if kind.gemma else 1.0,
         cap=read_cap(hf, "attn_logit_softcapping", 50.0),
         logit_cap=read_cap(hf, "final_logit_softcapping", 30.0),
-        attention_dropout=read_share(hf, "attention_dropout", 0.0),
+        attention_dropout=read_dropout(hf, "attention_dropout", 0.0),
         tied=read_tied(hf, "llama"),
     )
     return dataclasses.replace(config, **changes)
@@ -409,7 +409,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
 
 def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):
     if name != "gemma3_text":
-        return (read_turning(hf, size, positions),) * 2
+        return (read_rotary(hf, size, positions),) * 2
     thetas = 1e6, 1e4  # defaults of global and of local layers
-    pairs = zip(KINDS, thetas, strict=True)
-    return tuple(read_turning(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)
+    pairs = zip(LAYER_TYPES, thetas, strict=True)
+    return tuple(read_rotary(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)

@@ -17,12 +17,12 @@ from flax import linen as nn
 
 from jaxprompt.backbones.bert import Encoder, EncoderConfig
 from jaxprompt.convert.hf_config import (
+    read_dropout,
     read_flag,
     read_positive,
-    read_share,
     read_size,
     read_word,
-    refuse,
+    refuse_flags,
 )
 from jaxprompt.convert.names.modernbert import read_biases
 from jaxprompt.errors import InputError, brief
@@ -229,7 +229,7 @@ class Backbone(Encoder):
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
     """Reads a ModernBERT config. Raises InputError if it needs an unsupported feature."""
-    refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
+    refuse_flags(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
     width, layers = read_size(hf, "hidden_size"), read_size(hf, "num_hidden_layers")
     heads = read_size(hf, "num_attention_heads")
     # Rotary positions rotate pairs, so the width of a head is even.
@@ -240,7 +240,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
     # A single layer has no norm before its attention, and `later_layers` would be empty.
     if layers < 2:
         raise InputError(f"num_hidden_layers={layers} is not supported; it must be at least 2")
-    rate = read_share(hf, "attention_dropout", 0.0)
+    rate = read_dropout(hf, "attention_dropout", 0.0)
     config = ModernBertConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,
@@ -254,8 +254,8 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
         lm_activation=read_word(hf, "classifier_activation", "gelu", ACTIVATIONS),
         lm_width=width,
         eps=read_positive(hf, "norm_eps", 1e-5),
-        dropout=read_share(hf, "mlp_dropout", 0.0),
-        embed_dropout=read_share(hf, "embedding_dropout", 0.0),
+        dropout=read_dropout(hf, "mlp_dropout", 0.0),
+        embed_dropout=read_dropout(hf, "embedding_dropout", 0.0),
         attention_dropout=rate,
         tied=read_flag(hf, "tie_word_embeddings", True),
         is_global=tuple(kind == _LAYER_TYPES[0] for kind in _read_kinds(hf, layers)),

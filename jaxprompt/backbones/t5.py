@@ -11,8 +11,14 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
-from jaxprompt.convert.shapes import feed_forward_of
+from jaxprompt.convert.hf_config import (
+    read_dropout,
+    read_flag,
+    read_positive,
+    read_size,
+    refuse_flags,
+)
+from jaxprompt.convert.shapes import feed_forward_type
 from jaxprompt.errors import InputError, brief
 from jaxprompt.layers.attention import (
     Attention,
@@ -386,7 +392,7 @@ def _without_positions(prefix: Prefix | None) -> Prefix | None:
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     """Reads a T5 or mT5 config. Raises InputError if it needs an unsupported feature."""
-    gate, _, activation = feed_forward_of(hf).rpartition("-")
+    gate, _, activation = feed_forward_type(hf).rpartition("-")
     if gate and activation == "gelu":  # T5 1.1 was trained with this approximation
         activation = "gelu_new"
     if gate not in ("", "gated") or activation not in ACTIVATIONS:
@@ -394,7 +400,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
             f"feed_forward_proj={brief(hf['feed_forward_proj'])} is not supported; use one of "
             f"{', '.join(ACTIVATIONS)}, optionally with the prefix gated-"
         )
-    refuse(hf, "is_decoder")
+    refuse_flags(hf, "is_decoder")
     if not read_flag(hf, "is_encoder_decoder", True):
         raise InputError("is_encoder_decoder=false is not supported; use a full T5")
     layers = read_size(hf, "num_layers")
@@ -408,7 +414,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
             f"the config {problem}, which must be a token id of its vocabulary, the decoder's "
             "first input; set it in config.json (T5 uses the pad id, 0)"
         )
-    dropout = read_share(hf, "dropout_rate", 0.1)
+    dropout = read_dropout(hf, "dropout_rate", 0.1)
     eps = read_positive(hf, "layer_norm_epsilon", 1e-6)
     rescale = changes.get("rescale", 1.0)
     buckets = read_size(hf, "relative_attention_num_buckets", 32)

@@ -12,7 +12,7 @@ from jaxprompt.corpus import (
     index_corpus,
     train_tokenizer,
 )
-from jaxprompt.corpus.read import root_of
+from jaxprompt.corpus.read import root_folder
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
 
@@ -50,7 +50,7 @@ def learn_tokenizer(
 def read_corpus(config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str | Path) -> Corpus:
     """Opens the indexed corpus of a config; indexes it first if necessary, and logs that."""
     check_vocabulary(tokenizer, vocab)
-    root = root_of(config.corpus.path)
+    root = root_folder(config.corpus.path)
     if root and root.resolve() == Path(workdir).resolve():
         raise InputError(
             f"--workdir={workdir} is the folder of corpus.path={config.corpus.path}, so the files "

@@ -23,7 +23,7 @@ from jaxprompt.build.word_list import (
 )
 from jaxprompt.config.run import DataConfig, Fraction, KFold, RunConfig, TaskConfig
 from jaxprompt.convert import folder
-from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
+from jaxprompt.corpus.ppt import TASKS, get_pattern, to_pretraining_form
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources import splits as sources
@@ -138,7 +138,7 @@ def apply_form(config: RunConfig, task: Task) -> Task:
         )
     pattern = get_pattern(block.form, config.ppt.patterns, hard=config.ppt.hard)
     texts = () if block.name == "custom" else block.fields
-    ppt_task = ask(task, block.form, pattern, texts=texts, query=block.template)
+    ppt_task = to_pretraining_form(task, block.form, pattern, texts=texts, query=block.template)
     return _apply_spelling(ppt_task, block)
 
 

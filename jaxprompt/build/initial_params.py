@@ -36,7 +36,7 @@ class InitialParams(NamedTuple):
 
     trainable: tree.Flat
     frozen: tree.Flat
-    report: load.Report
+    report: load.LoadReport
 
 
 def init_params(

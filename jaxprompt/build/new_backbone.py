@@ -10,7 +10,7 @@ from jaxprompt.build.backbone import backbone_from_config
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert import folder, random_weights
 from jaxprompt.convert.load import Loaded
-from jaxprompt.convert.save import describe
+from jaxprompt.convert.save import saved_config
 from jaxprompt.corpus.index import check_vocabulary
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, with_article
@@ -34,7 +34,7 @@ def open_untrained(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
     backbone = backbone_from_config(config, path, hf, tuple(heads))
     try:
         random_weights.check_heads(backbone.family, heads)
-        describe(backbone.family, hf, heads)
+        saved_config(backbone.family, hf, heads)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     tokenizer_folder = path.parent
@@ -53,7 +53,7 @@ def random_backbone(
     `part` is the name in the tree, "backbone" or "generator": models of the same seed differ by it.
     """
     cfg = backbone.module.cfg
-    loaded = random_weights.draw_backbone(
+    loaded = random_weights.init_backbone(
         backbone.family,
         backbone.hf,
         sorted(cfg.model_heads),

@@ -83,14 +83,14 @@ def _make_parser() -> Parser:
 
 def _check_paths(args: Any, folder: str | Path) -> None:
     """Raises InputError for outputs that cannot be written, before minutes of work on the run."""
-    from jaxprompt.convert.hub import check_name
-    from jaxprompt.convert.model_card import check_card, check_peft_folder
+    from jaxprompt.convert.hub import check_repo_name
+    from jaxprompt.convert.model_card import check_model_card, check_peft_folder
 
     if args.npy and Path(args.npy).suffix != ".npy":
         raise InputError(f"--npy={args.npy} must end in .npy; give such a file name")
     if args.push:
-        check_name(args.push)
-        check_card(folder)
+        check_repo_name(args.push)
+        check_model_card(folder)
     if args.peft:
         check_peft_folder(args.peft, folder, args.npy)
     if args.stablehlo:
@@ -177,11 +177,11 @@ def _load_backbone(prompt: "Prompt") -> Any:
 
 def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
     """Writes the export, with a message if it replaces another one. Returns its files."""
-    from jaxprompt.convert.artifact import summary_of, write_artifact
+    from jaxprompt.convert.artifact import export_summary, write_artifact
 
-    before = summary_of(folder)
+    before = export_summary(folder)
     paths = write_artifact(folder, prompt.tensors, prompt.metadata)
-    if before and before != summary_of(folder):
+    if before and before != export_summary(folder):
         message = f"{folder}: replaced another export: {before}"
         print(escape(message), file=sys.stderr)
     return paths
@@ -192,9 +192,9 @@ def _write_adapter(
 ) -> tuple[Path, ...]:
     """Writes the folder of --peft. Returns its files."""
     from jaxprompt.convert.model_card import write_peft_card
-    from jaxprompt.convert.peft import outputs_of, write_peft
+    from jaxprompt.convert.peft import num_outputs, write_peft
 
     # The tuned one, where --tuned has written it.
     adapter = adapter | {"base": metadata.backbone.id, "revision": metadata.backbone.revision}
     files = write_peft(folder, **adapter)
-    return (*files, write_peft_card(folder, metadata, outputs_of(adapter)))
+    return (*files, write_peft_card(folder, metadata, num_outputs(adapter)))

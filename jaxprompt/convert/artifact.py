@@ -33,8 +33,8 @@ from jaxprompt.files import (
 )
 
 FORMAT = 1
-# What numpy lets through of a header that is nested too deeply, or has no sizes in it.
-_HEADERS = (SyntaxError, TokenError, RecursionError, MemoryError, OverflowError, TypeError)
+# Exceptions of numpy for a header that is nested too deeply or has no sizes.
+_HEADER_ERRORS = (SyntaxError, TokenError, RecursionError, MemoryError, OverflowError, TypeError)
 TENSORS, METADATA = "prompt.safetensors", "prompt.json"
 
 
@@ -57,11 +57,11 @@ def write_artifact(
     data = encode_tensors(tensors)
     metadata = dataclasses.replace(metadata, sha256=hashlib.sha256(data).hexdigest())
     document = add_checksum({"format": FORMAT, **metadata.to_json()})
-    # NaN is no JSON: a document with one could not be read by other parsers.
+    # NaN is not valid JSON, and other parsers refuse it.
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     folder = make_folder(folder)
     write_atomic(folder / TENSORS, data)
-    # The metadata last: with the hash in it, a kill between the two is found out on reading.
+    # The metadata last: its hash reveals on reading that a kill came between the two.
     write_atomic(folder / METADATA, text)
     return folder / TENSORS, folder / METADATA
 
@@ -70,9 +70,9 @@ def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
     """Returns the bytes of prompt.safetensors; the same tensors give the same bytes."""
     from safetensors.numpy import save
 
-    plain = {name: _plain(tensors[name]) for name in sorted(tensors)}
+    arrays = {name: _native_array(tensors[name]) for name in sorted(tensors)}
     # One metadata key only: safetensors writes several in a random order.
-    return save(plain, metadata={"jaxprompt_format": str(FORMAT)})
+    return save(arrays, metadata={"jaxprompt_format": str(FORMAT)})
 
 
 def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], PromptMetadata]:
@@ -97,7 +97,7 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Promp
     data = _read_bytes(folder / TENSORS)
     try:
         tensors = load(data)
-    # The last two: a type that numpy lacks.
+    # TypeError and AttributeError: a dtype that numpy lacks.
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{folder / TENSORS} is not a complete safetensors file ({error}); export or copy it "
@@ -121,36 +121,34 @@ def check_fingerprint(backbone: BackboneMetadata, fingerprint: str, *, force: bo
     Raises:
       InputError: if it was trained on other weights and `force` is False.
     """
-    learned = backbone.fingerprint
-    if learned != fingerprint and not force:
-        own, other = map(_quantized, (learned, fingerprint))
-        if own != other:
+    trained_on = backbone.fingerprint
+    if trained_on != fingerprint and not force:
+        trained, loaded = map(_quantization, (trained_on, fingerprint))
+        if trained != loaded:
             raise InputError(
-                f"the prompt was trained with quantize={own!r}, but the backbone is loaded with "
-                f"quantize={other!r}; use load_backbone(..., quantize={own!r})"
+                f"the prompt was trained with quantize={trained!r}, but the backbone is loaded "
+                f"with quantize={loaded!r}; use load_backbone(..., quantize={trained!r})"
             )
         raise InputError(
-            f"the prompt was trained on the weights {learned[:12]} ({backbone.id}), "
+            f"the prompt was trained on the weights {trained_on[:12]} ({backbone.id}), "
             f"not on {fingerprint[:12]}; load that backbone, or pass --force (force=True)"
         )
-    return learned == fingerprint
+    return trained_on == fingerprint
 
 
-def _quantized(fingerprint: str) -> str:
+def _quantization(fingerprint: str) -> str:
     """Returns how the weights are quantised, from the prefix of their fingerprint."""
-    kind, dash, _ = fingerprint.partition("-")
-    return kind if dash else "none"
+    prefix, dash, _ = fingerprint.partition("-")
+    return prefix if dash else "none"
 
 
 def package_versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that affect a prompt's values."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("jaxprompt", "jax", "jaxlib", "flax", "optax", "numpy", "transformers"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
@@ -169,19 +167,19 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
     """
     path = user_path(path)
     try:
-        # np.load opens a zip archive too, as an object that is no array.
+        # np.load also opens a zip archive, and returns another type of object.
         with open(path, "rb") as file:
             if file.read(2) == b"PK":
                 raise InputError(
                     f"{path} is an .npz archive; save a single array with numpy.save instead"
                 )
-        # Mapped, so that no more is taken than the file holds, whatever its header announces.
+        # Mapped, so that a header with wrong sizes allocates no memory.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy advises to write a header of Python 2 anew
+            warnings.simplefilter("ignore")  # of a header that Python 2 wrote
             prompt = np.load(path, mmap_mode="r", allow_pickle=False)
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, *_HEADERS) as error:
+    except (OSError, ValueError, EOFError, *_HEADER_ERRORS) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(
             f"cannot read {path} as .npy: {' '.join(reason.split())}; save it with numpy.save"
@@ -189,26 +187,26 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
     if not np.issubdtype(prompt.dtype, np.floating):
         raise InputError(f"{path} has dtype {prompt.dtype}; use float16, float32 or float64")
     if prompt.ndim != 2 or not prompt.size or prompt.shape[1] != (width or prompt.shape[1]):
-        wanted = f"this backbone needs [length, {width}]" if width else "use [length, width]"
-        raise InputError(f"{path} has shape {list(prompt.shape)}; {wanted}")
-    # A copy: the mapped file is closed with the array that maps it. Made before the check: a number
-    # beyond float32's range is an infinity from here on.
+        advice = f"this backbone needs [length, {width}]" if width else "use [length, width]"
+        raise InputError(f"{path} has shape {list(prompt.shape)}; {advice}")
+    # A copy, which closes the mapped file. Before the check, because values beyond float32's range
+    # become infinite.
     with np.errstate(over="ignore"):
-        rows = prompt.astype(np.float32)
-    if not np.isfinite(rows).all():
+        vectors = prompt.astype(np.float32)
+    if not np.isfinite(vectors).all():
         raise InputError(f"{path} contains NaN or infinity as float32; save finite values")
-    return rows
+    return vectors
 
 
-def summary_of(folder: str | os.PathLike) -> str:
+def export_summary(folder: str | os.PathLike) -> str:
     """Returns a one-line summary of an export, "" if there is no readable export."""
     try:
-        export = _read_metadata(Path(folder) / METADATA)
+        metadata = _read_metadata(Path(folder) / METADATA)
     except InputError:
         return ""
-    parts = ("name", export.task.name), ("method", export.method), ("seed", export.seed)
-    summary = ", ".join(f"{name} {brief(value)}" for name, value in parts)
-    return f"{summary}, parameters {str(export.sha256)[:12]}"
+    fields = ("name", metadata.task.name), ("method", metadata.method), ("seed", metadata.seed)
+    summary = ", ".join(f"{name} {brief(value)}" for name, value in fields)
+    return f"{summary}, parameters {str(metadata.sha256)[:12]}"
 
 
 def write_npy(path: str | os.PathLike, prompt: np.ndarray) -> None:
@@ -218,10 +216,10 @@ def write_npy(path: str | os.PathLike, prompt: np.ndarray) -> None:
     write_atomic(path, buffer.getvalue())
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
-    # The writer takes the bytes as they lie: C order and this machine's byte order.
+def _native_array(array: np.ndarray) -> np.ndarray:
+    """Returns an array in C order and the machine's byte order, as safetensors needs it."""
     array = np.asarray(array)
-    if array.dtype.kind not in "biuf":  # bfloat16 too: numpy readers cannot open it
+    if array.dtype.kind not in "biuf":  # not bfloat16, which numpy readers cannot open
         raise ValueError(f"exported tensors need a plain numpy dtype, not {array.dtype}")
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
@@ -230,25 +228,25 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        inner: list[str] = []
-        with contextlib.suppress(OSError):  # a folder that may not be listed
-            inner = sorted(found.parent.name for found in path.parent.glob(f"*/{path.name}"))
+        exports: list[str] = []
+        with contextlib.suppress(OSError):  # a folder that cannot be listed
+            exports = sorted(match.parent.name for match in path.parent.glob(f"*/{path.name}"))
         run = path.parent.parent
-        if not inner and path.parent.name == "export" and os.path.exists(run / "config.json"):
+        if not exports and path.parent.name == "export" and os.path.exists(run / "config.json"):
             raise InputError(
                 f"{run} has no export; run python -m jaxprompt export --workdir={run}"
             ) from error
-        cure = f"it has one export per task: use {', '.join(inner)} in that folder"
-        if inner == ["export"]:
-            cure = f"use {path.parent / 'export'}, which exists"
-        raise InputError(
-            f"cannot read {path}: {error.strerror}; "
-            f"{cure if inner else 'give the folder that `export` wrote'}"
-        ) from error
+        if exports == ["export"]:
+            advice = f"use {path.parent / 'export'}, which exists"
+        elif exports:
+            advice = f"it has one export per task: use {', '.join(exports)} in that folder"
+        else:
+            advice = "give the folder that `export` wrote"
+        raise InputError(f"cannot read {path}: {error.strerror}; {advice}") from error
 
 
 def _read_metadata(path: Path) -> PromptMetadata:
-    data = _read_bytes(path)  # outside: what it raises is a ValueError too
+    data = _read_bytes(path)  # outside of the try, as its InputError is a ValueError too
     try:
         values = parse_json(data)
     except ValueError as error:

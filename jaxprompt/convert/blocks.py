@@ -16,27 +16,26 @@ import numpy as np
 
 from jaxprompt.errors import InputError
 
-# Part of a row is read alone where it is a page of the file or more; the system reads whole pages.
-_PAGE = 4096
-_CURES: dict[int | None, str] = {
+_PAGE = 4096  # bytes; the system reads whole pages
+_ADVICE: dict[int | None, str] = {
     errno.EACCES: "check its permissions", errno.EPERM: "check its permissions",
     errno.EIO: "check the disk", errno.EINVAL: "it is cut short or damaged: download it again",
     errno.ENOENT: "it is a broken link: download it again",
 }  # fmt: skip
 
-Read = Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
+ReadBlock = Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor in a checkpoint file."""
 
     path: Path
     shape: tuple[int, ...]
     dtype: str
-    read: Read
-    is_quantized: bool = False  # in the file; `read` gives its numbers
-    # Rows and columns, in whole blocks of 32 -> Planes of so many bits as they stand in the file;
-    # None = has none that they hold.
+    read: ReadBlock
+    is_quantized: bool = False  # in the file; `read` returns the dequantized values
+    # (rows, columns in whole blocks of 32, bits) -> Planes with the codes of the file, None if they
+    # do not fit; None = the file has no such codes.
     read_planes: Callable[[slice, slice, int], Any] | None = None
 
 
@@ -45,40 +44,40 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(shape[:-1]), math.prod(shape[-1:])
 
 
-def make_reader(path: Path, file: BinaryIO, start: int, width: int, dtype: np.dtype) -> Read:
+def make_reader(path: Path, file: BinaryIO, start: int, width: int, dtype: np.dtype) -> ReadBlock:
     """Returns a reader of a matrix with rows of `width` items, which begins at byte `start`."""
 
     def read(rows: slice, columns: slice) -> np.ndarray:
-        own = columns.stop - columns.start
-        whole = own * dtype.itemsize < _PAGE
-        part = slice(0, width) if whole else columns
-        block = np.empty((rows.stop - rows.start, part.stop - part.start), dtype)
-        # Rows that follow each other in the file are read at once.
-        pieces = [block] if block.shape[1] == width else block
-        for i, piece in enumerate(pieces):
-            at = (rows.start + i) * width + part.start
-            _fill(path, file, piece, start + at * dtype.itemsize)
-        return np.ascontiguousarray(block[:, columns]) if whole else block
+        # Part of a row is read alone only if it is a page or more.
+        reads_rows = (columns.stop - columns.start) * dtype.itemsize < _PAGE
+        span = slice(0, width) if reads_rows else columns
+        block = np.empty((rows.stop - rows.start, span.stop - span.start), dtype)
+        # Consecutive rows of the file are read at once.
+        parts = [block] if block.shape[1] == width else block
+        for i, part in enumerate(parts):
+            index = (rows.start + i) * width + span.start
+            _fill(path, file, part, start + index * dtype.itemsize)
+        return np.ascontiguousarray(block[:, columns]) if reads_rows else block
 
     return read
 
 
 def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
     """Fills the array with bytes from `offset` on."""
-    left = array.reshape(-1).view(np.uint8).data
-    while left:
+    unfilled = array.reshape(-1).view(np.uint8).data
+    while unfilled:
         try:
-            # preadv leaves the file's own position alone, so that threads can share it, and
-            # may read less than it was asked for.
-            count = os.preadv(file.fileno(), [left], offset)
+            # preadv does not move the file position, so that threads can share the file, and may
+            # read less than requested.
+            count = os.preadv(file.fileno(), [unfilled], offset)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
         if not count:
             raise InputError(f"{path} was cut short while it was read; download it again")
-        left, offset = left[count:], offset + count
+        unfilled, offset = unfilled[count:], offset + count
 
 
-def unreadable(path: Path, error: OSError) -> InputError:
+def read_error(path: Path, error: OSError) -> InputError:
     """Returns the one-line error for a file that the operating system cannot read."""
-    cure = _CURES.get(error.errno, "check the path")
-    return InputError(f"{path} cannot be read ({error.strerror}); {cure}")
+    advice = _ADVICE.get(error.errno, "check the path")
+    return InputError(f"{path} cannot be read ({error.strerror}); {advice}")

@@ -3,23 +3,23 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# What every card holds, next to "run" and "versions", which the writer adds.
+# The required fields of a pre-trained backbone; the writer adds "run" and "versions".
 CARD_FIELDS = (
-    "corpus",  # its texts, their size
+    "corpus",  # its texts and their size
     "objective",  # name and settings
     "steps",  # of how many tokens
-    "held_out",  # scores on the documents held out
+    "held_out",  # scores on the held-out documents
 )
-# The same of one that was tuned for a task.
+# Those of a backbone that was tuned for a task.
 TUNED_FIELDS = (
     "task",  # its name
-    "method",  # what else was learned beside the weights
-    "start",  # the weights that it started from
+    "method",  # the prompt that was trained with it
+    "start",  # the initial weights
     "metrics",  # dev, test
 )
-# The same of one that was read and written as it is.
+# Those of a backbone that was only converted.
 CONVERTED_FIELDS = (
-    "source",  # what was read
+    "source",  # the checkpoint
     "fingerprint",  # of its weights
 )
 
@@ -36,33 +36,33 @@ def render_card(title: str, architecture: str, card: Mapping[str, Any]) -> str:
       ValueError: if one of CARD_FIELDS is missing, or of TUNED_FIELDS if the card names a task, or
         of CONVERTED_FIELDS if it names a source.
     """
-    how = "pre-trained"
+    verb = "pre-trained"
     fields: tuple[str, ...] = CARD_FIELDS
     if "task" in card:
-        how, fields = "tuned", TUNED_FIELDS
+        verb, fields = "tuned", TUNED_FIELDS
     elif "source" in card:
-        how, fields = "converted", CONVERTED_FIELDS
+        verb, fields = "converted", CONVERTED_FIELDS
     missing = [field for field in fields if field not in card]
     if missing:
         raise ValueError(f"the card lacks {', '.join(missing)}")
     lines = ["---", "library_name: transformers", "tags: [jaxprompt]", "---", "", f"# {title}", ""]
-    lines += [f"`{architecture}`, {how} with jaxprompt.", ""]
-    single = {name: value for name, value in card.items() if not isinstance(value, Mapping | list)}
-    lines += _table(single)
+    lines += [f"`{architecture}`, {verb} with jaxprompt.", ""]
+    scalars = {name: value for name, value in card.items() if not isinstance(value, Mapping | list)}
+    lines += _table(scalars)
     for name, value in card.items():
-        if name not in single:
+        if name not in scalars:
             lines += [f"## {name}", ""]
-            lines += _table(value) if isinstance(value, Mapping) else _items(value)
+            lines += _table(value) if isinstance(value, Mapping) else _list(value)
     return "\n".join(lines)
 
 
 def _table(values: Mapping[str, Any]) -> list[str]:
-    rows = [f"| {_plain(name)} | {_plain(value)} |" for name, value in _leaves(values)]
+    rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in _leaves(values)]
     return ["| | |", "|---|---|", *rows, ""] if rows else []
 
 
-def _items(values: list[Any]) -> list[str]:
-    return [*(f"- {_plain(value)}" for value in values), ""]
+def _list(values: list[Any]) -> list[str]:
+    return [*(f"- {_cell(value)}" for value in values), ""]
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,7 +73,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _plain(value: Any) -> str:
+def _cell(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    # A line break or a bar would end the cell of the table.
+    # A line break or a bar would end a cell of the table.
     return " ".join(text.split()).replace("|", "\\|")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.convert.gguf.config import read_gguf_config
-from jaxprompt.convert.hub import asking
+from jaxprompt.convert.hub import hub_errors
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.data.text.tokenizer import is_unnamed_bert
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.files import read_json, user_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_GENERATION = "generation_config.json"
+_GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = [
     "tokenizer*",
     "special_tokens_map.json",
@@ -24,7 +24,7 @@ TOKENIZER_FILES = [
     "merges.txt",
     "*.model",
     "chat_template.jinja",
-    _GENERATION,  # no tokenizer's, and goes along as they do
+    _GENERATION_CONFIG,  # copied with the tokenizer, though it is not part of it
 ]
 _SAFETENSORS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 _TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
@@ -46,7 +46,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
         package, _, sub = text.removeprefix("pkg:").partition("/")
         return package_folder(package, sub or "model")
     path = user_path(text)
-    if text and os.path.isdir(path):  # not Path's own, which raises where it may not look
+    if text and os.path.isdir(path):  # not Path.is_dir, which raises without permission
         return path
     if os.path.isfile(path):
         if is_gguf(path):
@@ -79,16 +79,21 @@ def package_folder(package: str, sub: str = "model") -> Path:
             f"package {package!r} is not installed; run: pip install {package.replace('_', '-')}"
         )
     root = Path(next(iter(spec.submodule_search_locations))).resolve()
-    found = (root / sub).resolve()
-    is_one = lambda path: os.path.isfile(path) if is_gguf(path) else os.path.isdir(path)
-    # Resolved, because `sub` could climb out of the package by dots or a link.
-    if not is_one(found) or not found.is_relative_to(root):
-        inside = sorted(p.name for p in root.iterdir() if is_one(p) and p.name[0] not in "_.")
-        what = "file" if is_gguf(sub) else "folder"
-        raise InputError(
-            f"package {package!r} has no {what} {sub!r}; it has: {', '.join(inside) or 'none'}"
+    path = (root / sub).resolve()
+    # Resolved, because `sub` could leave the package by dots or a link.
+    if not _is_backbone_path(path) or not path.is_relative_to(root):
+        names = sorted(
+            p.name for p in root.iterdir() if _is_backbone_path(p) and p.name[0] not in "_."
         )
-    return found
+        kind = "file" if is_gguf(sub) else "folder"
+        raise InputError(
+            f"package {package!r} has no {kind} {sub!r}; it has: {', '.join(names) or 'none'}"
+        )
+    return path
+
+
+def _is_backbone_path(path: Path) -> bool:
+    return os.path.isfile(path) if is_gguf(path) else os.path.isdir(path)
 
 
 def read_config(folder: str | Path) -> dict:
@@ -108,37 +113,39 @@ def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
     Raises:
       InputError: if the file cannot be read, or the value is neither an id nor a list of ids.
     """
-    path = folder / _GENERATION
-    own = read_json(path, "what save_pretrained writes") if os.path.isfile(path) else {}
-    found = own.get("eos_token_id")
-    if found is None:
-        path, found = folder / "config.json", config.get("eos_token_id")
-    ids = [] if found is None else found if isinstance(found, list) else [found]
-    if not all(is_kind(one, int) for one in ids):
-        raise InputError(f"{path}: eos_token_id={brief(found)} must be an id or a list of ids")
+    path = folder / _GENERATION_CONFIG
+    generation = read_json(path, "what save_pretrained writes") if os.path.isfile(path) else {}
+    value = generation.get("eos_token_id")
+    if value is None:
+        path, value = folder / "config.json", config.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(is_kind(token_id, int) for token_id in ids):
+        raise InputError(f"{path}: eos_token_id={brief(value)} must be an id or a list of ids")
     return ids
 
 
 def _hub_folder(repo: str, revision: str | None) -> Path:
     from huggingface_hub import constants, snapshot_download
 
-    def fetch(weights: list[str]) -> Path:
-        patterns = ["config.json", *TOKENIZER_FILES, *weights]
-        # Said, since the library may ask the hub for a list of files even where it is offline.
+    def download(weights: list[str]) -> Path:
         folder = snapshot_download(
-            repo, revision=revision, allow_patterns=patterns,
+            repo,
+            revision=revision,
+            allow_patterns=["config.json", *TOKENIZER_FILES, *weights],
+            # Explicit, because the library may request a list of files even if it is offline.
             local_files_only=constants.HF_HUB_OFFLINE,
-        )  # fmt: skip
+        )
         return Path(folder)
 
     at = f" at revision {revision!r}" if revision else ""
-    cure = (
+    advice = (
         "check the name and the network, or give the path of a downloaded folder: --backbone if a "
         "prompt names the backbone, otherwise backbone.path"
     )
-    with asking(f"backbone {repo!r}{at} is not a local folder and could not be downloaded", cure):
-        # Many repositories hold both formats; torch's is fetched only where it is the only one.
-        folder = fetch(_SAFETENSORS)
+    failure = f"backbone {repo!r}{at} is not a local folder and could not be downloaded"
+    with hub_errors(failure, advice):
+        # Many repositories have both formats; torch's is downloaded only if it is the only one.
+        folder = download(_SAFETENSORS)
         if not any(folder.glob("*.safetensors")):
-            folder = fetch(_SAFETENSORS + _TORCH_FILES)
+            folder = download(_SAFETENSORS + _TORCH_FILES)
     return folder

@@ -5,14 +5,14 @@ field has another type or is out of range.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxprompt.errors import InputError, brief, is_kind, nearest
 
-_CURE = "give the config.json that was saved with the weights"
-# Model types whose configs mean two tables where they do not say, as transformers' classes have it.
+_ADVICE = "give the config.json that was saved with the weights"
+# Model types with a separate output table by default, as in transformers' config classes.
 _UNTIED = ("llama", "mistral", "qwen2", "qwen3")
-LIMIT = 2**31  # of sizes and ids, which are int32 where they are computed with
+LIMIT = 2**31  # of sizes and ids, which become int32
 
 
 def read_size(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
@@ -35,7 +35,7 @@ def read_tied(hf: Mapping[str, Any], family: str) -> bool:
     return read_flag(hf, "tie_word_embeddings", hf.get("model_type", family) not in _UNTIED)
 
 
-def read_share(hf: Mapping[str, Any], field: str, default: float) -> float:
+def read_dropout(hf: Mapping[str, Any], field: str, default: float) -> float:
     """Reads a dropout rate."""
     return _read(hf, field, default, float, "in [0, 1)", lambda x: 0 <= x < 1)
 
@@ -45,32 +45,28 @@ def read_positive(hf: Mapping[str, Any], field: str, default: float) -> float:
     return _read(hf, field, default, float, "above 0", lambda x: x > 0)
 
 
-def read_word(hf: Mapping[str, Any], field: str, default: str, known: Collection[str]) -> str:
-    """Reads one of the `known` words. Raises InputError, which lists them, for any other."""
+def read_word(hf: Mapping[str, Any], field: str, default: str, choices: Collection[str]) -> str:
+    """Reads one of some words. Raises InputError, which lists them, for any other."""
     word = hf.get(field)
     word = default if word is None else word
-    if not isinstance(word, str) or word not in known:
-        raise InputError(f"{field}={brief(word)} is not supported; {nearest('', known)}")
+    if not isinstance(word, str) or word not in choices:
+        raise InputError(f"{field}={brief(word)} is not supported; {nearest('', choices)}")
     return word
 
 
-def refuse(hf: Mapping[str, Any], *fields: str) -> None:
+def refuse_flags(hf: Mapping[str, Any], *fields: str) -> None:
     """Raises InputError if the config sets one of these unsupported flags."""
     for field in fields:
         if read_flag(hf, field, False):
             raise InputError(f"{field}=true is not supported; use a checkpoint without it")
 
 
-def _read(hf: Mapping[str, Any], field: str, default, kind: type, limit: str, holds) -> Any:
+def _read(hf: Mapping[str, Any], field: str, default, kind: type, condition: str, is_valid) -> Any:
     value = hf.get(field)
-    # transformers writes null for a field without a value, which counts as left out.
+    # transformers writes null for a missing field.
     if value is None and default is not None:
         return default
-    if not is_kind(value, kind) or not holds(value):
-        _refuse(hf, field, value, limit)
+    if not is_kind(value, kind) or not is_valid(value):
+        state = f"has {field}={brief(value)}" if field in hf else f"lacks {field}"
+        raise InputError(f"the config {state}, which must be {condition}; {_ADVICE}")
     return value
-
-
-def _refuse(hf: Mapping[str, Any], field: str, value: Any, limit: str) -> NoReturn:
-    state = f"has {field}={brief(value)}" if field in hf else f"lacks {field}"
-    raise InputError(f"the config {state}, which must be {limit}; {_CURE}")

@@ -30,9 +30,9 @@ def fetch_prompt(place: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     name, _, revision = place.removeprefix(SCHEME).partition("@")
-    check_name(name)
-    cure = "check the name and the network, or log in with `hf auth login` if it is private"
-    with asking(f"{place} could not be downloaded", cure):
+    check_repo_name(name)
+    advice = "check the name and the network, or log in with `hf auth login` if it is private"
+    with hub_errors(f"{place} could not be downloaded", advice):
         folder = snapshot_download(
             name, revision=revision or None, local_files_only=constants.HF_HUB_OFFLINE,
             allow_patterns=[TENSORS, METADATA, README, *peft.FILES],
@@ -53,12 +53,13 @@ def push_prompt(folder: str | Path, name: str, metadata: PromptMetadata) -> str:
     """
     from huggingface_hub import HfApi
 
-    check_name(name)
+    check_repo_name(name)
     write_model_card(folder, metadata, f"{SCHEME}{name}")
     api = HfApi()
-    cure = "log in with `hf auth login`, and use a repository that you can write to"
-    with asking(f"--push={name}: the export is written, but the upload failed", cure):
-        # Demonstrations are training examples: whoever made the repository says who sees them.
+    advice = "log in with `hf auth login`, and use a repository that you can write to"
+    with hub_errors(f"--push={name}: the export is written, but the upload failed", advice):
+        # Private, because demonstrations are training examples; an existing repository keeps its
+        # visibility.
         url = api.create_repo(name, exist_ok=True, private=True)
         api.upload_folder(
             repo_id=name, folder_path=folder, allow_patterns=[TENSORS, METADATA, README],
@@ -68,23 +69,23 @@ def push_prompt(folder: str | Path, name: str, metadata: PromptMetadata) -> str:
 
 
 @contextlib.contextmanager
-def asking(what: str, cure: str) -> Iterator[None]:
-    """Turns an exception of the Hub's library into an InputError that says what failed and why."""
-    # The second is of the library below it, which a failed connection raises.
+def hub_errors(failure: str, advice: str) -> Iterator[None]:
+    """Turns an exception of the Hub's library into an InputError: failure (reason); advice."""
+    # HTTPError is of the library below it, which a failed connection raises.
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     try:
         yield
     # A ValueError for a card that the hub does not take.
     except (HFValidationError, HTTPError, OSError, ValueError) as error:
-        # Of several lines the first says what failed; of a card's, the others what of it.
+        # The first line says what failed; the details of a refused card are on the others.
         text = str(error).strip()
-        first = text if isinstance(error, ValueError) else text.partition("\n")[0]
-        reason = " ".join(first.split())[:400].rstrip(".")
-        raise InputError(f"{what} ({reason}); {cure}") from error
+        message = text if isinstance(error, ValueError) else text.partition("\n")[0]
+        reason = " ".join(message.split())[:400].rstrip(".")
+        raise InputError(f"{failure} ({reason}); {advice}") from error
 
 
-def check_name(name: str) -> None:
+def check_repo_name(name: str) -> None:
     """Raises InputError if `name` is not owner/name."""
     if not _NAME.fullmatch(name):
         raise InputError(f"{brief(name)} is not a Hub repository; use owner/name")

@@ -10,49 +10,49 @@ import numpy as np
 from jaxprompt.convert.hf_config import read_tied
 from jaxprompt.convert.shapes import (
     axis_sizes,
-    copies,
-    family_of,
-    feed_forward_of,
+    feed_forward_type,
+    file_names,
     file_shape,
-    gate_of,
-    names_of,
-    select,
-    traits_of,
+    gate_activation,
+    get_family,
+    model_traits,
+    num_copies,
+    select_tensors,
 )
-from jaxprompt.convert.tensor_reader import Filler, digest
+from jaxprompt.convert.tensor_reader import ParameterFiller, hash_parts
 from jaxprompt.convert.tensors import IGNORED, Family, Tensor
-from jaxprompt.convert.weights import FLOATS, Weights, open_weights
+from jaxprompt.convert.weights import FLOATS, CheckpointTensors, open_weights
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BITS, check_blocks, input_axis
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
-_COMPLETE = "give a complete checkpoint with the config.json that belongs to it"
-_ANEW = "the file is damaged or of an unsupported kind: download it again, or use another"
+_FOLDER_ADVICE = "give a complete checkpoint with the config.json that belongs to it"
+_GGUF_ADVICE = "the file is damaged or of an unsupported kind: download it again, or use another"
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
-class Report(NamedTuple):
+class LoadReport(NamedTuple):
     """What a checkpoint contains."""
 
     heads: tuple[str, ...]  # loaded, of "pooler", "mlm", "mask_decoder", "rtd", "lm"
-    fresh: tuple[str, ...]  # heads that it does not hold: of the family, or those drawn for it
+    absent: tuple[str, ...]  # heads of the family not in the file, or those that were initialized
     missing: tuple[str, ...]  # file names of the tensors of those heads
     unused: tuple[str, ...]  # tensors of the file that were not read
-    tied: bool  # the LM head multiplies the word table; False: params hold a table of its own
-    bytes: int  # of the filled tree
-    # The same for the same weights, however they are named and sharded; "int8-" or "int4-" stands
-    # in front where they are quantized.
+    tied: bool  # the LM head uses the word table; False: params have a separate table
+    bytes: int  # of all parameters
+    # Equal for equal weights, however they are named and sharded; begins with "int8-" or "int4-" if
+    # they are quantized.
     fingerprint: str
-    requantized: int = 0  # matrices that the file has in other codes than those asked for
+    requantized: int = 0  # matrices whose codes in the file are not those requested
 
 
 class Loaded(NamedTuple):
     """The parameters of a backbone, a nested dict of arrays, and a report on their origin."""
 
     params: dict[str, Any]
-    report: Report
+    report: LoadReport
 
 
 def load_backbone(
@@ -93,50 +93,50 @@ def load_backbone(
       InputError: if a tensor of the trunk or part of a head is missing, or its shape differs from
         config.json.
     """
-    table = family_of(family)
+    table = get_family(family)
     if dtype not in DTYPES:
         raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    sizes, gate = axis_sizes(config, table), gate_of(config)
-    if rescale != 1.0 and not (gate or feed_forward_of(config) == "relu"):
+    sizes, gate = axis_sizes(config, table), gate_activation(config)
+    if rescale != 1.0 and not (gate or feed_forward_type(config) == "relu"):
         raise InputError(
             f"rescale={rescale} needs a gated or relu feed-forward block, but config.json has "
             f"{config['feed_forward_proj']!r}; use rescale=1"
         )
     with open_weights(folder) as weights:
-        names = _Names(weights, table, sizes.get("I", 1), quantized_by(config))
+        names = _FileNames(weights, table, sizes.get("I", 1), quantized_by(config))
         heads = names.heads(config)
-        # Told here, not as tensors that are missing: it is the config that is wrong.
-        spare = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
-        if any(spare):
+        # Checked before missing tensors, because the config is wrong.
+        gated = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
+        if any(gated):
             raise InputError(
-                f"{folder} has {spare[0]}, which belongs to a gated feed-forward block, but "
+                f"{folder} has {gated[0]}, which belongs to a gated feed-forward block, but "
                 "config.json has an ungated one; give the config.json of these weights"
             )
-        writes = bool({"mlm", "lm"} & set(heads))
-        tied = not writes or (read_tied(config, family) and _is_tied(weights, names, table))
-        wanted = select(table, config, sizes, heads, tied=tied)
-        names.require(wanted, sizes)
-        names.forbid_more(wanted, sizes)
-        found = {tensor: names.checked(tensor, sizes) for tensor in wanted}
+        has_vocab_head = bool({"mlm", "lm"} & set(heads))
+        tied = not has_vocab_head or (read_tied(config, family) and _is_tied(weights, names, table))
+        tensors = select_tensors(table, config, sizes, heads, tied=tied)
+        names.check_complete(tensors, sizes)
+        names.check_num_layers(tensors, sizes)
+        names_by_tensor = {tensor: names.checked(tensor, sizes) for tensor in tensors}
         if quantize in BITS:
-            for tensor in wanted:
+            for tensor in tensors:
                 if (axis := input_axis(tensor.path)) is not None:
                     size = sizes[(tensor.stack + tensor.axes)[axis]]
                     check_blocks(f"backbone/{tensor.path}", size, quantize)
-        filler = Filler(weights, sizes, DTYPES[dtype], rescale, placement, quantize)
-        flat, digests = filler.fill(found)
-        fresh = tuple(head for head in table.heads if head not in heads)
-        lacking = select(table._replace(trunk=()), config, sizes, fresh, tied=True)
-        report = Report(
+        filler = ParameterFiller(weights, sizes, DTYPES[dtype], rescale, placement, quantize)
+        flat, digests = filler.fill(names_by_tensor)
+        absent = tuple(head for head in table.heads if head not in heads)
+        missing = select_tensors(table._replace(trunk=()), config, sizes, absent, tied=True)
+        report = LoadReport(
             heads=heads,
-            fresh=fresh,
-            missing=tuple(map(names.today, lacking)),
-            # A tied file may hold its word table as the output's too: that is not unused.
-            unused=names.unused({*wanted, table.decoder} if writes else wanted, sizes),
+            absent=absent,
+            missing=tuple(map(names.current, missing)),
+            # The output table of a tied file is a copy of the word table and not unused.
+            unused=names.unused({*tensors, table.decoder} if has_vocab_head else tensors, sizes),
             tied=tied,
             bytes=sum(array.nbytes for array in flat.values()),
             # Sorted, because threads and processes end in any order.
-            fingerprint=f"{quantize}-" * (quantize in BITS) + digest(*sorted(digests)),
+            fingerprint=(f"{quantize}-" if quantize in BITS else "") + hash_parts(*sorted(digests)),
             requantized=len(filler.requantized),
         )
     return Loaded(unflatten(flat), report)
@@ -144,22 +144,28 @@ def load_backbone(
 
 def quantized_by(config: Mapping[str, Any]) -> str:
     """Returns the quantisation method named in a config.json, "" if there is none."""
-    held = config.get("quantization_config")
-    return str(held.get("quant_method") or "another library") if isinstance(held, dict) else ""
+    block = config.get("quantization_config")
+    return str(block.get("quant_method") or "another library") if isinstance(block, dict) else ""
 
 
 def present_heads(folder: str | Path, family: str, config: Mapping[str, Any]) -> set[str]:
     """Returns the heads in a checkpoint, from its config.json and the names of its tensors."""
     with open_weights(folder) as weights:
-        return set(_Names(weights, family_of(family)).heads(config))
+        return set(_FileNames(weights, get_family(family)).heads(config))
 
 
-class _Names:
+class _FileNames:
     """Finds our tensors in a file, with or without the family's prefix."""
 
-    def __init__(self, weights: Weights, family: Family, inner: int = 1, quantized: str = ""):
-        self.family, self.weights, self.inner = family, weights, inner
-        self.quantized = quantized  # what config.json says made codes of the weights
+    def __init__(
+        self,
+        weights: CheckpointTensors,
+        family: Family,
+        group_size: int = 1,
+        quantized_by: str = "",
+    ):
+        self.family, self.weights, self.group_size = family, weights, group_size
+        self.quantized_by = quantized_by
         self.folder, self.is_gguf = weights.folder, is_gguf(weights.folder)
         self.names = set(weights.names())
         # A bare model is saved without the prefix, a model with a head with it.
@@ -172,56 +178,58 @@ class _Names:
         return next((name for name in names if name in self.names), None)
 
     def required(self, tensor: Tensor, layer: int) -> str:
-        """Returns the file's name of a tensor that `require` has checked."""
+        """Returns the file's name of a tensor that `check_complete` has found."""
         name = self.find(tensor, layer)
         if name is None:
             raise KeyError(f"{self.folder} lacks {tensor.path} of layer {layer}")
         return name
 
-    def today(self, tensor: Tensor, layer: int = 0) -> str:
+    def current(self, tensor: Tensor, layer: int = 0) -> str:
         """Returns the name of a tensor in current checkpoints."""
         return self._candidates(tensor, layer)[-1]
 
     def heads(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Lists the heads of the model for which the file has at least one tensor."""
-        unless, known = self.family.unless, traits_of(self.family, config)
-        has = {
-            head: any(tensor.when in known and self.find(tensor) for tensor in tensors)
+        unless, traits = self.family.unless, model_traits(self.family, config)
+        present = [
+            head
             for head, tensors in self.family.heads.items()
             if unless.get(head) not in self.names
-        }
-        return (*(head for head in has if has[head]), *self.family.always)
+            and any(tensor.when in traits and self.find(tensor) for tensor in tensors)
+        ]
+        return (*present, *self.family.always)
 
-    def require(self, wanted: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
+    def check_complete(self, tensors: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
         """Raises InputError if the file lacks one of the tensors."""
-        lost = [
-            self.today(tensor, i)
-            for tensor in wanted
-            for i in range(copies(tensor, sizes))
+        missing = [
+            self.current(tensor, i)
+            for tensor in tensors
+            for i in range(num_copies(tensor, sizes))
             if self.find(tensor, i) is None
         ]
-        if lost:
-            raise self._wrong(
-                f"{self.folder} lacks {len(lost)} of the needed tensors: {', '.join(lost[:5])}"
-                f"{', ...' if len(lost) > 5 else ''}; " + (_ANEW if self.is_gguf else _COMPLETE)
+        if missing:
+            listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            advice = _GGUF_ADVICE if self.is_gguf else _FOLDER_ADVICE
+            raise self._error(
+                f"{self.folder} lacks {len(missing)} of the needed tensors: {listed}; {advice}"
             )
 
-    def forbid_more(self, wanted: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
+    def check_num_layers(self, tensors: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
         """Raises InputError if the file has more layers than config.json says."""
-        for tensor in wanted:
-            count = copies(tensor, sizes)
-            if tensor.stack and (more := self.find(tensor, count)):
-                raise self._wrong(
-                    f"{self.folder} has {more}, but config.json says {count} such layers; give the "
-                    "config.json of these weights"
+        for tensor in tensors:
+            count = num_copies(tensor, sizes)
+            if tensor.stack and (extra := self.find(tensor, count)):
+                raise self._error(
+                    f"{self.folder} has {extra}, but config.json says {count} such layers; give "
+                    "the config.json of these weights"
                 )
 
-    def _wrong(self, message: str) -> InputError:
+    def _error(self, message: str) -> InputError:
         """Returns the error for tensors that do not match config.json."""
-        if not self.quantized:
+        if not self.quantized_by:
             return InputError(message)
         return InputError(
-            f"{self.folder} contains weights quantised with {self.quantized}, which is not "
+            f"{self.folder} contains weights quantised with {self.quantized_by}, which is not "
             "supported; give the unquantised checkpoint, with backbone.quantize=int8 or int4 if "
             "you want quantisation"
         )
@@ -229,60 +237,60 @@ class _Names:
     def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:
         """Lists the file's names of a tensor, one a layer; checks shapes and dtypes."""
         shape = file_shape(tensor, sizes)
-        found = [self.required(tensor, i) for i in range(copies(tensor, sizes))]
-        for name in found:
+        names = [self.required(tensor, i) for i in range(num_copies(tensor, sizes))]
+        for name in names:
             if self.weights.shape(name) != shape:
-                raise self._wrong(
+                raise self._error(
                     f"{name} in {self.folder} has shape {list(self.weights.shape(name))}, "
                     f"{'its metadata' if self.is_gguf else 'config.json'} says {list(shape)}; "
-                    + (_ANEW if self.is_gguf else "give the config.json of these weights")
+                    + (_GGUF_ADVICE if self.is_gguf else "give the config.json of these weights")
                 )
             if self.weights.dtype(name) not in FLOATS:
-                raise self._wrong(
+                raise self._error(
                     f"{name} in {self.folder} has dtype {self.weights.dtype(name)}, but only "
                     f"{', '.join(FLOATS)} are supported; give an unquantised checkpoint"
                 )
-        return found
+        return names
 
-    def unused(self, known: Iterable[Tensor], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    def unused(self, tensors: Iterable[Tensor], sizes: Mapping[str, int]) -> tuple[str, ...]:
         """Lists the tensors of the file that are not read.
 
         Omits an equal copy of a tensor under another of its names, but lists a copy with other
         values: the first name is read, and the rest may be from an older version.
         """
         read: set[str] = set()
-        for tensor in known:
-            for i in range(copies(tensor, sizes)):
-                # T5's files hold the word table under up to three names.
+        for tensor in tensors:
+            for i in range(num_copies(tensor, sizes)):
+                # T5's files contain the word table under up to three names.
                 name = self.find(tensor, i)
                 if name is None:
                     continue
                 others = self.names.intersection(self._candidates(tensor, i)) - {name}
-                # An untied model of transformers has two biases of the vocabulary, and adds one.
+                # An untied model of transformers has two vocabulary biases, and uses one of them.
                 has_two = tensor.path == "mlm/bias"
-                read |= {name, *(n for n in others if has_two or _same(self.weights, n, name))}
+                read |= {name, *(n for n in others if has_two or _is_equal(self.weights, n, name))}
         return tuple(sorted(n for n in self.names - read if not n.endswith(IGNORED)))
 
     def _candidates(self, tensor: Tensor, layer: int) -> list[str]:
-        return names_of(tensor, layer, self.prefix, self.inner)
+        return file_names(tensor, layer, self.prefix, self.group_size)
 
 
-def _is_tied(weights: Weights, names: _Names, family: Family) -> bool:
+def _is_tied(weights: CheckpointTensors, names: _FileNames, family: Family) -> bool:
     """Returns whether there is no output table that differs from the word embeddings.
 
     Torch files contain a copy of the word embeddings. A table with other values is used even if
     config.json says tied, as in transformers.
     """
     decoder, word = names.find(family.decoder), names.find(family.trunk[0])
-    return decoder is None or word is None or _same(weights, decoder, word)
+    return decoder is None or word is None or _is_equal(weights, decoder, word)
 
 
-def _same(weights: Weights, one: str, other: str) -> bool:
+def _is_equal(weights: CheckpointTensors, one: str, other: str) -> bool:
     """Compares two tensors of the file."""
-    alike = weights.shape(one) == weights.shape(other)
-    if not alike or {weights.dtype(one), weights.dtype(other)} - set(FLOATS):
+    same_shape = weights.shape(one) == weights.shape(other)
+    if not same_shape or {weights.dtype(one), weights.dtype(other)} - set(FLOATS):
         return False
-    # Block by block: a table may be gigabytes.
+    # Block by block: a table may have gigabytes.
     columns = slice(0, weights.matrix(one)[1])
     return all(
         np.array_equal(

@@ -14,7 +14,7 @@ from jaxprompt.files import check_others, make_folder, read_json, user_path, wri
 README = "README.md"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TAGS = "tags: [prompt-tuning, jaxprompt]"  # the line that identifies our model cards
-_AUTO = {
+_PEFT_CLASSES = {
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
@@ -28,14 +28,14 @@ def write_model_card(folder: str | Path, metadata: PromptMetadata, name: str = "
     code = [
         "import jaxprompt as jp",
         "",
-        f"backbone = jp.load_backbone({_backbone_of(metadata.backbone)})",
+        f"backbone = jp.load_backbone({_backbone_args(metadata.backbone)})",
         f"model = jp.attach(backbone, jp.load_prompt({place!r}))",
-        f"print(jp.predict(model, [{_row_of(metadata.task)!r}]))",
+        f"print(jp.predict(model, [{_sample_input(metadata.task)!r}]))",
     ]
     return _write(folder, metadata, "jaxprompt", code)
 
 
-def check_card(folder: str | Path) -> None:
+def check_model_card(folder: str | Path) -> None:
     """Raises InputError if the README.md of a folder is not the model card of an export."""
     path = Path(folder) / README
     if path.exists() and not _is_ours(path):
@@ -57,14 +57,14 @@ def check_peft_folder(folder: str | Path, output: str | Path, beside: str | None
         export.
     """
     folder = Path(folder)
-    known = set()
+    expected = set()
     if Path(output).resolve() == folder.resolve():
-        known |= {artifact.TENSORS, artifact.METADATA}
+        expected |= {artifact.TENSORS, artifact.METADATA}
     if beside and Path(beside).parent.resolve() == folder.resolve():
-        known.add(Path(beside).name)
+        expected.add(Path(beside).name)
     if _is_ours(folder / README):
-        known |= {README, *peft.FILES}
-    check_others(folder, known, "export of an adapter")
+        expected |= {README, *peft.FILES}
+    check_others(folder, expected, "export of an adapter")
 
 
 def _is_ours(readme: Path) -> bool:
@@ -81,22 +81,27 @@ def write_peft_card(folder: str | Path, metadata: PromptMetadata, outputs: int =
     if the task does not name them.
     """
     task_type = read_json(Path(folder) / "adapter_config.json", "a PEFT folder")["task_type"]
-    auto, labels = _AUTO[task_type], metadata.task.labels
-    given = f", id2label={dict(enumerate(labels))!r}" if labels else f", num_labels={outputs}"
-    given = given if task_type == "SEQ_CLS" else ""
+    peft_class, labels = _PEFT_CLASSES[task_type], metadata.task.labels
+    label_args = ""
+    if task_type == "SEQ_CLS":
+        id2label = dict(enumerate(labels))
+        label_args = f", id2label={id2label!r}" if labels else f", num_labels={outputs}"
     backbone = metadata.backbone
     if not (backbone.id.startswith("pkg:") or backbone.id.endswith(".gguf")):
-        call = f"{auto}.from_pretrained({str(folder)!r}{given})"
-        return _write(folder, metadata, "peft", [f"from peft import {auto}", "", f"model = {call}"])
-    # What transformers does not find by this name has to be a folder first.
-    plain = auto.replace("Peft", "").replace("ForFeatureExtraction", "")
-    of_hub = f" --revision={revision}" if (revision := backbone.revision) else ""
+        call = f"{peft_class}.from_pretrained({str(folder)!r}{label_args})"
+        code = [f"from peft import {peft_class}", "", f"model = {call}"]
+        return _write(folder, metadata, "peft", code)
+    # transformers cannot load packages and GGUF files, so they are converted to a folder first.
+    base_class = peft_class.replace("Peft", "").replace("ForFeatureExtraction", "")
+    revision = f" --revision={backbone.revision}" if backbone.revision else ""
     code = [
-        f"# python -m jaxprompt convert --backbone={backbone.id}{of_hub} --output=base",
-        "from peft import PeftModel", f"from transformers import {plain}", "",
-        f'base = {plain}.from_pretrained("base"{given})',
+        f"# python -m jaxprompt convert --backbone={backbone.id}{revision} --output=base",
+        "from peft import PeftModel",
+        f"from transformers import {base_class}",
+        "",
+        f'base = {base_class}.from_pretrained("base"{label_args})',
         f"model = PeftModel.from_pretrained(base, {str(folder)!r})",
-    ]  # fmt: skip
+    ]
     return _write(folder, metadata, "peft", code)
 
 
@@ -106,21 +111,21 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None and not is_other
 
 
-def _backbone_of(backbone: BackboneMetadata) -> str:
+def _backbone_args(backbone: BackboneMetadata) -> str:
     """Returns the arguments of `load_backbone`: the id, and all that differ from the defaults."""
     default = BackboneConfig()
     names = ("revision", "rescale", "quantize")
     values = ((name, getattr(backbone, name)) for name in names)
-    more = (f", {name}={x!r}" for name, x in values if x != getattr(default, name))
-    return repr(backbone.id) + "".join(more)
+    keywords = (f", {name}={x!r}" for name, x in values if x != getattr(default, name))
+    return repr(backbone.id) + "".join(keywords)
 
 
-def _row_of(task: Task) -> str | dict[str, str | list[str]]:
+def _sample_input(task: Task) -> str | dict[str, str | list[str]]:
     """Returns a sample input with the columns of a task; a string if there is only one column."""
     if len(task.fields) < 2 and not task.choices:
         return "a text"
     row: dict[str, str | list[str]] = {x: "a text" for x in task.fields if x not in task.derive}
-    # Such a field has a column of few values.
+    # A derived field is computed from a column with few values.
     row |= {column: next(iter(texts)) for column, texts in task.derive.values()}
     if len(task.choices) == 1:
         return row | {task.choices[0]: ["a choice", "another one"]}
@@ -132,11 +137,11 @@ def _write(folder: str | Path, metadata: PromptMetadata, library: str, code: lis
     scores = [
         f"| {split} | {name} | {value:.4f} |"
         for split, values in metadata.metrics.items()
-        # A run without a test split has null there.
+        # null without a test split
         for name, value in (values or {}).items()
         if isinstance(value, int | float)
     ]
-    # The hub refuses a card whose base model is no name of its own.
+    # The hub refuses a card whose base model is not a Hub id.
     base = [f"base_model: {backbone.id}"] if is_hub_id(backbone.id) else []
     lines = [
         "---", *base, f"library_name: {library}",

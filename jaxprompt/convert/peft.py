@@ -24,12 +24,12 @@ _TENSORS = "adapter_model.safetensors"
 FILES = (_CONFIG, _TENSORS)
 _METHODS = {"PROMPT_TUNING": "soft", "P_TUNING": "soft", "PREFIX_TUNING": "prefix"}
 _HEAD_PREFIX = "base_model."
-# PEFT refuses adapters of these tasks without their head.
-_NEED_HEAD = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
+# Task types whose adapters PEFT refuses without a head.
+_HEAD_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 
 
 class Adapter(NamedTuple):
-    """A prompt in PEFT's form: `soft`, or `k` and `v`, is set, by `method`; all float32."""
+    """A prompt in PEFT's form, float32: by `method`, either `soft` or `k` and `v` are set."""
 
     method: str  # "soft" or "prefix"
     soft: np.ndarray | None  # [P, E]
@@ -50,8 +50,8 @@ def prefix_from_peft(
             f"the prefix has shape {list(flat.shape)}; {layers} layers of {heads} heads of size "
             f"{head_dim} need [length, {width}]: use the backbone of the adapter"
         )
-    rows = flat.reshape(-1, layers, 2, heads, head_dim)  # [P, L, 2, N, D]
-    k, v = rows.transpose(2, 1, 0, 3, 4)  # [P, L, 2, N, D] -> [2, L, P, N, D]
+    pairs = flat.reshape(-1, layers, 2, heads, head_dim)  # [P, L, 2, N, D]
+    k, v = pairs.transpose(2, 1, 0, 3, 4)  # [P, L, 2, N, D] -> [2, L, P, N, D]
     return k, v
 
 
@@ -63,16 +63,16 @@ def tie_layers(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     [L, P, N, D] x 2 -> [L, P, N, D] x 2
     """
     layers = k.shape[0]
-    rows = np.stack([k, v], axis=1).reshape(2 * layers, *k.shape[1:])  # k_0, v_0, k_1, ...
-    # Modulo, because the rows are there twice.
+    states = np.stack([k, v], axis=1).reshape(2 * layers, *k.shape[1:])  # k_0, v_0, k_1, ...
+    # Modulo, because the list is doubled.
     first = 4 * np.arange(layers) % (2 * layers)
-    return rows[first], rows[first + 1]
+    return states[first], states[first + 1]
 
 
 def prefix_to_peft(k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Inverts `prefix_from_peft`. [L, P, N, D] x 2 -> [P, 2*L*N*D]"""
-    rows = np.stack([k, v]).transpose(2, 1, 0, 3, 4)  # [2, L, P, N, D] -> [P, L, 2, N, D]
-    return np.ascontiguousarray(rows.reshape(rows.shape[0], -1))
+    pairs = np.stack([k, v]).transpose(2, 1, 0, 3, 4)  # [2, L, P, N, D] -> [P, L, 2, N, D]
+    return np.ascontiguousarray(pairs.reshape(pairs.shape[0], -1))
 
 
 def read_peft(folder: str | Path) -> Adapter:
@@ -83,11 +83,11 @@ def read_peft(folder: str | Path) -> Adapter:
     """
     folder = user_path(folder)
     config = read_json(folder / _CONFIG, "a PEFT adapter folder")
-    kind = config.get("peft_type")
-    method = _METHODS.get(kind) if isinstance(kind, str) else None
+    peft_type = config.get("peft_type")
+    method = _METHODS.get(peft_type) if isinstance(peft_type, str) else None
     if method is None:
         raise InputError(
-            f"{folder / _CONFIG}: peft_type {brief(kind)} is not supported; "
+            f"{folder / _CONFIG}: peft_type {brief(peft_type)} is not supported; "
             f"use one of {', '.join(_METHODS)}"
         )
     modules = config.get("num_transformer_submodules") or 1
@@ -113,14 +113,14 @@ def read_peft(folder: str | Path) -> Adapter:
                 f"{folder / _TENSORS} has {len(table)} vectors, but {_CONFIG} says {modules} x "
                 f"{brief(config.get('num_virtual_tokens', length))}; save the adapter again"
             )
-        # Of an encoder-decoder the second half is never used.
+        # The second half, of an encoder-decoder, is never used.
         return Adapter("soft", table[:length], None, None, head, config)
-    shape = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
-    sizes = [int(size) for size in shape if size is not None and is_kind(size, int) and size > 0]
-    if len(sizes) < len(shape) or sizes[2] % sizes[1]:
+    values = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
+    sizes = [int(size) for size in values if size is not None and is_kind(size, int) and size > 0]
+    if len(sizes) < len(values) or sizes[2] % sizes[1]:
         raise InputError(
             f"{folder / _CONFIG} needs num_layers, num_attention_heads and a token_dim that is "
-            f"divisible by it, not {brief(shape)}; save the adapter again"
+            f"divisible by it, not {brief(values)}; save the adapter again"
         )
     layers, heads, width = sizes
     k, v = prefix_from_peft(table, layers, heads, width // heads)
@@ -173,7 +173,7 @@ def write_peft(
         )
     head = dict(head or {})
     task_type = task_type or ("SEQ_CLS" if head else "FEATURE_EXTRACTION")
-    if task_type in _NEED_HEAD and not head:
+    if task_type in _HEAD_TASKS and not head:
         raise InputError(f"PEFT needs a head for a {task_type} adapter; give the head's tensors")
     config = {
         "base_model_name_or_path": base,
@@ -199,7 +199,7 @@ def write_peft(
     return folder / _TENSORS, folder / _CONFIG
 
 
-def outputs_of(adapter: Mapping[str, Any]) -> int:
+def num_outputs(adapter: Mapping[str, Any]) -> int:
     """Returns the number of outputs of the head in the arguments of `write_peft`, 0 if no head."""
     head = adapter.get("head") or {}
     return next((len(x) for name, x in sorted(head.items()) if name.endswith("bias")), 0)
@@ -223,7 +223,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     for name, tensor in tensors.items():
         if tensor.dtype.name not in FLOATS:
             raise InputError(f"{path}: {name} is {tensor.dtype}, not float; save the adapter again")
-    # Before the check: a number beyond float32's range is an infinity from here on.
+    # Before the check, because values beyond float32's range become infinite.
     tensors = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():

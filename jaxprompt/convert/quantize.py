@@ -22,7 +22,7 @@ class Planes(NamedTuple):
         return Planes(*(plane.T for plane in self))
 
 
-def quantize(numbers: np.ndarray, bits: int) -> Planes:
+def quantize(values: np.ndarray, bits: int) -> Planes:
     """Quantises rows whose length is a multiple of the block size.
 
     The smallest value of a block has code 0 and the largest the highest code. No value changes by
@@ -32,29 +32,29 @@ def quantize(numbers: np.ndarray, bits: int) -> Planes:
     Raises:
       ValueError: if a magnitude exceeds half of float16's maximum.
     """
-    rows, columns = numbers.shape
-    blocks = numbers.astype(np.float32, copy=False).reshape(rows, columns // BLOCK, BLOCK)
+    rows, columns = values.shape
+    blocks = values.astype(np.float32, copy=False).reshape(rows, columns // BLOCK, BLOCK)
     low, high = blocks.min(-1), blocks.max(-1)
     if max(np.abs(low).max(initial=0.0), np.abs(high).max(initial=0.0)) > _LIMIT / 2:
         raise ValueError(f"values above {_LIMIT / 2:,.0f}, too large for float16")
     levels = 2**bits - 1
     minimum = low.astype(np.float16)
-    # Never above the numbers: a step below 0 would leave one code to all of them.
+    # Never above the values: with a negative step all of them would have one code.
     above = minimum > low
     minimum[above] = np.nextafter(minimum[above], np.float16(-np.inf))
     step = (high - minimum.astype(np.float32)) / levels
     scale = step.astype(np.float16)
-    # Of few bits, as below 6e-5: rounded down, the highest codes would fall far short.
+    # Subnormal scales (below 6e-5) have few bits: rounded down, the highest codes would be far off.
     short = (scale < np.finfo(np.float16).smallest_normal) & (scale < step)
     scale[short] = np.nextafter(scale[short], np.float16(np.inf))
     wide = scale.astype(np.float32)[..., None]
-    # A scale of 0: the block is constant, or its range is below what float16 tells apart.
+    # A scale of 0: the block is constant, or its range is below the precision of float16.
     steps = (blocks - minimum.astype(np.float32)[..., None]) / np.where(wide > 0, wide, np.inf)
     codes = np.clip(np.rint(steps), 0, levels).astype(np.uint8)
-    return Planes(pack(codes, bits).reshape(rows, -1), scale, minimum)
+    return Planes(pack_codes(codes, bits).reshape(rows, -1), scale, minimum)
 
 
-def pack(codes: np.ndarray, bits: int) -> np.ndarray:
+def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
     """Packs the codes of blocks [..., 32] into bytes: [..., 32], or [..., 16] with 4 bits."""
     if bits == 8:
         return codes

@@ -13,17 +13,17 @@ from jax.sharding import NamedSharding
 from jaxprompt import rng
 from jaxprompt.convert.hf_config import read_id, read_positive, read_tied
 from jaxprompt.convert.llama_fields import read_type
-from jaxprompt.convert.load import DTYPES, Loaded, Report
+from jaxprompt.convert.load import DTYPES, Loaded, LoadReport
 from jaxprompt.convert.names.tables import FAMILIES
-from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
-from jaxprompt.convert.tensor_reader import digest
+from jaxprompt.convert.shapes import axis_sizes, file_names, get_family, select_tensors
+from jaxprompt.convert.tensor_reader import hash_parts
 from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import Flat, flatten, unflatten
 
-# The padding's id, whose rows are zero, where the config does not tell it.
-_PAD = {
+# The default padding id, whose rows are zero.
+_PAD_IDS = {
     "bert": 0,
     "roberta": 1,
     "electra": 0,
@@ -32,10 +32,10 @@ _PAD = {
     "modernbert": 50283,
     "deberta_v2": 0,
 }
-_HEADS = {head for family in FAMILIES.values() for head in family.heads}
+_ALL_HEADS = {head for family in FAMILIES.values() for head in family.heads}
 
 
-class Draw(NamedTuple):
+class Initializer(NamedTuple):
     """How a family is initialised: N(0, deviation^2), constants for biases and norm scales."""
 
     family: str
@@ -52,34 +52,37 @@ class Draw(NamedTuple):
         N(0, 1).
         """
         if self.family != "t5":
-            base = self._amount("initializer_range", 0.02)
-            writes = ["layers/attention/out/kernel", "layers/mlp/down/kernel"]
+            base = read_positive(self.config, "initializer_range", 0.02)
+            residual_writers = ["layers/attention/out/kernel", "layers/mlp/down/kernel"]
             if self.family == "modernbert":
-                writes += ["mlm/dense/kernel", "mlm/table"]
-            if self.family in ("gpt2", "modernbert") and tensor.path in writes:
+                residual_writers += ["mlm/dense/kernel", "mlm/table"]
+            if self.family in ("gpt2", "modernbert") and tensor.path in residual_writers:
                 return base / math.sqrt(2 * self.sizes["L"])
             return base
-        factor = self._amount("initializer_factor", 1.0)
+        factor = read_positive(self.config, "initializer_factor", 1.0)
         if tensor.path == "embed/word/table":
             return factor
         inputs = tensor.file_axes[-1] if tensor.transposed else "H"
-        scale = math.prod(self.sizes[axis] for axis in inputs)
+        fan_in = math.prod(self.sizes[axis] for axis in inputs)
         if "/query/" in tensor.path:
-            scale *= self.sizes["D"]
-        return factor / math.sqrt(scale)
+            fan_in *= self.sizes["D"]
+        return factor / math.sqrt(fan_in)
 
     def zero_row(self, tensor: Tensor) -> int | None:
         """Returns the row of the padding token, which transformers sets to zero."""
-        tables = ("embed/word/table",) + ("embed/position/table",) * (self.family == "roberta")
-        if self.family not in _PAD or tensor.path not in tables:
+        tables = ["embed/word/table"]
+        if self.family == "roberta":
+            tables.append("embed/position/table")
+        if self.family not in _PAD_IDS or tensor.path not in tables:
             return None
         if "pad_token_id" in self.config and self.config["pad_token_id"] is None:
             return None
-        row, rows = read_id(self.config, "pad_token_id", _PAD[self.family]), tensor.axes[0]
-        if row >= self.sizes[rows]:
+        row = read_id(self.config, "pad_token_id", _PAD_IDS[self.family])
+        num_rows = self.sizes[tensor.axes[0]]
+        if row >= num_rows:
             raise InputError(
                 f"config.json has pad_token_id={row}, but {tensor.path} has only "
-                f"{self.sizes[rows]} rows; give the config.json of these sizes"
+                f"{num_rows} rows; give the config.json of these sizes"
             )
         return row
 
@@ -91,14 +94,13 @@ class Draw(NamedTuple):
             # Gemma multiplies by 1 + scale.
             if self.family == "llama" and read_type(self.config)[1].gemma:
                 return 0.0
-            return self._amount("initializer_factor", 1.0) if self.family == "t5" else 1.0
+            if self.family == "t5":
+                return read_positive(self.config, "initializer_factor", 1.0)
+            return 1.0
         return None
 
-    def _amount(self, field: str, default: float) -> float:
-        return read_positive(self.config, field, default)
 
-
-def draw_backbone(
+def init_backbone(
     family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
     placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
 ) -> Loaded:  # fmt: skip
@@ -124,15 +126,20 @@ def draw_backbone(
     table = check_heads(family, heads)
     sizes = axis_sizes(config, table)
     tied = read_tied(config, family) or not {"mlm", "lm"} & set(heads)
-    tensors = select(table, config, sizes, heads, tied=tied)
-    draw = Draw(family, config, sizes)
-    flat = _draw(
-        draw, tensors, seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale
+    tensors = select_tensors(table, config, sizes, heads, tied=tied)
+    init = Initializer(family, config, sizes)
+    flat = _init_params(
+        init, tensors, seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale
     )
-    report = Report(
-        heads=(), fresh=tuple(heads), missing=(), unused=(), tied=tied, bytes=_bytes(flat),
-        fingerprint=_mark("drawn", draw, tensors, seed=seed, part=part),
-    )  # fmt: skip
+    report = LoadReport(
+        heads=(),
+        absent=tuple(heads),
+        missing=(),
+        unused=(),
+        tied=tied,
+        bytes=_num_bytes(flat),
+        fingerprint=_fingerprint("drawn", init, tensors, seed=seed, part=part),
+    )
     return Loaded(unflatten(flat), report)
 
 
@@ -142,39 +149,39 @@ def with_heads(
 ) -> Loaded:  # fmt: skip
     """Reduces a loaded backbone to the requested heads, and randomly initialises missing ones.
 
-    The report lists what was initialised: `fresh`, and `missing` by the names in a file.
+    The report lists the initialised heads, `absent`, and their tensors, `missing`.
 
     Raises:
       InputError: if the family has no such head.
     """
     table = check_heads(family, heads)
-    sizes, params, old = axis_sizes(config, table), dict(loaded.params), loaded.report
-    # Of all families: a BERT's trunk may go on under ELECTRA's names.
-    own = _HEADS | table.heads.keys()
-    out = [head for head in params if head in own and head not in heads]
-    for head in out:
+    sizes, params, report = axis_sizes(config, table), dict(loaded.params), loaded.report
+    # Heads of all families, as a BERT's trunk may be used with ELECTRA's heads.
+    known_heads = _ALL_HEADS | table.heads.keys()
+    removed = [head for head in params if head in known_heads and head not in heads]
+    for head in removed:
         del params[head]
-    # Heads of `always` have no tensors of their own that could be lacking.
-    fresh = [head for head in heads if head in table.heads and head not in params]
-    tied = old.tied
-    tensors = select(table._replace(trunk=()), config, sizes, fresh, tied=True)
-    if "mlm" in fresh:
+    # Heads of `always` have no tensors of their own.
+    absent = [head for head in heads if head in table.heads and head not in params]
+    tied = report.tied
+    tensors = select_tensors(table._replace(trunk=()), config, sizes, absent, tied=True)
+    if "mlm" in absent:
         tied = read_tied(config, family)
         tensors += [] if tied else [table.decoder]
-    draw = Draw(family, config, sizes)
-    flat, fingerprint = flatten(params), old.fingerprint
+    init = Initializer(family, config, sizes)
+    flat, fingerprint = flatten(params), report.fingerprint
     if tensors:
-        flat |= _draw(
-            draw, tensors, seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale
+        flat |= _init_params(
+            init, tensors, seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale
         )
-        fingerprint = _mark(fingerprint, draw, tensors, seed=seed, part=part)
-    report = old._replace(
-        heads=tuple(head for head in old.heads if head in heads),
-        fresh=tuple(fresh),
-        missing=tuple(names_of(tensor, 0, table.prefix)[-1] for tensor in tensors),
-        # Without the head, nothing is left that would need a table of its own.
-        tied=tied or "mlm" in out,
-        bytes=_bytes(flat),
+        fingerprint = _fingerprint(fingerprint, init, tensors, seed=seed, part=part)
+    report = report._replace(
+        heads=tuple(head for head in report.heads if head in heads),
+        absent=tuple(absent),
+        missing=tuple(file_names(tensor, 0, table.prefix)[-1] for tensor in tensors),
+        # Without the head there is no output table.
+        tied=tied or "mlm" in removed,
+        bytes=_num_bytes(flat),
         fingerprint=fingerprint,
     )
     return Loaded(unflatten(flat), report)
@@ -182,70 +189,72 @@ def with_heads(
 
 def check_heads(family: str, heads: Collection[str]) -> Family:
     """Returns a family. Raises InputError if it lacks one of the heads."""
-    table = family_of(family)
-    known = (*table.heads, *table.always)
-    absent = [head for head in heads if head not in known]
-    if absent:
+    table = get_family(family)
+    valid = (*table.heads, *table.always)
+    invalid = [head for head in heads if head not in valid]
+    if invalid:
         raise InputError(
-            f"{with_article(family)} has no {absent[0]} head; use an objective for "
-            f"{' or '.join(known)}, or another backbone"
+            f"{with_article(family)} has no {invalid[0]} head; use an objective for "
+            f"{' or '.join(valid)}, or another backbone"
         )
     return table
 
 
-def _draw(
-    draw: Draw, tensors: Iterable[Tensor], *, seed: int, placement: Placement, part: str,
+def _init_params(
+    init: Initializer, tensors: Iterable[Tensor], *, seed: int, placement: Placement, part: str,
     dtype: str, rescale: float,
 ) -> dict[str, jax.Array]:  # fmt: skip
-    """Makes parameters, one after the other. -> by flat name"""
+    """Initializes parameters one after the other, by flat name."""
     flat: dict[str, jax.Array] = {}
     base = rng.key_for(seed, part)
     for tensor in tensors:
         letters = tensor.stack + tensor.axes
-        own = tuple(draw.sizes[axis] for axis in letters)
+        unpadded = tuple(init.sizes[axis] for axis in letters)
         shape = tuple(
             placement.padded_vocab(size) if axis == "V" else size
-            for axis, size in zip(letters, own, strict=True)
+            for axis, size in zip(letters, unpadded, strict=True)
         )
-        place = placement.param_sharding(f"{part}/{tensor.path}", shape)
-        if (value := draw.constant(tensor)) is not None:
-            whole = np.broadcast_to(np.asarray(value, DTYPES[dtype]), shape)
-            # Of a view of one number, so that no host makes the whole array.
-            flat[tensor.path] = jax.make_array_from_callback(shape, place, whole.__getitem__)
+        sharding = placement.param_sharding(f"{part}/{tensor.path}", shape)
+        if (value := init.constant(tensor)) is not None:
+            # A view of one value, so that no host allocates the whole array.
+            view = np.broadcast_to(np.asarray(value, DTYPES[dtype]), shape)
+            flat[tensor.path] = jax.make_array_from_callback(shape, sharding, view.__getitem__)
             continue
-        pad = draw.zero_row(tensor)
-        program = _program(shape, place, DTYPES[dtype])
-        deviation = draw.deviation(tensor) / rescale**tensor.residual
-        # By its name: a parameter more or less leaves the draws of all others.
+        pad = init.zero_row(tensor)
+        sample = _make_sampler(shape, sharding, DTYPES[dtype])
+        deviation = init.deviation(tensor) / rescale**tensor.residual
+        # By its name, so that it does not depend on the other parameters.
         key = rng.for_name(base, tensor.path)
-        # Arguments and no constants: tables of one shape share a program whatever their numbers.
-        flat[tensor.path] = program(key, deviation, own[0], -1 if pad is None else pad)
+        # As arguments, not constants, so that all tables of a shape share a program.
+        flat[tensor.path] = sample(key, deviation, unpadded[0], -1 if pad is None else pad)
     return flat
 
 
 @functools.cache
-def _program(shape: tuple[int, ...], place: NamedSharding, dtype: np.dtype):
-    """Compiles the draw of an array, once for all of its shape and place."""
+def _make_sampler(shape: tuple[int, ...], sharding: NamedSharding, dtype: np.dtype):
+    """Compiles the sampling of an array, once for each shape and sharding."""
 
     def make(key, deviation, rows, pad):
         x = deviation * jax.random.normal(key, shape)
-        # Numbers are counted row by row: those of a padded table begin with those of the whole.
-        at = jnp.arange(shape[0])
-        real = ((at < rows) & (at != pad)).reshape(-1, *[1] * (len(shape) - 1))
-        return jnp.where(real, x, 0.0).astype(dtype)
+        # Samples are numbered row by row, so that padding does not change those of real rows.
+        index = jnp.arange(shape[0])
+        is_real = ((index < rows) & (index != pad)).reshape(-1, *[1] * (len(shape) - 1))
+        return jnp.where(is_real, x, 0.0).astype(dtype)
 
-    return jax.jit(make, out_shardings=place)
+    return jax.jit(make, out_shardings=sharding)
 
 
-def _mark(start: str, draw: Draw, tensors: Iterable[Tensor], *, seed: int, part: str) -> str:
-    """Sums up what was drawn: equal for equal draws. Nothing is read back from the devices."""
-    facts = [
-        f"{tensor.path} {[draw.sizes[axis] for axis in tensor.stack + tensor.axes]}"
-        f" {draw.constant(tensor)} {draw.deviation(tensor)} {draw.zero_row(tensor)}"
+def _fingerprint(
+    base: str, init: Initializer, tensors: Iterable[Tensor], *, seed: int, part: str
+) -> str:
+    """Returns a fingerprint of random parameters, without reading them from the devices."""
+    settings = [
+        f"{tensor.path} {[init.sizes[axis] for axis in tensor.stack + tensor.axes]}"
+        f" {init.constant(tensor)} {init.deviation(tensor)} {init.zero_row(tensor)}"
         for tensor in tensors
     ]
-    return digest(start, draw.family, part, str(seed), *facts)
+    return hash_parts(base, init.family, part, str(seed), *settings)
 
 
-def _bytes(flat: Flat) -> int:
+def _num_bytes(flat: Flat) -> int:
     return sum(array.nbytes for array in flat.values())

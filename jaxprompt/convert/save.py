@@ -20,7 +20,14 @@ from jaxprompt.convert.artifact import package_versions
 from jaxprompt.convert.card import render_card
 from jaxprompt.convert.folder import TOKENIZER_FILES
 from jaxprompt.convert.load import DTYPES
-from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
+from jaxprompt.convert.shapes import (
+    axis_sizes,
+    file_names,
+    file_shape,
+    get_family,
+    num_copies,
+    select_tensors,
+)
 from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.convert.weights import NUMPY_NAMES
 from jaxprompt.data.text.gguf_header import is_gguf
@@ -31,15 +38,15 @@ from jaxprompt.parallel import processes
 from jaxprompt.tree import Flat, Params, flatten
 
 FILE_BYTES = 5 * 10**9
-TRAINING = "training.json"  # the run that a folder belongs to, and its card for programs
-# Of a config: what transformers writes anew, and what no longer holds of the saved weights.
-_RENEWED = (
+TRAINING = "training.json"  # the run that a folder belongs to, and the fields of its model card
+# Fields of a config that transformers writes itself, or that do not apply to the saved weights.
+_REPLACED_FIELDS = (
     "architectures", "auto_map", "dtype", "quantization_config", "torch_dtype",
     "transformers_version", "_name_or_path",
 )  # fmt: skip
 
 
-class _Entry(NamedTuple):
+class _FileTensor(NamedTuple):
     """One tensor of the file, and the parameters that are concatenated in it."""
 
     parts: list[Tensor]
@@ -75,66 +82,66 @@ def save_backbone(
       InputError: if the folder contains anything else, or cannot be written. Existing files are
         then untouched.
     """
-    table = family_of(family)
+    table = get_family(family)
     flat, sizes = flatten(params), axis_sizes(config, table)
     heads = [head for head in table.heads if head in params] + list(table.always)
     tied = table.decoder.path not in flat
-    tensors = select(table, config, sizes, heads, tied=tied)
+    tensors = select_tensors(table, config, sizes, heads, tied=tied)
     _check_complete(flat, tensors, sizes)
-    entries = _entries(table, tensors, sizes, tied=tied)
-    files = _divide(entries, DTYPES[dtype], file_bytes)
-    # Before anything is written: a config that transformers refuses ends it here.
-    saved = describe(family, config, heads, dtype)
+    file_tensors = _file_tensors(table, tensors, sizes, tied=tied)
+    files = _split_files(file_tensors, DTYPES[dtype], file_bytes)
+    # Before anything is written, because transformers may reject the config.
+    saved = saved_config(family, config, heads, dtype)
     card = {**card, "versions": package_versions()}
     texts = {
         "README.md": render_card(Path(folder).name, saved["architectures"][0], card),
         TRAINING: _json({"run": run, **card}),
     }
     if len(files) > 1:
-        texts["model.safetensors.index.json"] = _json(_index(files, entries, DTYPES[dtype]))
+        texts["model.safetensors.index.json"] = _json(_index(files, file_tensors, DTYPES[dtype]))
 
     target = Path(os.path.abspath(folder))
     partial = target.with_name(f".{target.name}.partial")
 
     def prepare() -> None:
-        _check_free(target, run)
-        found = _tokenizer_files(Path(tokenizer))
+        _check_target(target, run)
+        tokenizer_files = _tokenizer_files(Path(tokenizer))
         shutil.rmtree(partial, ignore_errors=True)
         make_folder(target.parent)
-        partial.mkdir()  # fails on a link planted there
-        for path in found:
+        partial.mkdir()  # fails if somebody else created a link there
+        for path in tokenizer_files:
             shutil.copyfile(path, partial / path.name)
         for name, text in texts.items():
             write_atomic(partial / name, text)
         for name, names in files.items():
-            _reserve(partial / name, {n: entries[n].shape for n in names}, dtype)
+            _reserve(partial / name, {n: file_tensors[n].shape for n in names}, dtype)
 
     def finish() -> None:
-        # Last: what a killed write leaves behind cannot be loaded.
+        # Last, so that an incomplete folder cannot be loaded.
         write_atomic(partial / "config.json", _json(saved))
-        _take_place(partial, target)
+        _replace_folder(partial, target)
 
-    with _held(target), _removed_on_failure(partial, target):
-        processes.run_on_first(_told(prepare, target))
+    with _locked(target), _removed_on_failure(partial, target):
+        processes.run_on_first(_with_write_errors(prepare, target))
         for file, names in files.items():
-            with _opened(partial / file) as out:
+            with _open_reserved(partial / file) as out:
                 for name in names:
-                    # A collective: all processes run this loop alike, and the first writes.
-                    array = _gather(flat, entries[name], sizes, rescale)
+                    # A collective: all processes run this loop, and the first writes.
+                    array = _gather(flat, file_tensors[name], sizes, rescale)
                     if out is not None:
                         array = array.astype(DTYPES[dtype], order="C", copy=False)
                         out.write(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
-        processes.run_on_first(_told(finish, target))
+        processes.run_on_first(_with_write_errors(finish, target))
     return Path(folder)
 
 
-def check_loadable(family: str, cure: str) -> None:
-    """Raises InputError, which ends with `cure`, if transformers has no class for a family."""
-    if not family_of(family).classes:
-        raise InputError(f"transformers has no class that loads {with_article(family)}; {cure}")
+def check_loadable(family: str, advice: str) -> None:
+    """Raises InputError, which ends with `advice`, if transformers has no class for a family."""
+    if not get_family(family).classes:
+        raise InputError(f"transformers has no class that loads {with_article(family)}; {advice}")
 
 
-def describe(
+def saved_config(
     family: str, config: Mapping[str, Any], heads: Collection[str], dtype: str = "float32"
 ) -> dict[str, Any]:
     """Returns the config.json of saved weights, with the class of transformers that loads them.
@@ -146,69 +153,70 @@ def describe(
     """
     from transformers import AutoConfig
 
-    kind = config.get("model_type") or family
-    given = {name: value for name, value in config.items() if name not in _RENEWED}
-    given["model_type"] = kind
+    model_type = config.get("model_type") or family
+    fields = {name: value for name, value in config.items() if name not in _REPLACED_FIELDS}
+    fields["model_type"] = model_type
     try:
-        filled = AutoConfig.for_model(**given)
-    # Strict data classes, validators and lookups of names each raise a class of their own.
+        hf_config = AutoConfig.for_model(**fields)
+    # Strict data classes, validators and lookups of names raise different classes.
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"transformers rejects the config ({reason}); give the config.json of a {kind}"
+            f"transformers rejects the config ({reason}); give the config.json of a {model_type}"
         ) from error
-    # Not by transformers' own tables of classes: those can be read only where torch is installed.
-    classes = family_of(family).classes
-    ending = next((classes[head] for head in classes if head in heads), "Model")
-    # The class of Gemma 3's text model has another name than that of its config.
-    name = type(filled).__name__.removesuffix("Config").removesuffix("Text") + ending
-    own = json.loads(filled.to_json_string())
-    # The config replaces the class's defaults, and what is renewed replaces both.
-    return own | given | {"architectures": [name], "dtype": dtype}
+    # Not from transformers' tables of classes, which can be read only if torch is installed.
+    classes = get_family(family).classes
+    suffix = next((classes[head] for head in classes if head in heads), "Model")
+    # The names of Gemma 3's text model and of its config differ.
+    name = type(hf_config).__name__.removesuffix("Config").removesuffix("Text") + suffix
+    defaults = json.loads(hf_config.to_json_string())
+    return defaults | fields | {"architectures": [name], "dtype": dtype}
 
 
 def _check_complete(flat: Flat, tensors: list[Tensor], sizes: Mapping[str, int]) -> None:
-    """Raises ValueError where the parameters are not those of the config."""
-    wanted = {tensor.path: tensor for tensor in tensors}
-    differing = sorted(wanted.keys() ^ flat.keys())
-    for name in wanted.keys() & flat.keys():
-        axes, shape = wanted[name].stack + wanted[name].axes, flat[name].shape
-        own = tuple(sizes[axis] for axis in axes)
-        padded = axes[0] == "V" and shape[:1] > own[:1]
-        if shape != own and not (padded and shape[1:] == own[1:]):
+    """Raises ValueError if the parameters are not those of the config."""
+    expected = {tensor.path: tensor for tensor in tensors}
+    differing = sorted(expected.keys() ^ flat.keys())
+    for name in expected.keys() & flat.keys():
+        axes, shape = expected[name].stack + expected[name].axes, flat[name].shape
+        expected_shape = tuple(sizes[axis] for axis in axes)
+        is_padded = axes[0] == "V" and shape[:1] > expected_shape[:1]
+        if shape != expected_shape and not (is_padded and shape[1:] == expected_shape[1:]):
             differing.append(name)
     if differing:
         raise ValueError(f"parameters and config differ in {', '.join(differing[:5])}")
 
 
-def _entries(
+def _file_tensors(
     table: Family, tensors: list[Tensor], sizes: Mapping[str, int], *, tied: bool
-) -> dict[str, _Entry]:
-    """Finds what stands where. -> {name in the file: entry}"""
-    with_head = any(t.outside or t.path.startswith(("mlm/", "rtd/")) for t in tensors)
-    prefix = table.prefix if (with_head or table.always) and not table.bare else ""
-    entries: dict[str, _Entry] = {}
+) -> dict[str, _FileTensor]:
+    """Returns the tensors of the files by name."""
+    has_head = any(t.outside or t.path.startswith(("mlm/", "rtd/")) for t in tensors)
+    prefix = table.prefix if (has_head or table.always) and not table.bare else ""
+    file_tensors: dict[str, _FileTensor] = {}
     for tensor in tensors:
-        for layer in range(copies(tensor, sizes)):
-            names = names_of(tensor, layer, prefix, sizes.get("I", 1))
-            # Torch's untied decoder adds a bias of its own; the other is a parameter all the same.
+        for layer in range(num_copies(tensor, sizes)):
+            names = file_names(tensor, layer, prefix, sizes.get("I", 1))
+            # Torch's untied decoder uses its own bias, but the other bias is a parameter too.
             for name in names if tensor.path == "mlm/bias" and not tied else names[-1:]:
-                entry = entries.setdefault(name, _Entry([], layer, file_shape(tensor, sizes)))
-                entry.parts.append(tensor)
-    return entries
+                empty = _FileTensor([], layer, file_shape(tensor, sizes))
+                file_tensors.setdefault(name, empty).parts.append(tensor)
+    return file_tensors
 
 
-def _divide(entries: Mapping[str, _Entry], dtype: np.dtype, limit: int) -> dict[str, list[str]]:
-    """Fills files in turn. -> {file: names of its tensors}"""
+def _split_files(
+    file_tensors: Mapping[str, _FileTensor], dtype: np.dtype, max_bytes: int
+) -> dict[str, list[str]]:
+    """Returns the names of the tensors of each file."""
     groups: list[list[str]] = [[]]
     size = 0
-    for name, entry in entries.items():
-        own = math.prod(entry.shape) * dtype.itemsize
-        if groups[-1] and size + own > limit:
+    for name, tensor in file_tensors.items():
+        tensor_bytes = math.prod(tensor.shape) * dtype.itemsize
+        if groups[-1] and size + tensor_bytes > max_bytes:
             groups.append([])
             size = 0
         groups[-1].append(name)
-        size += own
+        size += tensor_bytes
     if len(groups) == 1:
         return {"model.safetensors": groups[0]}
     count = len(groups)
@@ -216,11 +224,11 @@ def _divide(entries: Mapping[str, _Entry], dtype: np.dtype, limit: int) -> dict[
 
 
 def _index(
-    files: Mapping[str, list[str]], entries: Mapping[str, _Entry], dtype: np.dtype
+    files: Mapping[str, list[str]], file_tensors: Mapping[str, _FileTensor], dtype: np.dtype
 ) -> dict[str, Any]:
-    where = {name: file for file, names in files.items() for name in names}
-    size = sum(math.prod(entry.shape) for entry in entries.values()) * dtype.itemsize
-    return {"metadata": {"total_size": size}, "weight_map": where}
+    weight_map = {name: file for file, names in files.items() for name in names}
+    size = sum(math.prod(tensor.shape) for tensor in file_tensors.values()) * dtype.itemsize
+    return {"metadata": {"total_size": size}, "weight_map": weight_map}
 
 
 def _json(value: Any) -> str:
@@ -228,13 +236,13 @@ def _json(value: Any) -> str:
 
 
 def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
-    """Writes a header and takes the room of the tensors: a full disk is known before any work."""
+    """Writes a header and allocates the tensors' space, so that a full disk is detected early."""
     header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
     end = 0
-    kind = next(name for name, known in NUMPY_NAMES.items() if known == dtype)
+    dtype_name = next(name for name, numpy_name in NUMPY_NAMES.items() if numpy_name == dtype)
     for name, shape in shapes.items():
         begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+        header[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     # Padded with spaces to 8 bytes, as safetensors does, so that tensors are aligned.
     text += b" " * (-len(text) % 8)
@@ -246,8 +254,8 @@ def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> N
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO | None]:
-    """Opens a reserved file behind its header, on process 0 alone."""
+def _open_reserved(path: Path) -> Iterator[BinaryIO | None]:
+    """Opens a reserved file after its header, on process 0 only."""
     if not processes.is_first():
         yield None
         return
@@ -258,106 +266,113 @@ def _opened(path: Path) -> Iterator[BinaryIO | None]:
         os.fsync(file.fileno())
 
 
-def _gather(flat: Flat, entry: _Entry, sizes: Mapping[str, int], rescale: float) -> np.ndarray:
-    """Brings one tensor of the file to the host, in the dtype that it has on the devices."""
+def _gather(
+    flat: Flat, file_tensor: _FileTensor, sizes: Mapping[str, int], rescale: float
+) -> np.ndarray:
+    """Copies one tensor of the file to the host, in its dtype on the devices."""
     parts = []
-    for tensor in entry.parts:
-        array = _fetch(flat[tensor.path], entry.layer if tensor.stack else None)
-        # Only a vocabulary is padded; all other axes are whole.
+    for tensor in file_tensor.parts:
+        array = _to_host(flat[tensor.path], file_tensor.layer if tensor.stack else None)
+        # Removes the padding of the vocabulary.
         array = array[tuple(slice(sizes[axis]) for axis in tensor.axes)]
         if tensor.residual and rescale != 1.0:
             array = array.astype(np.float32) * np.float32(rescale**tensor.residual)
         merged = tensor.file_axes[::-1] if tensor.transposed else tensor.file_axes
         array = array.reshape([math.prod(sizes[axis] for axis in axes) for axes in merged])
         parts.append(array.T if tensor.transposed else array)
-    # Parts stand side by side on the axis of the outputs, wherever the file has it.
-    axis = 0 if entry.parts[0].transposed else -1
+    # Parts are concatenated on the output axis.
+    axis = 0 if file_tensor.parts[0].transposed else -1
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
 @jax.jit
 def _take(stacked, layer):
-    # The layer is an argument: indexing by a constant would compile a program for each.
+    # The layer is an argument: a constant index would compile a program for each layer.
     return jax.lax.dynamic_index_in_dim(stacked, layer, keepdims=False)
 
 
-def _fetch(leaf: Any, layer: int | None) -> np.ndarray:
-    """Brings a parameter, or one layer of it, to every host."""
-    if isinstance(leaf, np.ndarray):
-        return leaf if layer is None else leaf[layer]
-    leaf = leaf if layer is None else _take(leaf, layer)
-    if leaf.is_fully_addressable:
-        return np.asarray(leaf)
+def _to_host(param: Any, layer: int | None) -> np.ndarray:
+    """Copies a parameter, or one layer of it, to every host."""
+    if isinstance(param, np.ndarray):
+        return param if layer is None else param[layer]
+    param = param if layer is None else _take(param, layer)
+    if param.is_fully_addressable:
+        return np.asarray(param)
     from jax.experimental.multihost_utils import process_allgather
 
-    return process_allgather(leaf, tiled=True)
+    return process_allgather(param, tiled=True)
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
     folder = tokenizer_folder(folder) if is_gguf(folder) else folder
-    found = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
-    # Other files of the patterns, as a chat template, are no tokenizer by themselves.
-    kinds = {path.suffix for path in found if path.name != "generation_config.json"}
-    if not kinds & {".json", ".txt", ".model"}:
+    paths = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
+    # Other matches, such as a chat template, are not a tokenizer by themselves.
+    suffixes = {path.suffix for path in paths if path.name != "generation_config.json"}
+    if not suffixes & {".json", ".txt", ".model"}:
         raise InputError(f"{folder} has no tokenizer; give the folder with tokenizer.json")
-    return sorted(path for path in found if path.is_file())
+    return sorted(path for path in paths if path.is_file())
 
 
 @contextlib.contextmanager
-def _held(target: Path) -> Iterator[None]:
+def _locked(target: Path) -> Iterator[None]:
     """Locks the folder, so that only one run at a time writes it."""
     path = target.with_name(f".{target.name}.lock")
 
     @contextlib.contextmanager
-    def hold() -> Iterator[None]:
+    def lock() -> Iterator[None]:
         make_folder(target.parent)
-        held = acquire(path, target, "use another folder")
+        descriptor = acquire(path, target, "use another folder")
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                path.unlink()  # while it is held: see `acquire`
-            os.close(held)
+                path.unlink()  # while it is locked: see `acquire`
+            os.close(descriptor)
 
     with contextlib.ExitStack() as stack:
-        processes.run_on_first(lambda: stack.enter_context(hold()))
+        processes.run_on_first(lambda: stack.enter_context(lock()))
         yield
 
 
-def _check_free(target: Path, run: str) -> None:
+def _check_target(target: Path, run: str) -> None:
     """Raises InputError if the folder contains files of another run or of something else."""
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
         marker = target / TRAINING
-        own = read_json(marker, "a saved model").get("run") if marker.is_file() else None
-        if own != run:
-            what = f"the model of another run ({own})" if own else "files of something else"
-            held = f"contains {what}" if target.is_dir() else "is a file"
-            raise InputError(f"{target} {held}; give a new or empty folder")
+        saved_run = read_json(marker, "a saved model").get("run") if marker.is_file() else None
+        if saved_run == run:
+            return
+        if not target.is_dir():
+            state = "is a file"
+        elif saved_run:
+            state = f"contains the model of another run ({saved_run})"
+        else:
+            state = "contains files of something else"
+        raise InputError(f"{target} {state}; give a new or empty folder")
 
 
-def _take_place(partial: Path, target: Path) -> None:
-    """Renames the finished folder; one that was there goes when the new one stands."""
+def _replace_folder(partial: Path, target: Path) -> None:
+    """Renames the finished folder, then deletes the one that it replaces."""
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
-        # A folder cannot be renamed onto one that is not empty.
+        # A folder cannot be renamed to the name of one that is not empty.
         target.rename(old)
     partial.rename(target)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _told(action: Callable[[], None], target: Path) -> Callable[[], None]:
-    """Makes an action's OSError the one line that names the folder."""
+def _with_write_errors(action: Callable[[], None], target: Path) -> Callable[[], None]:
+    """Turns an action's OSError into an InputError that names the folder."""
 
-    def act() -> None:
+    def run() -> None:
         try:
             action()
         except OSError as error:
             raise write_error(target, error) from error
 
-    return act
+    return run
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.registry import BACKBONES
 
-HEADS = ("mlm/", "rtd/", "lm/")  # their tensors never follow a prefix
+_UNPREFIXED_HEADS = ("mlm/", "rtd/", "lm/")
 
 
-def family_of(name: str) -> Family:
+def get_family(name: str) -> Family:
     """Returns the table of a family; for a backbone of another package, its `FAMILY`.
 
     Raises:
@@ -37,13 +37,13 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     """Returns the size of every axis letter."""
     sizes: dict[str, int] = {"1": 1, "3": 3}
     for letter, field in family.sizes.items():
-        # It names another letter, whose size it has.
+        # `field` may be another letter with the same size.
         if field in sizes:
             sizes[letter] = sizes[field]
             continue
         value = config.get(field)
-        if value is None:  # what a config may leave out
-            # What transformers takes for a field that is left out.
+        if value is None:
+            # The defaults of transformers.
             value = {
                 "relative_attention_num_buckets": 32,
                 "num_decoder_layers": sizes.get("L"),
@@ -52,7 +52,7 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
             }.get(field)
         sizes[letter] = read_size({field: value}, field)
     derived = family.derive(config, sizes)
-    # Most configs do not tell the size of a head.
+    # Most configs do not contain the size of a head.
     if "D" not in sizes | derived:
         width, heads = sizes["H"], sizes["N"]
         if width % heads:
@@ -62,48 +62,49 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     return sizes | derived
 
 
-def feed_forward_of(config: Mapping[str, Any]) -> str:
+def feed_forward_type(config: Mapping[str, Any]) -> str:
     """Returns the type of a T5's feed-forward block, e.g. "relu" or "gated-gelu"."""
-    # The defaults of the configuration classes of transformers.
-    usual = "gated-gelu" if config.get("model_type") == "mt5" else "relu"
-    return str(config.get("feed_forward_proj", usual))
+    # The defaults of transformers' config classes.
+    default = "gated-gelu" if config.get("model_type") == "mt5" else "relu"
+    return str(config.get("feed_forward_proj", default))
 
 
-def gate_of(config: Mapping[str, Any]) -> str:
+def gate_activation(config: Mapping[str, Any]) -> str:
     """Returns the activation of a T5's gated feed-forward block, "" if it is not gated."""
-    return feed_forward_of(config).rpartition("-")[0]
+    return feed_forward_type(config).rpartition("-")[0]
 
 
-def traits_of(family: Family, config: Mapping[str, Any]) -> set[str]:
+def model_traits(family: Family, config: Mapping[str, Any]) -> set[str]:
     """Returns the traits of a model, see `Tensor.when`, except those that follow from sizes."""
-    return {"", "gated" if gate_of(config) else "ungated", *family.traits(config)}
+    return {"", "gated" if gate_activation(config) else "ungated", *family.traits(config)}
 
 
-def select(
+def select_tensors(
     family: Family, config: Mapping[str, Any], sizes: Mapping[str, int], heads: Collection[str],
     *, tied: bool,
 ) -> list[Tensor]:  # fmt: skip
     """Lists the tensors of a model: trunk, heads, and the output table if it is not tied."""
-    known = traits_of(family, config)
+    traits = model_traits(family, config)
     if sizes["E"] != sizes["H"]:
-        known.add("projected")
-    found = [*family.trunk, *(tensor for head in heads for tensor in family.heads.get(head, ()))]
-    found = [tensor for tensor in found if tensor.when in known]
-    return found if tied else [*found, family.decoder]
+        traits.add("projected")
+    tensors = [*family.trunk, *(tensor for head in heads for tensor in family.heads.get(head, ()))]
+    tensors = [tensor for tensor in tensors if tensor.when in traits]
+    return tensors if tied else [*tensors, family.decoder]
 
 
-def copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+def num_copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     """Returns how often a tensor is in the file: once per layer, or once."""
     return sizes[tensor.stack] if tensor.stack else 1
 
 
-def names_of(tensor: Tensor, layer: int, prefix: str, inner: int = 1) -> list[str]:
+def file_names(tensor: Tensor, layer: int, prefix: str, group_size: int = 1) -> list[str]:
     """Lists the possible names of a layer of a tensor in a file, the current name last.
 
-    `inner` is the number of layers in a group of shared layers.
+    `group_size` is the number of layers in a group of shared layers.
     """
-    prefix = "" if tensor.outside or tensor.path.startswith(HEADS) else prefix
-    return [prefix + tensor.name(source, layer, inner) for source in tensor.sources]
+    is_unprefixed = tensor.outside or tensor.path.startswith(_UNPREFIXED_HEADS)
+    prefix = "" if is_unprefixed else prefix
+    return [prefix + tensor.name(source, layer, group_size) for source in tensor.sources]
 
 
 def file_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:

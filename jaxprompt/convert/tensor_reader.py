@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 
 from jaxprompt.convert.quantize import Planes, quantize
 from jaxprompt.convert.tensors import Tensor
-from jaxprompt.convert.weights import Weights, is_finite
+from jaxprompt.convert.weights import CheckpointTensors, is_finite
 from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BITS, DTYPES, PLANES, input_axis, plane_shape
 from jaxprompt.parallel import processes
@@ -24,87 +24,89 @@ from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import BLOCK, Flat
 
 _THREADS = min(8, os.cpu_count() or 1)
-_AHEAD = 2  # parameters begun beside the one that is finished
+_MAX_PENDING = 2  # parameters that are read ahead
 _TILE = 256  # rows and columns that are transposed at once
-_GAP = 16  # numbers between a tile's rows: at a power of two a column would share one cache set
+_GAP = 16  # values between a tile's rows: at a power of two a column would share one cache set
 
 
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Returns an empty array at an address that JAX can use on the CPU without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    space = np.empty(size + 64, np.uint8)
-    # numpy promises less; XLA's CPU client takes over buffers that are aligned to 64 bytes.
-    start = -space.ctypes.data % 64
-    return space[start : start + size].view(dtype).reshape(shape)
+    buffer = np.empty(size + 64, np.uint8)
+    # XLA's CPU client uses buffers without a copy if they are aligned to 64 bytes.
+    start = -buffer.ctypes.data % 64
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
-def digest(*parts: str, data: bytes = b"") -> str:
-    """Hashes strings, and the hash of data, so that different lists have different hashes."""
+def hash_parts(*parts: str, data: bytes = b"") -> str:
+    """Hashes strings and the hash of data; different lists have different hashes."""
     hashes = (hashlib.sha256(part.encode()).digest() for part in parts)
     return hashlib.sha256(b"".join(hashes) + data).hexdigest()
 
 
-class _Part(NamedTuple):
-    """An array that a parameter consists of: all of it, or a plane where it is quantized."""
+class _Plane(NamedTuple):
+    """One array of a parameter: the whole parameter, or a plane of a quantized one."""
 
-    plane: str  # "" = not quantized
+    name: str  # "" = not quantized
     dtype: np.dtype
-    rows: int = 1  # of the file's matrix that share a number here
+    rows: int = 1  # of the file's matrix per value
     columns: int = 1
 
     def scaled(self, rows: slice, columns: slice) -> tuple[slice, slice]:
-        """Returns where a range of the file's matrix is in this array's."""
-        return _divided(rows, self.rows), _divided(columns, self.columns)
+        """Converts a range of the file's matrix to one of this array."""
+        return _divide(rows, self.rows), _divide(columns, self.columns)
 
 
 class _Shard(NamedTuple):
-    """What some devices of this process hold of a parameter, and what that is in the file."""
+    """A shard of a parameter on devices of this process, and its place in the file."""
 
     devices: tuple[Any, ...]
-    arrays: tuple[np.ndarray, ...]  # of each part, of all layers
-    rows: slice  # of the file's tensor as a matrix, as if it had the rows of padding
+    arrays: tuple[np.ndarray, ...]  # of each plane, of all layers
+    rows: slice  # of the file's matrix, as if it had the rows of the padding
     columns: slice
 
-    def matrices(self, tensor: Tensor, parts: Sequence[_Part], layer: int) -> list[np.ndarray]:
-        """Views a layer of each part as the file has it. -> [rows, columns] each"""
-        found = []
-        for part, array in zip(parts, self.arrays, strict=True):
-            own = array[layer] if tensor.stack else array
-            rows, columns = map(_length, part.scaled(self.rows, self.columns))
-            transposed = tensor.transposed  # [out, in] -> [in, out]
-            found.append(own.reshape(columns, rows).T if transposed else own.reshape(rows, columns))
-        return found
+    def matrices(self, tensor: Tensor, planes: Sequence[_Plane], layer: int) -> list[np.ndarray]:
+        """Returns views of a layer of each plane as in the file, [rows, columns] each."""
+        views = []
+        for plane, array in zip(planes, self.arrays, strict=True):
+            layer_array = array[layer] if tensor.stack else array
+            rows, columns = map(_length, plane.scaled(self.rows, self.columns))
+            if tensor.transposed:  # [out, in] -> [in, out]
+                views.append(layer_array.reshape(columns, rows).T)
+            else:
+                views.append(layer_array.reshape(rows, columns))
+        return views
 
     def clear_padding(
-        self, tensor: Tensor, parts: Sequence[_Part], layer: int, height: int, width: int
+        self, tensor: Tensor, planes: Sequence[_Plane], layer: int, height: int, width: int
     ) -> None:
-        """Sets to 0 what the file's matrix of `height` rows lacks: the padding of a vocabulary."""
+        """Sets the padding of a vocabulary, beyond the file's [height, width], to 0."""
         rows = slice(max(0, height - self.rows.start), _length(self.rows))
         columns = slice(max(0, width - self.columns.start), _length(self.columns))
-        for part, target in zip(parts, self.matrices(tensor, parts, layer), strict=True):
-            below, beside = part.scaled(rows, columns)
-            target[below.start :] = 0
-            target[:, beside.start :] = 0
+        for plane, target in zip(planes, self.matrices(tensor, planes, layer), strict=True):
+            padding_rows, padding_columns = plane.scaled(rows, columns)
+            target[padding_rows.start :] = 0
+            target[:, padding_columns.start :] = 0
 
     def copy(
-        self, tensor: Tensor, parts: Sequence[_Part], layer: int, sources: Sequence[np.ndarray],
+        self, tensor: Tensor, planes: Sequence[_Plane], layer: int, sources: Sequence[np.ndarray],
         rows: slice, columns: slice,
     ) -> None:  # fmt: skip
-        """Copies what it holds of a block of the file, which has these rows and columns of it."""
+        """Copies its part of a block with these rows and columns of the file."""
         common = _overlap(self.rows, rows), _overlap(self.columns, columns)
-        in_block = _shift(common[0], rows), _shift(common[1], columns)
-        in_shard = _shift(common[0], self.rows), _shift(common[1], self.columns)
+        in_block = _relative_to(common[0], rows), _relative_to(common[1], columns)
+        in_shard = _relative_to(common[0], self.rows), _relative_to(common[1], self.columns)
         copy = _transpose if tensor.transposed else np.copyto
-        targets = self.matrices(tensor, parts, layer)
-        for part, source, target in zip(parts, sources, targets, strict=True):
-            copy(target[part.scaled(*in_shard)], source[part.scaled(*in_block)], casting="unsafe")
+        targets = self.matrices(tensor, planes, layer)
+        for plane, source, target in zip(planes, sources, targets, strict=True):
+            copy(target[plane.scaled(*in_shard)], source[plane.scaled(*in_block)], casting="unsafe")
 
 
-class Filler:
+class ParameterFiller:
     """Fills parameters with tensors of the file; several threads hash and copy."""
 
     def __init__(
-        self, weights: Weights, sizes: Mapping[str, int], dtype: np.dtype, rescale: float,
+        self, weights: CheckpointTensors, sizes: Mapping[str, int], dtype: np.dtype, rescale: float,
         placement: Placement | None, quantize: str = "none",
     ):  # fmt: skip
         self.weights, self.sizes, self.dtype = weights, sizes, dtype
@@ -114,146 +116,154 @@ class Filler:
         devices: Iterable[jax.Device] = () if placement is None else placement.mesh.devices.flat
         self.processes = sorted({device.process_index for device in devices})
 
-    def fill(self, found: Mapping[Tensor, list[str]]) -> tuple[Flat, list[str]]:
+    def fill(self, file_names: Mapping[Tensor, list[str]]) -> tuple[Flat, list[str]]:
         """Reads tensors.
 
         Args:
-          found: the names in the file of each tensor, one per layer.
+          file_names: the names in the file of each tensor, one per layer.
 
         Returns:
           (flat params, digests of all layers of all tensors, whichever process hashed them).
         """
         flat: Flat = {}
         digests: list[str] = []
-        hashed = self._hashed(found)
-        begun: deque[tuple[Tensor, list[_Shard], list[Future[str]]]] = deque()
+        hashed = self._layers_to_hash(file_names)
+        pending: deque[tuple[Tensor, list[_Shard], list[Future[str]]]] = deque()
 
         def finish() -> None:
-            tensor, shards, jobs = begun.popleft()
+            tensor, shards, jobs = pending.popleft()
             digests.extend(job.result() for job in jobs)
-            flat.update(self._place(tensor, shards))
+            flat.update(self._to_devices(tensor, shards))
 
         error: InputError | None = None
         try:
             with ThreadPoolExecutor(_THREADS) as pool:
-                for tensor, names in found.items():
-                    # Allocated as its turn comes: few parameters wait beside those placed.
+                for tensor, names in file_names.items():
+                    # Allocated one after the other, to limit the memory of the host.
                     shards = self._shards(tensor)
-                    copy = lambda i, name, t=tensor, s=shards: self._copy(
-                        t, i, name, s, (t, i) in hashed
-                    )
-                    jobs = [pool.submit(copy, i, name) for i, name in enumerate(names)]
-                    begun.append((tensor, shards, jobs))
-                    if len(begun) > _AHEAD:
+                    jobs = [
+                        pool.submit(self._copy, tensor, i, name, shards, (tensor, i) in hashed)
+                        for i, name in enumerate(names)
+                    ]
+                    pending.append((tensor, shards, jobs))
+                    if len(pending) > _MAX_PENDING:
                         finish()
-                while begun:
+                while pending:
                     finish()
         except InputError as caught:
             error = caught
-        digests = [found for found in digests if found]
+        digests = [digest for digest in digests if digest]
         if len(self.processes) > 1:
-            # A block may be read by one process alone; what is wrong with it ends them all.
+            # An error of any process, which may be the only one to read a block, ends them all.
             errors = [text for text in processes.gather_texts(str(error or "")) if text]
             error = error or (InputError(errors[0]) if errors else None)
         if error:
             raise error
         if len(self.processes) > 1:
-            # Vectors are hashed by all: where they differ, there are too many digests.
+            # Vectors are hashed by all: if they differ, there are too many digests.
             digests = list(set(" ".join(processes.gather_texts(" ".join(digests))).split()))
-            if len(digests) != sum(map(len, found.values())):
+            if len(digests) != sum(map(len, file_names.values())):
                 raise InputError(
                     f"the processes read different weights from {self.weights.folder}; use the "
                     "same checkpoint for all of them"
                 )
         return flat, digests
 
-    def _hashed(self, found: Mapping[Tensor, list[str]]) -> set[tuple[Tensor, int]]:
-        """Chooses what this process hashes: the largest go first, each to who has least.
+    def _layers_to_hash(self, file_names: Mapping[Tensor, list[str]]) -> set[tuple[Tensor, int]]:
+        """Chooses what this process hashes: the largest first, each to the least loaded process.
 
-        Vectors are hashed by all, so that other weights on one host are noticed.
+        Vectors are hashed by all, so that different weights on one host are detected.
         """
-        layers = [(tensor, i) for tensor, names in found.items() for i in range(len(names))]
+        layers = [(tensor, i) for tensor, names in file_names.items() for i in range(len(names))]
         if len(self.processes) < 2:
             return set(layers)
-        size = lambda tensor: math.prod(self.sizes[axis] for axis in tensor.axes)
+        sizes = {
+            tensor: math.prod(self.sizes[axis] for axis in tensor.axes) for tensor in file_names
+        }
         loads = dict.fromkeys(self.processes, 0)
-        own = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
-        # A total order, so that all processes divide alike without asking each other.
-        for tensor, i in sorted(layers, key=lambda one: (-size(one[0]), one[0].path, one[1])):
+        chosen = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
+        # A total order, so that all processes make the same division without communication.
+        for tensor, i in sorted(layers, key=lambda x: (-sizes[x[0]], x[0].path, x[1])):
             process = min(loads, key=loads.__getitem__)
-            loads[process] += size(tensor)
+            loads[process] += sizes[tensor]
             if process == jax.process_index():
-                own.add((tensor, i))
-        return own
+                chosen.add((tensor, i))
+        return chosen
 
     def _layout(self, tensor: Tensor) -> tuple[tuple[int, ...], NamedSharding | None]:
         """Returns the full shape of a parameter and its sharding."""
         letters = tensor.stack + tensor.axes
         if self.placement is None:
             return tuple(self.sizes[letter] for letter in letters), None
-        rows = lambda letter, size: self.placement.padded_vocab(size) if letter == "V" else size
-        shape = tuple(rows(letter, self.sizes[letter]) for letter in letters)
+        sizes = dict(self.sizes)
+        if "V" in sizes:
+            sizes["V"] = self.placement.padded_vocab(sizes["V"])
+        shape = tuple(sizes[letter] for letter in letters)
         return shape, self.placement.param_sharding(f"backbone/{tensor.path}", shape)
 
     def _has_planes(self, tensor: Tensor) -> bool:
         """Returns whether a parameter is quantised."""
         return self.bits > 0 and input_axis(tensor.path) is not None
 
-    def _parts(self, tensor: Tensor) -> list[_Part]:
-        """Lists what a parameter consists of."""
+    def _planes(self, tensor: Tensor) -> list[_Plane]:
+        """Lists the arrays that a parameter consists of."""
         if not self._has_planes(tensor):
-            return [_Part("", self.dtype)]
-        found = []
-        for plane in PLANES:
-            per = 8 // self.bits if plane == "codes" else BLOCK
-            both = (1, per) if _lies_along_columns(tensor) else (per, 1)
-            found.append(_Part(plane, np.dtype(DTYPES[plane]), *both))
-        return found
+            return [_Plane("", self.dtype)]
+        planes = []
+        for name in PLANES:
+            count = 8 // self.bits if name == "codes" else BLOCK
+            shape = (1, count) if _has_input_columns(tensor) else (count, 1)
+            planes.append(_Plane(name, np.dtype(DTYPES[name]), *shape))
+        return planes
 
     def _shards(self, tensor: Tensor) -> list[_Shard]:
-        """Makes arrays for each of the different shards that this process holds."""
+        """Allocates arrays for each of the different shards of this process."""
         shape, sharding = self._layout(tensor)
-        parts = self._parts(tensor)
-        holders: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+        planes = self._planes(tensor)
+        devices_by_index: dict[tuple[tuple[int, int], ...], list[Any]] = {}
         if sharding is None:
-            holders[tuple((0, size) for size in shape)] = []
+            devices_by_index[tuple((0, size) for size in shape)] = []
         else:
             for device, index in sharding.addressable_devices_indices_map(shape).items():
-                # JAX gives None for a device without a part, and here each has one.
-                spans = (part.indices(size) for part, size in zip(index or (), shape, strict=True))
-                holders.setdefault(tuple(span[:2] for span in spans), []).append(device)
-        found = []
-        for ranges, devices in holders.items():
+                # None is for a device without a shard, which does not occur here.
+                spans = (span.indices(size) for span, size in zip(index or (), shape, strict=True))
+                key = tuple(span[:2] for span in spans)
+                devices_by_index.setdefault(key, []).append(device)
+        shards = []
+        for ranges, devices in devices_by_index.items():
             lengths = tuple(end - start for start, end in ranges)
             arrays = tuple(
-                aligned(self._shape_of(part, tensor, lengths), part.dtype) for part in parts
+                aligned_empty(self._plane_shape(plane, tensor, lengths), plane.dtype)
+                for plane in planes
             )
-            places = self._place_in_file(tensor, ranges[len(tensor.stack) :])
-            found.append(_Shard(tuple(devices), arrays, *places))
-        return found
+            rows, columns = self._file_range(tensor, ranges[len(tensor.stack) :])
+            shards.append(_Shard(tuple(devices), arrays, rows, columns))
+        return shards
 
-    def _shape_of(self, part: _Part, tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _plane_shape(
+        self, plane: _Plane, tensor: Tensor, shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
         axis = input_axis(tensor.path)
-        if not part.plane or axis is None:
+        if not plane.name or axis is None:
             return shape
-        return plane_shape(shape, axis, part.plane, self.bits)
+        return plane_shape(shape, axis, plane.name, self.bits)
 
-    def _place_in_file(
+    def _file_range(
         self, tensor: Tensor, index: tuple[tuple[int, int], ...]
     ) -> tuple[slice, slice]:
-        """Finds the rows and columns of the file that a range of each of our axes comes from."""
+        """Returns the rows and columns of the file for a range of each of our axes."""
         merged = tensor.file_axes[::-1] if tensor.transposed else tensor.file_axes
         ranges, spans = iter(index), []
         for axes in merged:
             (start, end), *inner = (next(ranges) for _ in axes)
-            # A merged axis of the file is contiguous only where its inner axes are whole.
+            # A range of a merged axis is contiguous only if its inner axes are not divided.
             if inner != [(0, self.sizes[axis]) for axis in axes[1:]]:
                 raise ValueError(f"{tensor.path}: of the axes {axes} only the first can be divided")
             size = math.prod(self.sizes[axis] for axis in axes[1:])
             spans.append(slice(start * size, end * size))
         if len(spans) == 1:
             spans.insert(0, slice(0, 1))
-        elif len(spans) > 2:  # all but the last are rows, none of which is divided
+        elif len(spans) > 2:  # all but the last are rows, which are not divided
             spans = [slice(0, math.prod(span.stop for span in spans[:-1])), spans[-1]]
         rows, columns = spans[::-1] if tensor.transposed else spans
         return rows, columns
@@ -261,45 +271,49 @@ class Filler:
     def _copy(
         self, tensor: Tensor, layer: int, name: str, shards: list[_Shard], is_hashed: bool
     ) -> str:
-        """Reads what shards need of a layer, all where it is hashed. -> its digest, "" where not"""
-        parts = self._parts(tensor)
-        file_rows, file_columns = self._span_in_file(tensor, name)
-        # The ranges of shards, and those below, count from where the parameter begins in the file.
+        """Reads what shards need of a layer, all of it if it is hashed.
+
+        Returns the digest of the layer, "" if it is not hashed.
+        """
+        planes = self._planes(tensor)
+        file_rows, file_columns = self._part_range(tensor, name)
+        # Ranges of shards, and those below, are relative to the parameter's first row and column.
         height, width = _length(file_rows), _length(file_columns)
         for shard in shards:
-            shard.clear_padding(tensor, parts, layer, height, width)
+            shard.clear_padding(tensor, planes, layer, height, width)
         data = hashlib.sha256()
-        for block_rows in self.weights.blocks(name, parts[-1].rows):
-            if not _meets(block_rows, file_rows):
+        for block_rows in self.weights.blocks(name, planes[-1].rows):
+            if not _overlaps(block_rows, file_rows):
                 continue
-            rows, columns = _shift(_overlap(block_rows, file_rows), file_rows), slice(0, width)
-            users = [s for s in shards if _meets(s.rows, rows) and _meets(s.columns, columns)]
+            rows = _relative_to(_overlap(block_rows, file_rows), file_rows)
+            columns = slice(0, width)
+            users = [s for s in shards if _overlaps(s.rows, rows) and _overlaps(s.columns, columns)]
             if not users and not is_hashed:
                 continue
             if not is_hashed:
-                rows = _overlap(rows, _hull(shard.rows for shard in users))
-                columns = _overlap(columns, _hull(shard.columns for shard in users))
-            in_file = _unshift(rows, file_rows), _unshift(columns, file_columns)
+                rows = _overlap(rows, _union(shard.rows for shard in users))
+                columns = _overlap(columns, _union(shard.columns for shard in users))
+            in_file = _offset_by(rows, file_rows), _offset_by(columns, file_columns)
             block = self.weights.read_block(name, *in_file)
             if is_hashed:
-                # As it stands in the file, before any cast or division.
+                # As in the file, before any cast or division.
                 data.update(block.view(np.uint8).data)
-                # Each block is hashed by some process, so it is enough to look here.
+                # Each block is hashed, and so checked, by some process.
                 self._check_finite(name, block)
             sources = self._sources(tensor, name, block, *in_file) if users else ()
             for shard in users:
-                shard.copy(tensor, parts, layer, sources, rows, columns)
+                shard.copy(tensor, planes, layer, sources, rows, columns)
         return self._digest(tensor, layer, name, data.digest()) if is_hashed else ""
 
-    def _span_in_file(self, tensor: Tensor, name: str) -> tuple[slice, slice]:
-        """Finds the rows and columns of the file's matrix that are the parameter's."""
-        number, count = tensor.part
+    def _part_range(self, tensor: Tensor, name: str) -> tuple[slice, slice]:
+        """Returns the rows and columns of the parameter in the file's matrix."""
+        part, count = tensor.part
         height, width = self.weights.matrix(name)
         if tensor.transposed:
             height //= count
-            return slice(number * height, (number + 1) * height), slice(0, width)
+            return slice(part * height, (part + 1) * height), slice(0, width)
         width //= count
-        return slice(0, height), slice(number * width, (number + 1) * width)
+        return slice(0, height), slice(part * width, (part + 1) * width)
 
     def _check_finite(self, name: str, block: np.ndarray) -> None:
         if not is_finite(block):
@@ -312,39 +326,40 @@ class Filler:
         """Hashes a layer's path, its shape and dtype in the file, and the hash of its data."""
         path = f"{tensor.path}/{layer}" if tensor.stack else tensor.path
         shape, dtype = self.weights.shape(name), self.weights.dtype(name)
-        # Codes of the file's own are others than those that would be made of its numbers.
-        codes = " codes" if self._has_planes(tensor) and self._keeps_codes(tensor, name) else ""
-        return digest(path, str(list(shape)), dtype + codes, data=data)
+        # The codes of the file differ from those computed from its values.
+        codes = " codes" if self._has_planes(tensor) and self._uses_codes(tensor, name) else ""
+        return hash_parts(path, str(list(shape)), dtype + codes, data=data)
 
     def _sources(
         self, tensor: Tensor, name: str, block: np.ndarray, rows: slice, columns: slice
     ) -> Sequence[np.ndarray]:
-        """Divides a block by the scale, and quantizes it. -> what is copied to each part"""
+        """Divides a block by the scale and quantizes it; returns the values of each plane."""
         if tensor.residual and self.rescale != 1.0:
-            # In float32 or wider, and rounded to the parameter's dtype once, when it is copied.
+            # In float32 or wider; rounded to the parameter's dtype once, when it is copied.
             block = block / np.float32(self.rescale**tensor.residual)
         if self._has_planes(tensor):
             return self._quantized(tensor, name, block, rows, columns)
         return (block,)
 
-    def _keeps_codes(self, tensor: Tensor, name: str) -> bool:
+    def _uses_codes(self, tensor: Tensor, name: str) -> bool:
         """Returns whether codes of the file are used as they are."""
-        unchanged = not tensor.residual or self.rescale == 1.0
-        return unchanged and _lies_along_columns(tensor) and self.weights.has_codes(name, self.bits)
+        is_unscaled = not tensor.residual or self.rescale == 1.0
+        return (
+            is_unscaled and _has_input_columns(tensor) and self.weights.has_codes(name, self.bits)
+        )
 
     def _quantized(
         self, tensor: Tensor, name: str, block: np.ndarray, rows: slice, columns: slice
     ) -> Planes:
         """Returns codes of the file if they fit, and quantises its values otherwise."""
-        along_columns = _lies_along_columns(tensor)
-        if self._keeps_codes(tensor, name):
-            found = self.weights.read_planes(name, rows, columns, self.bits)
-            if found is not None:
-                return found
+        if self._uses_codes(tensor, name):
+            planes = self.weights.read_planes(name, rows, columns, self.bits)
+            if planes is not None:
+                return planes
         if self.weights.is_quantized(name):
             self.requantized.add(name)
         try:
-            if along_columns:
+            if _has_input_columns(tensor):
                 return quantize(block, self.bits)
             return quantize(block.T, self.bits).T
         except ValueError as error:
@@ -354,49 +369,49 @@ class Filler:
                 "backbone.quantize=none"
             ) from error
 
-    def _place(self, tensor: Tensor, shards: list[_Shard]) -> dict[str, Any]:
-        """Hands the arrays to their devices; on a CPU they stay where they are. -> by flat name"""
+    def _to_devices(self, tensor: Tensor, shards: list[_Shard]) -> dict[str, Any]:
+        """Copies the arrays to their devices, without a copy on a CPU; returns them by name."""
         shape, sharding = self._layout(tensor)
-        found = {}
-        for i, part in enumerate(self._parts(tensor)):
-            path = f"{tensor.path}/{part.plane}" if part.plane else tensor.path
+        params = {}
+        for i, plane in enumerate(self._planes(tensor)):
+            path = f"{tensor.path}/{plane.name}" if plane.name else tensor.path
             if sharding is None:
-                found[path] = shards[0].arrays[i]
+                params[path] = shards[0].arrays[i]
                 continue
             arrays = [
                 jax.device_put(shard.arrays[i], device)
                 for shard in shards
                 for device in shard.devices
             ]
-            own = self._shape_of(part, tensor, shape)
-            whole = jax.make_array_from_single_device_arrays(own, sharding, arrays)
-            # The host's memory is free before more of it is taken.
-            found[path] = whole.block_until_ready()
-        return found
+            full_shape = self._plane_shape(plane, tensor, shape)
+            param = jax.make_array_from_single_device_arrays(full_shape, sharding, arrays)
+            # Waits, so that the host's memory is freed before more is allocated.
+            params[path] = param.block_until_ready()
+        return params
 
 
-def _lies_along_columns(tensor: Tensor) -> bool:
-    """Returns whether the input axis of a quantised parameter is the columns in the file.
+def _has_input_columns(tensor: Tensor) -> bool:
+    """Returns whether the columns in the file are the input axis of a quantised parameter.
 
-    It is in torch's linear layers and in tables, and not in GPT-2's.
+    They are in torch's linear layers and in tables, but not in GPT-2's.
     """
     return tensor.transposed or tensor.path.endswith("/table")
 
 
 def _transpose(target: np.ndarray, source: np.ndarray, casting: Literal["unsafe"]) -> None:
     """Copies a matrix into one whose columns are contiguous."""
-    bits = np.dtype(f"u{target.itemsize}")  # numpy moves them faster than bfloat16
-    space = np.empty((_TILE, _TILE + _GAP), target.dtype)
+    bits = np.dtype(f"u{target.itemsize}")  # numpy copies integers faster than bfloat16
+    buffer = np.empty((_TILE, _TILE + _GAP), target.dtype)
     for i in range(0, source.shape[0], _TILE):
         for j in range(0, source.shape[1], _TILE):
-            part = source[i : i + _TILE, j : j + _TILE]
-            tile = space[: part.shape[0], : part.shape[1]]
-            np.copyto(tile, part, casting=casting)
+            block = source[i : i + _TILE, j : j + _TILE]
+            tile = buffer[: block.shape[0], : block.shape[1]]
+            np.copyto(tile, block, casting=casting)
             target.view(bits)[i : i + _TILE, j : j + _TILE] = tile.view(bits)
 
 
-def _divided(span: slice, per: int) -> slice:
-    return slice(span.start // per, span.stop // per)
+def _divide(span: slice, divisor: int) -> slice:
+    return slice(span.start // divisor, span.stop // divisor)
 
 
 def _length(span: slice) -> int:
@@ -407,18 +422,18 @@ def _overlap(one: slice, other: slice) -> slice:
     return slice(max(one.start, other.start), min(one.stop, other.stop))
 
 
-def _meets(one: slice, other: slice) -> bool:
+def _overlaps(one: slice, other: slice) -> bool:
     return _length(_overlap(one, other)) > 0
 
 
-def _hull(spans: Iterable[slice]) -> slice:
+def _union(spans: Iterable[slice]) -> slice:
     spans = list(spans)
     return slice(min(span.start for span in spans), max(span.stop for span in spans))
 
 
-def _shift(span: slice, origin: slice) -> slice:
+def _relative_to(span: slice, origin: slice) -> slice:
     return slice(span.start - origin.start, span.stop - origin.start)
 
 
-def _unshift(span: slice, origin: slice) -> slice:
+def _offset_by(span: slice, origin: slice) -> slice:
     return slice(span.start + origin.start, span.stop + origin.start)

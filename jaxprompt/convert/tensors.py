@@ -4,7 +4,7 @@ Axes are letters (see types.py): V vocab, E embedding, H width, N heads, D head 
 here also P positions, S segment types, R distance buckets, X width of the LM features, W width of
 a convolution, 1 and 3. Parameters under "layers/" and "decoder_layers/" are in the file once per
 layer, {i}, and are stacked on a leading axis, L or K, the decoder's number of layers. Those under
-"later_layers/" are there for all layers but the first, on an axis J.
+"later_layers/" exist for all layers but the first, on an axis J.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,17 +15,18 @@ class Tensor(NamedTuple):
     """One parameter and its origin."""
 
     path: str  # ours, flat
-    sources: tuple[str, ...]  # names in the file: the first present is read, the last is today's
+    sources: tuple[str, ...]  # names in the file: the first present is read, the last is written
     axes: str  # ours, without L
-    file_axes: tuple[str, ...]  # in the file; letters that stand together are one merged axis
+    file_axes: tuple[str, ...]  # in the file; the letters of one string are a merged axis
     transposed: bool = False  # torch's Linear weights are [out, in]
-    part: tuple[int, int] = (0, 1)  # (i, n): the i-th of n equal parts of what the file has, of its
-    # last axis, of its first where transposed
-    residual: float = 0.0  # a divided residual stream divides it by that power, see `rescale`
-    when: str = ""  # what a model is that has it: "projected", "gated" or a trait of its family;
-    # "" = any
-    elsewhere: tuple[str, ...] = ()  # names that are read where the file has none of `sources`
-    outside: bool = False  # the family's prefix never stands in front
+    # (i, n): the i-th of n equal parts of the file's tensor, along its last axis, or its first if
+    # transposed.
+    part: tuple[int, int] = (0, 1)
+    residual: float = 0.0  # power of `rescale` that it is divided by
+    when: str = ""  # trait of models that have it: "projected", "gated" or one of its family;
+    # "" = all models
+    elsewhere: tuple[str, ...] = ()  # names that are read if the file has none of `sources`
+    outside: bool = False  # never follows the family's prefix
 
     @property
     def stack(self) -> str:
@@ -33,15 +34,15 @@ class Tensor(NamedTuple):
         stacks = {"layers": "L", "decoder_layers": "K", "later_layers": "J"}
         return stacks.get(self.path.split("/")[0], "")
 
-    def name(self, source: str, layer: int, inner: int = 1) -> str:
-        """Returns the name of a layer; `inner` is the size of a group, {g}, of shared layers."""
+    def name(self, source: str, layer: int, group_size: int = 1) -> str:
+        """Returns the name of a layer; `group_size` is that of groups, {g}, of shared layers."""
         if "{g}" in source:
-            return source.format(g=layer // inner, i=layer % inner)
-        # The first of the later layers is the file's number 1.
+            return source.format(g=layer // group_size, i=layer % group_size)
+        # The first of the later layers has the number 1 in the file.
         return source.format(i=layer + (self.stack == "J"))
 
 
-# (config, the sizes known) -> sizes of axes that no field tells
+# (config, sizes so far) -> sizes of axes without a field
 Derive = Callable[[Mapping[str, Any], Mapping[str, int]], dict[str, int]]
 Traits = Callable[[Mapping[str, Any]], Collection[str]]  # config -> see Tensor.when
 
@@ -60,19 +61,19 @@ class Family(NamedTuple):
     prefix: str
     trunk: tuple[Tensor, ...]
     heads: dict[str, tuple[Tensor, ...]]
-    decoder: Tensor  # the output table; the file may hold it though it equals the word table
+    decoder: Tensor  # the output table, which the file may contain even if it is the word table
     sizes: dict[str, str]  # axis letter -> field of config.json, or another letter
-    always: tuple[str, ...] = ()  # heads that need no tensors of their own
-    bare: bool = False  # today's checkpoints leave the prefix out
-    # head -> how transformers ends the name of the class that loads it, in order of precedence
+    always: tuple[str, ...] = ()  # heads without tensors of their own
+    bare: bool = False  # current checkpoints omit the prefix
+    # head -> suffix of the transformers class that loads it, in order of precedence
     classes: Mapping[str, str] = {}
-    # head -> a tensor of files in which its names are those of another's, or of one of no use
+    # head -> a tensor of files whose tensors with the head's names are not used as this head
     unless: Mapping[str, str] = {}
     derive: Derive = _no_sizes
     traits: Traits = _no_traits
 
 
-# Buffers of some versions, no weights.
+# Buffers of some versions, not weights.
 IGNORED = (
     ".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"
 )  # fmt: skip

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxprompt import hidden
-from jaxprompt.convert.blocks import Entry, as_matrix, make_reader, unreadable
+from jaxprompt.convert.blocks import TensorEntry, as_matrix, make_reader, read_error
 from jaxprompt.convert.gguf.tensors import open_gguf
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import is_gguf
@@ -30,20 +30,20 @@ NUMPY_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bf
 _NUMPY = {name: np.dtype(name) for name in ("float64", "float32", "float16")}
 _NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 FLOATS = tuple(_NUMPY)
-# The least bits of what is not finite, the sign aside: an exponent with all of its bits set.
-_EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
-_BLOCK = 2**20  # bytes of `blocks`: they stay in a core's cache while they are hashed and copied
+# The bits of infinity, above which all values are not finite: an exponent with all bits set.
+_INFINITY_BITS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
+_BLOCK_BYTES = 2**20  # of `blocks`, which stay in a core's cache while they are hashed and copied
 
 
 @dataclass(frozen=True)
-class Weights:
+class CheckpointTensors:
     """The tensors of one checkpoint, by name; nothing is read before `read` or `read_block`.
 
     As a matrix, a tensor has its last axis as columns and all others as rows (a scalar has one).
     """
 
     folder: Path
-    _entries: dict[str, Entry]
+    _entries: dict[str, TensorEntry]
 
     def names(self) -> list[str]:
         """Returns the tensor names, sorted."""
@@ -68,7 +68,7 @@ class Weights:
     def blocks(self, name: str, multiple: int = 1) -> Iterator[slice]:
         """Divides the rows of a tensor as a matrix into blocks that are read at once."""
         rows, columns = self.matrix(name)
-        step = max(1, _BLOCK // max(1, columns * _NUMPY[self.dtype(name)].itemsize))
+        step = max(1, _BLOCK_BYTES // max(1, columns * _NUMPY[self.dtype(name)].itemsize))
         step = -(-step // multiple) * multiple
         return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
@@ -103,17 +103,19 @@ def is_finite(block: np.ndarray) -> bool:
     """Returns whether a block of a dtype in FLOATS is finite as float32."""
     if block.dtype == np.float64:
         with np.errstate(over="ignore"):
-            # It will be float32 at most, where it may be infinite.
+            # Parameters are at most float32, in which it may be infinite.
             block = block.astype(np.float32)
-    least = _EXPONENTS[block.dtype.name]
-    # Of whole numbers the greatest is found fastest: as signed among the positive, else among all.
-    positive = block.view(f"i{block.itemsize}").max(initial=0)
-    every = block.view(f"u{block.itemsize}").max(initial=0)
-    return int(positive) < least and int(every) < least + 2 ** (8 * block.itemsize - 1)
+    infinity = _INFINITY_BITS[block.dtype.name]
+    # By the maximum of integers, which is fastest: as signed for positive values, as unsigned for
+    # negative ones.
+    max_positive = block.view(f"i{block.itemsize}").max(initial=0)
+    max_any = block.view(f"u{block.itemsize}").max(initial=0)
+    sign_bit = 2 ** (8 * block.itemsize - 1)
+    return int(max_positive) < infinity and int(max_any) < infinity + sign_bit
 
 
 @contextmanager
-def open_weights(folder: str | Path) -> Iterator[Weights]:
+def open_weights(folder: str | Path) -> Iterator[CheckpointTensors]:
     """Opens the checkpoint of a folder, single or sharded; safetensors before torch files.
 
     `folder` may be a .gguf file.
@@ -125,16 +127,16 @@ def open_weights(folder: str | Path) -> Iterator[Weights]:
         raise InputError(f"{folder} cannot be read ({error.strerror}); check the path") from error
     with ExitStack() as stack:
         if is_gguf(folder):
-            yield Weights(folder, open_gguf(folder, stack))
+            yield CheckpointTensors(folder, open_gguf(folder, stack))
             return
-        # A single file goes before an index, as in transformers.
+        # A single file takes precedence over an index, as in transformers.
         for single, open_file in ((_SAFETENSORS, _open_safetensors), (_TORCH, _open_torch)):
             index = f"{single}.index.json"
             if single in present:
-                yield Weights(folder, open_file(folder / single, stack))
+                yield CheckpointTensors(folder, open_file(folder / single, stack))
                 return
             if index in present:
-                yield Weights(folder, _open_shards(folder / index, open_file, stack))
+                yield CheckpointTensors(folder, _open_shards(folder / index, open_file, stack))
                 return
         raise InputError(
             f"{folder} contains neither {_SAFETENSORS} nor {_TORCH}; "
@@ -142,13 +144,13 @@ def open_weights(folder: str | Path) -> Iterator[Weights]:
         )
 
 
-def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str, Entry]:
-    where = read_json(index, "a complete sharded checkpoint").get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
+def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str, TensorEntry]:
+    shards = read_json(index, "a complete sharded checkpoint").get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise InputError(f"{index} has no valid 'weight_map'; download the folder again")
-    entries: dict[str, Entry] = {}
-    for shard in sorted(set(where.values())):
-        # An index may come from anyone: it must not lead to other files of this machine.
+    entries: dict[str, TensorEntry] = {}
+    for shard in sorted(set(shards.values())):
+        # An index is untrusted and must not lead to other files of this machine.
         if Path(shard).name != shard:
             raise InputError(
                 f"{index} lists {shard!r}, outside its folder; download the folder again"
@@ -159,21 +161,21 @@ def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str
                 f"{index.name} lists {shard!r}, which is missing from {index.parent}; download it"
             )
         tensors = open_file(path, stack)
-        names = [name for name, file in where.items() if file == shard]
-        lost = sorted(set(names) - set(tensors))
-        if lost:
+        names = [name for name, file in shards.items() if file == shard]
+        missing = sorted(set(names) - set(tensors))
+        if missing:
             raise InputError(
-                f"{index} lists {lost[0]!r} in {shard}, which does not contain it ({len(lost)} "
-                "such tensors in this file); index and files are from different versions: download "
-                "the folder again"
+                f"{index} lists {missing[0]!r} in {shard}, which does not contain it "
+                f"({len(missing)} such tensors in this file); index and files are from different "
+                "versions: download the folder again"
             )
-        # A shard may hold more, such as an older copy of another shard's tensor: as in
-        # transformers, the index alone says what is read, and from which file.
+        # A shard may contain other tensors, such as an older copy of another shard's: as in
+        # transformers, only those of the index are read.
         entries |= {name: tensors[name] for name in names}
     return entries
 
 
-def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, Entry]:
+def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, TensorEntry]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -187,27 +189,27 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, Entry]:
             f"{path} is corrupt or cut short ({error}); delete it and download it again"
         ) from error
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     header.pop("__metadata__", None)
-    return {name: _entry(path, file, 8 + size, meta) for name, meta in header.items()}
+    return {name: _safetensors_entry(path, file, 8 + size, meta) for name, meta in header.items()}
 
 
-def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> Entry:
+def _safetensors_entry(path: Path, file: BinaryIO, data_start: int, meta: dict) -> TensorEntry:
     shape, (begin, end) = tuple(meta["shape"]), meta["data_offsets"]
-    name = NUMPY_NAMES.get(meta["dtype"], meta["dtype"].lower())
-    size = math.prod(shape) * _NUMPY[name].itemsize if name in _NUMPY else end - begin
-    if end - begin != size or data + end > os.fstat(file.fileno()).st_size:
+    dtype = NUMPY_NAMES.get(meta["dtype"], meta["dtype"].lower())
+    size = math.prod(shape) * _NUMPY[dtype].itemsize if dtype in _NUMPY else end - begin
+    if end - begin != size or data_start + end > os.fstat(file.fileno()).st_size:
         raise InputError(f"{path} has a header that does not match its size; download it again")
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         width = as_matrix(shape)[1]
-        # Made here, as numpy may lack the dtype: such a tensor is listed, and never read.
-        return make_reader(path, file, data + begin, width, _NUMPY[name])(rows, columns)
+        # Here, because numpy may lack the dtype of a tensor that is listed but not read.
+        return make_reader(path, file, data_start + begin, width, _NUMPY[dtype])(rows, columns)
 
-    return Entry(path, shape, name, read)
+    return TensorEntry(path, shape, dtype, read)
 
 
-def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
+def _open_torch(path: Path, _: ExitStack) -> dict[str, TensorEntry]:
     hidden.show("torch")
     try:
         import torch
@@ -217,13 +219,13 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
             "or convert the folder to safetensors"
         ) from None
     try:
-        # Only zip archives, torch's format since 1.6, can be mapped instead of read whole.
+        # Only zip archives, torch's format since 1.6, can be memory-mapped.
         state = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except OSError as error:
-        raise unreadable(path, error) from error
-    # Of the other errors there are a dozen kinds; some advise to run what the file brings along.
+        raise read_error(path, error) from error
+    # There are a dozen other classes; some messages advise to run the code in the file.
     except Exception as error:
         raise InputError(
             f"{path} cannot be read as plain tensors: it is damaged, or contains pickled code, "
@@ -239,11 +241,13 @@ def _is_plain(name: Any, tensor: Any) -> bool:
     """Returns whether an item of a state dict is a named tensor in memory."""
     import torch
 
-    plain = torch.is_tensor(tensor) and tensor.layout == torch.strided and not tensor.is_quantized
-    return plain and tensor.device.type == "cpu" and isinstance(name, str)
+    is_dense = torch.is_tensor(tensor) and tensor.layout == torch.strided
+    if not is_dense or tensor.is_quantized:
+        return False
+    return tensor.device.type == "cpu" and isinstance(name, str)
 
 
-def _torch_entry(path: Path, tensor: Any) -> Entry:
+def _torch_entry(path: Path, tensor: Any) -> TensorEntry:
     import torch
 
     shape = tuple(tensor.shape)
@@ -251,8 +255,8 @@ def _torch_entry(path: Path, tensor: Any) -> Entry:
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         block = matrix[rows, columns].contiguous()
-        if block.dtype == torch.bfloat16:  # numpy() knows no bfloat16
+        if block.dtype == torch.bfloat16:  # not supported by numpy()
             return block.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return block.numpy()
 
-    return Entry(path, shape, str(tensor.dtype).removeprefix("torch."), read)
+    return TensorEntry(path, shape, str(tensor.dtype).removeprefix("torch."), read)

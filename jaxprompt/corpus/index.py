@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.corpus.encode import EncodedDocuments, TextEncoder, encode_here, start_worker
-from jaxprompt.corpus.read import SUFFIXES, Source, TextSettings
-from jaxprompt.corpus.split import check_sentences
-from jaxprompt.corpus.store import META, Corpus, StoreWriter, damage_error, key_of, read_meta
+from jaxprompt.corpus.encode import EncodedDocuments, TextEncoder, encode_in_worker, start_worker
+from jaxprompt.corpus.read import SUFFIXES, DocumentSource, TextSettings
+from jaxprompt.corpus.split import sentencex_version
+from jaxprompt.corpus.store import META, Corpus, StoreWriter, damage_error, read_meta, store_name
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.files import make_folder, open_scratch, write_error
 
-_MOST = 6  # processes unless told; each takes some 100 MB
-_BATCH = 2**19  # characters that a process gets at once
+_MAX_DEFAULT_PROCESSES = 6  # each takes some 100 MB
+_BATCH_CHARS = 2**19  # characters that a process gets at once
 # One at work and one waiting, so that no process is idle.
-_AHEAD = 2  # batches a process
-_PAUSE = 10.0  # seconds between two reports
-_GRACE = 0.3  # seconds
+_BATCHES_PER_PROCESS = 2
+_REPORT_SECONDS = 10.0
+_SIGNAL_SECONDS = 0.3  # in which a signal that ended a worker reaches this process too
 
 
 def index_corpus(
@@ -53,32 +53,27 @@ def index_corpus(
     settings = settings or TextSettings()
     at_least("corpus.processes", processes, 0)
     root = make_folder(folder)
-    texts = Source(source, settings, cache_dir)
-    if texts.runs and report:
-        report(f"excluded from the corpus, as runs wrote there: {', '.join(texts.runs)}")
-    if texts.others and report:
-        shown = ", ".join(texts.others[:8]) + ", ..." * (len(texts.others) > 8)
-        kinds = ", ".join(SUFFIXES)
-        report(f"excluded from the corpus: {len(texts.others)} files that are not {kinds}: {shown}")
+    documents = DocumentSource(source, settings, cache_dir)
+    if report:
+        _report_excluded(documents, report)
     encoder = TextEncoder(tokenizer, settings)
-    # Text that another store has read, by another tokenizer for example, is not read again.
-    known = _known_files(root)
+    # Files that are in another store, of another tokenizer for example, are not read again.
     fingerprint = {
-        "files": texts.fingerprint(known),
-        "settings": _settings(settings),
+        "files": documents.fingerprint(_recorded_checksums(root)),
+        "settings": _settings_fingerprint(settings),
         "tokenizer": encoder.fingerprint(),
     }
-    path = root / key_of(fingerprint)
+    path = root / store_name(fingerprint)
     if read_meta(path) is None:
-        processes = processes or min(_cores(), _MOST)
+        processes = processes or min(_available_cores(), _MAX_DEFAULT_PROCESSES)
         # Processes before the lock: those of a script without a guard would wait for it for ever.
         note = "while indexing the corpus; the index is not saved, run the same command again"
         with signals.noted(note), _workers(encoder, processes) as encode, _locked(root, path.name):
-            # Again, under the lock: whoever held it before may have built this very store.
+            # Again, under the lock: its previous holder may have built the same store.
             if read_meta(path) is None:
-                _build(texts, encode, path, encoder.dtype, fingerprint, report or _say_nothing)
+                _build_store(documents, encode, path, encoder.dtype, fingerprint, report)
     corpus = Corpus(path)
-    if corpus.skipped and settings.on_error == "raise":  # made when they were to be skipped
+    if corpus.skipped and settings.on_error == "raise":  # built with on_error=skip
         raise InputError(
             f"{corpus.first_skipped}; to skip such documents, set corpus.on_error=skip"
         )
@@ -87,41 +82,46 @@ def index_corpus(
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
     """Raises InputError if a tokenizer has ids beyond an embedding of `rows` rows."""
-    token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    if highest >= rows:
+    token, max_id = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if max_id >= rows:
         raise InputError(
-            f"the tokenizer has ids up to {highest} ({token!r}), but the embedding has only {rows} "
-            f"rows; use the backbone's tokenizer, or a vocab_size of at least {highest + 1}"
+            f"the tokenizer has ids up to {max_id} ({token!r}), but the embedding has only {rows} "
+            f"rows; use the backbone's tokenizer, or a vocab_size of at least {max_id + 1}"
         )
 
 
-def _say_nothing(line: str) -> None:
-    pass
+def _report_excluded(documents: DocumentSource, report: Callable[[str], None]) -> None:
+    if documents.runs:
+        report(f"excluded from the corpus, as runs wrote there: {', '.join(documents.runs)}")
+    if others := documents.others:
+        listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
+        suffixes = ", ".join(SUFFIXES)
+        report(f"excluded from the corpus: {len(others)} files that are not {suffixes}: {listed}")
 
 
-def _cores() -> int:
+def _available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _settings(settings: TextSettings) -> dict[str, Any]:
-    found = dataclasses.asdict(settings)
-    del found["on_error"]  # changes nothing in what can be read
+def _settings_fingerprint(settings: TextSettings) -> dict[str, Any]:
+    fields = dataclasses.asdict(settings)
+    del fields["on_error"]  # does not change the readable documents
     if settings.units == "sentence":
-        # Another release may cut sentences elsewhere: the numbers of units would mean other text.
-        found["sentencex"] = check_sentences()
-    return found
+        # Another release may split sentences differently, so that unit numbers mean other text.
+        fields["sentencex"] = sentencex_version()
+    return fields
 
 
-def _known_files(root: Path) -> dict[str, int]:
+def _recorded_checksums(root: Path) -> dict[str, int]:
     """Returns the CRC-32 of files recorded in finished stores, by `stat_key`."""
-    stats: dict[str, int] = {}
+    checksums: dict[str, int] = {}
     for folder in root.iterdir():
-        # Another store may be damaged or of an earlier format: then it is no help.
+        # A store that is damaged or of an earlier format is ignored.
         with contextlib.suppress(InputError):
-            stats |= (read_meta(folder) or {"stats": {}})["stats"]
-    return stats
+            checksums |= (read_meta(folder) or {"stats": {}})["stats"]
+    return checksums
 
 
 @contextlib.contextmanager
@@ -133,74 +133,83 @@ def _locked(root: Path, name: str) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         raise write_error(path, error) from error
-    # The file stays behind: were it removed, a process that waits for it would hold a lock that
-    # nobody else can see.
+    # The file is not removed: a process waiting for it would then lock a file that others cannot
+    # see.
     with file:
         yield
 
 
-def _build(
-    texts: Source,
+def _build_store(
+    documents: DocumentSource,
     encode: Callable[[Iterable[list[str]]], Iterator[EncodedDocuments]],
     path: Path,
     dtype: str,
     fingerprint: dict[str, Any],
-    report: Callable[[str], None],
+    report: Callable[[str], None] | None,
 ) -> None:
     """Writes a store to a temporary folder, then moves it; on any error nothing is left."""
-    if path.exists():  # told before hours of work that could not be moved there
+    if path.exists():  # checked before hours of work that could not be moved there
         raise damage_error(path, f"it has no {META}")
     scratch = path.with_name(f".{path.name}.part")
-    shutil.rmtree(scratch, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process
     try:
         scratch.mkdir()
         writer = StoreWriter(scratch, dtype)
         with contextlib.closing(writer):
-            start = said = time.monotonic()
-            for part in encode(_batches(texts)):
-                writer.add(part)
-                if time.monotonic() - said > _PAUSE:
-                    said = time.monotonic()
-                    report(_progress(writer, said - start))
-            # Before the seal: a file that changed meanwhile would be in the store half and half.
-            _check(writer, texts)
+            start = last_report = time.monotonic()
+            for encoded in encode(_batches(documents)):
+                writer.add(encoded)
+                if report and time.monotonic() - last_report > _REPORT_SECONDS:
+                    last_report = time.monotonic()
+                    report(_progress_message(writer, last_report - start))
+            # Before the seal: of a file that changed meanwhile, old and new text would be mixed.
+            _check_documents(writer, documents)
             writer.seal(
-                fingerprint=fingerprint, stats=texts.stats, source=texts.place,
-                skipped=texts.skipped, first_skipped=texts.first_skipped,
-            )  # fmt: skip
-        # Other processes see no store or a whole one, never a part.
+                fingerprint=fingerprint,
+                stats=documents.stats,
+                source=documents.place,
+                skipped=documents.skipped,
+                first_skipped=documents.first_skipped,
+            )
+        # Atomic: other processes see either no store or a complete one.
         os.rename(scratch, path)
-        report(_progress(writer, time.monotonic() - start))
+        if report:
+            report(_progress_message(writer, time.monotonic() - start))
     except OSError as error:
         raise write_error(path, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _progress(writer: StoreWriter, seconds: float) -> str:
+def _progress_message(writer: StoreWriter, seconds: float) -> str:
     return (
         f"indexed {writer.documents:,} documents, {writer.num_units:,} units, "
         f"{writer.tokens:,} tokens in {seconds:.0f} s"
     )
 
 
-def _check(writer: StoreWriter, texts: Source) -> None:
+def _check_documents(writer: StoreWriter, documents: DocumentSource) -> None:
     """Raises InputError if there is no text, or files changed while they were read."""
     if not writer.tokens:
-        why = f"; {texts.skipped} skipped, the first: {texts.first_skipped}" * bool(texts.skipped)
-        raise InputError(
-            f"corpus {texts.place!r} is empty: no document has text, {writer.empty} are blank{why}"
+        skipped = (
+            f"; {documents.skipped} skipped, the first: {documents.first_skipped}"
+            if documents.skipped
+            else ""
         )
-    texts.check_unmoved()
+        raise InputError(
+            f"corpus {documents.place!r} is empty: no document has text, {writer.empty} are blank"
+            f"{skipped}"
+        )
+    documents.check_files_unchanged()
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of documents, cut by their size alone."""
+    """Yields lists of consecutive documents, divided by their size alone."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
         size += len(document)
-        if size >= _BATCH:
+        if size >= _BATCH_CHARS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -211,19 +220,19 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
 def _workers(
     encoder: TextEncoder, processes: int
 ) -> Iterator[Callable[[Iterable[list[str]]], Iterator[EncodedDocuments]]]:
-    """Starts the processes; gives what encodes batches with them, in order."""
+    """Starts the processes; yields a function that encodes batches with them, in order."""
     if processes == 1:
-        # In this process: no start of processes, and nothing is pickled.
+        # In this process: none is started, and nothing is pickled.
         yield partial(map, encoder)
         return
     # Not fork: this process may run JAX's threads, and a child would inherit their locks as held.
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, spawn, initializer=start_worker, initargs=(encoder,))
     try:
-        _submit(pool, os.getpid).result()  # they have started
-        yield partial(_in_order, pool, processes * _AHEAD)
+        _submit(pool, os.getpid).result()  # waits until they have started
+        yield partial(_encode_in_order, pool, processes * _BATCHES_PER_PROCESS)
     except BrokenProcessPool as error:
-        time.sleep(_GRACE)  # a signal that ended them may be on its way to this process too
+        time.sleep(_SIGNAL_SECONDS)
         raise InputError(
             "an indexing process ended without a result: out of memory, killed, or started from a "
             'script without if __name__ == "__main__"; reduce corpus.processes (1 starts none)'
@@ -232,21 +241,21 @@ def _workers(
         pool.shutdown(cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, *given: Any) -> Future:
+def _submit(pool: ProcessPoolExecutor, function: Callable, *args: Any) -> Future:
     """Submits a call; the pool may start a process for it."""
     with signals.starting_children():
-        return pool.submit(*given)
+        return pool.submit(function, *args)
 
 
-def _in_order(
-    pool: ProcessPoolExecutor, ahead: int, batches: Iterable[list[str]]
+def _encode_in_order(
+    pool: ProcessPoolExecutor, max_pending: int, batches: Iterable[list[str]]
 ) -> Iterator[EncodedDocuments]:
-    """Encodes batches with at most `ahead` of them in memory."""
-    waiting: deque[Future[EncodedDocuments]] = deque()
+    """Encodes batches with at most `max_pending` of them in memory."""
+    pending: deque[Future[EncodedDocuments]] = deque()
     for batch in batches:
-        waiting.append(_submit(pool, encode_here, batch))
-        # The oldest first: the store has the documents in their order, whichever is ready.
-        if len(waiting) == ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+        pending.append(_submit(pool, encode_in_worker, batch))
+        # The oldest first: the store keeps the order of the documents.
+        if len(pending) == max_pending:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()

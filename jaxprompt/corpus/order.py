@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxprompt.errors import InputError
 
-# 4 rounds are enough with ideal round functions (Luby & Rackoff 1988); the mixer below is none.
+# 4 rounds are enough for ideal round functions (Luby & Rackoff 1988), which the mixer below is not.
 _ROUNDS = 8
 _MASK = 2**32 - 1
 
@@ -25,80 +25,85 @@ class Shuffle(Sequence[int]):
         self._n = n
         # Over fewer than 2 x 4 bits the rounds cannot reach most permutations.
         self._bits = max(4, -(-max(n - 1, 0).bit_length() // 2))
-        # Their number counts too: to SeedSequence itself (3,) and (3, 0) are the same.
-        bits = np.random.SeedSequence((len(seeds), *seeds))
-        self._keys = bits.generate_state(_ROUNDS).tolist()
+        # With the number of seeds, because SeedSequence gives (3,) and (3, 0) the same state.
+        entropy = np.random.SeedSequence((len(seeds), *seeds))
+        self._keys = entropy.generate_state(_ROUNDS).tolist()
 
     def __len__(self) -> int:
-        """The n of range(n)."""
+        """Returns the n of range(n)."""
         return self._n
 
     @overload
-    def __getitem__(self, place: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, index: slice) -> list[int]: ...
 
-    def __getitem__(self, place: int | slice) -> int | list[int]:
-        """The number at `place`, or those of a slice."""
-        if isinstance(place, slice):
-            return [self[at] for at in range(len(self))[place]]
-        if not 0 <= place < self._n:
-            raise IndexError(f"place {place} of a shuffle of {self._n}")
-        # For more than 256 numbers the range holds over a quarter of the network's, so that a walk
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """Returns the number at `index`, or those of a slice."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        if not 0 <= index < self._n:
+            raise IndexError(f"place {index} of a shuffle of {self._n}")
+        # Above 256 numbers, range(n) is over a quarter of the network's domain, so that the loop
         # takes fewer than 4 steps on average.
         bits = self._bits
-        low = (1 << bits) - 1
-        number = place
+        half_mask = (1 << bits) - 1
+        number = index
         while True:
-            left, right = number >> bits, number & low
+            left, right = number >> bits, number & half_mask
             for key in self._keys:
                 # The first two primes of xxHash32, as multipliers modulo 2^32.
                 mixed = (right ^ key) * 0x9E3779B1 & _MASK
                 mixed = (mixed ^ mixed >> 15) * 0x85EBCA77 & _MASK
-                left, right = right, left ^ ((mixed ^ mixed >> 13) & low)
+                left, right = right, left ^ ((mixed ^ mixed >> 13) & half_mask)
             number = left << bits | right
             if number < self._n:
                 return number
 
 
 @dataclass(frozen=True)
-class Share(Sequence[int]):
-    """The document numbers of one side of a divided corpus."""
+class DocumentSplit(Sequence[int]):
+    """The document numbers of the training or the held-out part of a corpus."""
 
     order: Shuffle
     start: int
     stop: int
 
     def __len__(self) -> int:
-        """Returns the number of documents on this side."""
+        """Returns the number of documents of this part."""
         return self.stop - self.start
 
     @overload
-    def __getitem__(self, place: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, index: slice) -> list[int]: ...
 
-    def __getitem__(self, place: int | slice) -> int | list[int]:
-        """The document at `place`, or those of a slice."""
-        places = range(self.start, self.stop)[place]
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """Returns the document at `index`, or those of a slice."""
+        places = range(self.start, self.stop)[index]
         return self.order[places] if isinstance(places, int) else [self.order[i] for i in places]
 
 
-def divide(documents: int, held_out: float, seed: int) -> tuple[Share, Share]:
-    """Divides range(documents) by `seed` into the training and the held-out part.
+def split_held_out(
+    documents: int, held_out: float, seed: int
+) -> tuple[DocumentSplit, DocumentSplit]:
+    """Splits range(documents) by `seed` into the training and the held-out part.
 
     `held_out` is the held-out share, 0 to 1; a share over 0 gives at least one document.
     """
     if not 0 <= held_out < 1:
         raise InputError(f"corpus.held_out={held_out} must be at least 0 and below 1, e.g. 0.01")
-    kept = max(1, round(held_out * documents)) if held_out else 0
-    if kept >= documents:
+    num_held_out = max(1, round(held_out * documents)) if held_out else 0
+    if num_held_out >= documents:
         raise InputError(
-            f"corpus.held_out={held_out} holds out {kept} of {documents} documents, which leaves "
-            "none to train on; add text, or split a .txt into more documents by "
+            f"corpus.held_out={held_out} holds out {num_held_out} of {documents} documents, "
+            "which leaves none to train on; add text, or split a .txt into more documents by "
             "corpus.documents=line or blank"
         )
     order = Shuffle(documents, seed)
-    return Share(order, kept, documents), Share(order, 0, kept)
+    return (
+        DocumentSplit(order, num_held_out, documents),
+        DocumentSplit(order, 0, num_held_out),
+    )

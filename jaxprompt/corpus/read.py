@@ -24,12 +24,12 @@ DOCUMENTS = ("file", "line", "blank")
 ON_ERROR = ("raise", "skip")
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
-_CHUNK = 2**20  # bytes read at once
-_LINE = 8  # times as long as its text may a line of JSON be, for escapes and other columns
-_CLOCK = 2.0  # seconds, the coarsest clock of a file system (FAT; those of Linux have 1 to 10 ms)
-_SAMPLED = 256  # rows that stand for a data set whose files are not ours to read
+_CHUNK_BYTES = 2**20  # read at once
+_LINE_FACTOR = 8  # maximum length of a JSON line over that of its text: escapes, other columns
+_CLOCK_SECONDS = 2.0  # the coarsest clock of a file system (FAT; those of Linux have 1 to 10 ms)
+_FINGERPRINT_ROWS = 256  # sampled from a data set of the hub or TFDS
 
-Document = str | InputError  # what is wrong with a document comes in its place
+Document = str | InputError  # the text, or the error of a document that cannot be read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ class TextSettings:
 
     def __post_init__(self):
         """Checks values that come from a config."""
-        known = {
+        choices = {
             "documents": DOCUMENTS, "paragraphs": PARAGRAPHS, "units": UNITS, "on_error": ON_ERROR,
         }  # fmt: skip
-        for name, values in known.items():
+        for name, values in choices.items():
             if getattr(self, name) not in values:
                 raise InputError(
                     f"corpus {name} {getattr(self, name)!r} is unknown; use one of "
@@ -64,7 +64,7 @@ class TextSettings:
             raise InputError(f"corpus max_document {self.max_document} must be at least 1 byte")
 
 
-class Source:
+class DocumentSource:
     """A source of documents: a folder, a file, a glob, hub:owner/name[:subset], tfds:name."""
 
     def __init__(self, place: str, settings: TextSettings, cache_dir: str | None = None):
@@ -75,12 +75,12 @@ class Source:
         self.first_skipped = ""
         self._rows: Rows | None = None
         self.files: dict[str, Path] = {}
-        self.stats: dict[str, int] = {}  # CRC-32 by `stat_key`, of settled files as last seen
-        self._checksums: dict[str, int] = {}  # CRC-32 of all files as last seen, by name
-        self.runs: list[str] = []  # folders of runs, whose files are not text of the corpus
-        self.others: list[str] = []  # files that are no text by their names
+        self.stats: dict[str, int] = {}  # CRC-32 by `stat_key`, of settled files
+        self._checksums: dict[str, int] = {}  # CRC-32 of all files, by name
+        self.runs: list[str] = []  # run directories, whose files are not text of the corpus
+        self.others: list[str] = []  # files whose names have other suffixes
         if place.startswith(("hub:", "tfds:")):
-            # A task of one field, by which the readers of examples also read plain text.
+            # A task of one field, so that the readers of examples also read plain text.
             task = custom_task(fields=[settings.field])
             self._rows = read_split(task, settings.split, source=place, cache_dir=cache_dir)
         else:
@@ -101,40 +101,41 @@ class Source:
     def _documents(self) -> Iterator[Document]:
         if self._rows is not None:
             for i in range(len(self._rows)):
-                yield _of_row(self._rows, i, self.settings)
+                yield _row_text(self._rows, i, self.settings)
         for path in self.files.values():
             with file_errors(path):
                 yield from _reader(path)(path, self.settings)
 
-    def fingerprint(self, known: Mapping[str, int]) -> dict[str, list[int]]:
+    def fingerprint(self, checksums: Mapping[str, int]) -> dict[str, list[int]]:
         """Returns [bytes, CRC-32] of each file by its name, or [rows, CRC-32] of a data set.
 
-        `known` has the CRC-32 of files that were read before, by `stat_key`; they are not read
+        `checksums` has the CRC-32 of files that were read before, by `stat_key`; they are not read
         again.
         """
         if self._rows is not None:
             # Evenly over all rows: reading a whole data set would take as long as indexing it.
-            places = range(0, len(self._rows), max(1, len(self._rows) // _SAMPLED))
-            rows = [str(_of_row(self._rows, i, self.settings)) for i in places]
-            crc = zlib.crc32("\0".join(rows).encode("utf-8", "backslashreplace"))
+            step = max(1, len(self._rows) // _FINGERPRINT_ROWS)
+            sample = range(0, len(self._rows), step)
+            texts = [str(_row_text(self._rows, i, self.settings)) for i in sample]
+            crc = zlib.crc32("\0".join(texts).encode("utf-8", "backslashreplace"))
             return {self.place: [len(self._rows), crc]}
-        found = {}
+        fingerprint = {}
         for name, path in self.files.items():
             with file_errors(path):
-                # Its key tells whether a file is as another store has seen it.
                 key, size, is_settled = stat_key(path), path.stat().st_size, _is_settled(path)
-                crc = known[key] if key in known else file_checksum(path)
+                # The same key means that the file is unchanged since it was read.
+                crc = checksums[key] if key in checksums else file_checksum(path)
                 if is_settled:
                     self.stats[key] = crc
                 self._checksums[name] = crc
-            found[name] = [size, crc]
-        return found
+            fingerprint[name] = [size, crc]
+        return fingerprint
 
-    def check_unmoved(self) -> None:
+    def check_files_unchanged(self) -> None:
         """Raises InputError if a file has changed since `fingerprint`."""
         for name, path in self.files.items():
             with file_errors(path):
-                # A file that only got another link or mode has another key, and the same text.
+                # A file with a new link or mode has another key but the same text.
                 is_same = path.is_file() and (
                     stat_key(path) in self.stats or file_checksum(path) == self._checksums[name]
                 )
@@ -156,33 +157,33 @@ def stat_key(path: Path) -> str:
 
 def _is_settled(path: Path) -> bool:
     """Returns whether another change would be visible in a file's times, which are coarse."""
-    return time.time() - path.stat().st_ctime > _CLOCK
+    return time.time() - path.stat().st_ctime > _CLOCK_SECONDS
 
 
 # -- files ----------------------------------------------------------------------------------------
 
 
-def root_of(place: str) -> Path | None:
+def root_folder(place: str) -> Path | None:
     """Returns the folder that contains the files of a place; None for a file, the hub and TFDS."""
     if place.startswith(("hub:", "tfds:")) or os.path.isfile(folder := user_path(place)):
         return None
     parts = folder.parts if not os.path.isdir(folder) else ()
-    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
-    return Path(*fixed) if parts else folder
+    literal = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    return Path(*literal) if parts else folder
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yields the contents of a folder, following links; a folder is visited once."""
-    seen = {os.path.realpath(folder)}
-    for place, inner, names in os.walk(folder, followlinks=True):
-        yield from (Path(place, name) for name in names)
+    """Yields the files of a folder, following links; each folder is visited once."""
+    visited = {os.path.realpath(folder)}
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        yield from (Path(parent, name) for name in files)
         # Folders before links to them.
-        found = sorted((os.path.islink(path := os.path.join(place, n)), n, path) for n in inner)
-        inner.clear()
-        for _, name, path in found:
-            if (real := os.path.realpath(path)) not in seen:
-                seen.add(real)
-                inner.append(name)
+        paths = {name: os.path.join(parent, name) for name in folders}
+        folders.clear()
+        for name in sorted(paths, key=lambda name: (os.path.islink(paths[name]), name)):
+            if (real := os.path.realpath(paths[name])) not in visited:
+                visited.add(real)
+                folders.append(name)
 
 
 def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:
@@ -195,110 +196,112 @@ def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:
     if os.path.isdir(folder):
         paths, top = list(_walk(folder)), folder
     elif glob.has_magic(str(folder)):
-        found = glob.glob(str(folder), recursive=True)
-        by_depth = sorted(map(Path, found), key=lambda path: (len(path.parts), path))
-        once = {(os.path.realpath(path.parent), path.name): path for path in reversed(by_depth)}
-        paths = [path for path in once.values() if path.is_file()]
+        matches = glob.glob(str(folder), recursive=True)
+        by_depth = sorted(map(Path, matches), key=lambda path: (len(path.parts), path))
+        # Of several links to one file, the path that is least deep.
+        unique = {(os.path.realpath(path.parent), path.name): path for path in reversed(by_depth)}
+        paths = [path for path in unique.values() if path.is_file()]
         top = Path(os.path.commonpath([path.parent for path in paths])) if paths else folder
     else:
         raise InputError(
             f"corpus {place!r} does not exist; use a folder, a file, a pattern such as "
             "folder/*.jsonl.gz, hub:owner/name or tfds:name"
         )
-    root = root_of(place)
-    hidden = lambda path: any(part.startswith(".") for part in path.relative_to(root).parts)
-    paths = [path for path in paths if not hidden(path)]
+    root = root_folder(place) or folder
+    paths = [p for p in paths if not any(x.startswith(".") for x in p.relative_to(root).parts)]
     texts = [path for path in paths if path.name.endswith(SUFFIXES) and path.is_file()]
     folders = {folder for path in texts for folder in path.parents if root in folder.parents}
     runs = set(filter(is_run, folders))
     texts = [path for path in texts if runs.isdisjoint(path.parents)]
     if not texts:
-        there = ", ".join(sorted(path.name for path in paths)[:8]) or "nothing"
+        listed = ", ".join(sorted(path.name for path in paths)[:8]) or "nothing"
         raise InputError(
-            f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it has: {there}"
+            f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it has: {listed}"
         )
-    # Names inside the place: a corpus that is moved keeps its fingerprint.
+    # Relative names: a corpus that is moved keeps its fingerprint.
     names = (user_path(path.relative_to(top), "corpus file").as_posix() for path in texts)
     files = dict(zip(names, texts, strict=True))
-    # Their order numbers the documents, so it must not be the file system's.
     read = set(texts)
     others = [p for p in paths if p not in read and runs.isdisjoint(p.parents)]
+    # Sorted, because their order numbers the documents and must not depend on the file system.
     return dict(sorted(files.items())), sorted(map(str, runs)), sorted(map(str, others))
 
 
 def _reader(path: Path) -> Callable[[Path, TextSettings], Iterator[Document]]:
     if path.suffix == ".parquet":
-        return _of_parquet
-    return _of_text if path.name.endswith((".txt", ".txt.gz")) else _of_json_lines
+        return _read_parquet
+    return _read_text if path.name.endswith((".txt", ".txt.gz")) else _read_json_lines
 
 
-def _of_text(path: Path, settings: TextSettings) -> Iterator[Document]:
-    for line, offset, data in _pieces(path, settings.documents, settings.max_document):
+def _read_text(path: Path, settings: TextSettings) -> Iterator[Document]:
+    for line, offset, data in _split_file(path, settings.documents, settings.max_document):
         where = str(path) if settings.documents == "file" else f"{path}:{line}"
         if len(data) > settings.max_document:
-            cure = ", or set corpus.documents=line or blank if the file has many"
-            yield _too_long(where, settings.max_document, cure)
+            advice = ", or set corpus.documents=line or blank if the file has many"
+            yield _length_error(where, settings.max_document, advice)
         else:
-            yield _decoded(data, where, offset)
+            yield _decode(data, where, offset)
 
 
-def _of_json_lines(path: Path, settings: TextSettings) -> Iterator[Document]:
-    limit = _LINE * settings.max_document
-    for line, offset, data in _pieces(path, "line", limit):
+def _read_json_lines(path: Path, settings: TextSettings) -> Iterator[Document]:
+    limit = _LINE_FACTOR * settings.max_document
+    for line, offset, data in _split_file(path, "line", limit):
         where = f"{path}:{line}"
         if len(data) > limit:
-            limit_and_fix = (
-                f"{limit:,} bytes, {_LINE} x corpus.max_document; raise corpus.max_document"
+            yield InputError(
+                f"{where}: a line of over {limit:,} bytes, {_LINE_FACTOR} x corpus.max_document; "
+                "raise corpus.max_document"
             )
-            yield InputError(f"{where}: a line of over {limit_and_fix}")
             continue
-        text = _decoded(data, where, offset)
-        yield text if isinstance(text, InputError) else _parsed(text, where, settings)
+        text = _decode(data, where, offset)
+        yield text if isinstance(text, InputError) else _parse_line(text, where, settings)
 
 
-def _parsed(line: str, where: str, settings: TextSettings) -> Document:
+def _parse_line(line: str, where: str, settings: TextSettings) -> Document:
     try:
         row = parse_json(line)
     except ValueError as error:
         return InputError(f"{where}: broken JSON ({error}); fix or remove this line")
-    return _field(row, where, settings)
+    return _field_text(row, where, settings)
 
 
-def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yields (line, offset, bytes) of the parts of a file, by DOCUMENTS, except blank ones.
+def _split_file(path: Path, separator: str, limit: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yields (line, offset, bytes) of the documents of a file, except blank ones.
 
-    Parts over `limit` are kept only as far as needed to see that they are.
+    `separator` is one of DOCUMENTS. A document over `limit` is read only as far as needed to see
+    that it is.
     """
-    number, offset = 1, 0  # of what is read next
-    line, start, held, size = 1, 0, [], 0  # of the part at hand
-    begins = True  # a line
+    next_line, offset = 1, 0
+    line, start, chunks, size = 1, 0, [], 0  # of the current document
+    at_line_start = True
     with open_unpacked(path) as file:
-        # A chunk is a line, or a part of one that is longer: a file without line ends must not be
-        # read at once.
-        for chunk in iter(partial(file.readline, _CHUNK), b""):
-            ends = chunk.endswith(b"\n")
+        # A chunk is a line or part of a longer one: a file without line ends must not be read at
+        # once.
+        for chunk in iter(partial(file.readline, _CHUNK_BYTES), b""):
+            ends_line = chunk.endswith(b"\n")
             if size <= limit:
-                held.append(chunk)
+                chunks.append(chunk)
             size += len(chunk)
-            offset, number = offset + len(chunk), number + ends
-            # White space ends a document only as a whole line, not as the rest of a long one.
-            if ends and (parted == "line" or (parted == "blank" and begins and not chunk.strip())):
-                if not all(map(bytes.isspace, held)):
-                    yield line, start, b"".join(held)
-                line, start, held, size = number, offset, [], 0
-            begins = ends
-    if parted != "file" and number == 1 and b"\r" in b"".join(held).strip():
+            offset, next_line = offset + len(chunk), next_line + ends_line
+            # White space ends a document only as a whole line, not as the end of a long one.
+            is_blank_line = at_line_start and not chunk.strip()
+            if ends_line and (separator == "line" or (separator == "blank" and is_blank_line)):
+                if not all(map(bytes.isspace, chunks)):
+                    yield line, start, b"".join(chunks)
+                line, start, chunks, size = next_line, offset, [], 0
+            at_line_start = ends_line
+    if separator != "file" and next_line == 1 and b"\r" in b"".join(chunks).strip():
         raise InputError(
             f"{path}: its lines end in a carriage return only; end them with a line feed, e.g. by "
             f"tr '\\r' '\\n' < {path.name}"
         )
-    if not all(map(bytes.isspace, held)):
-        yield line, start, b"".join(held)
+    if not all(map(bytes.isspace, chunks)):
+        yield line, start, b"".join(chunks)
 
 
-def _decoded(data: bytes, where: str, offset: int) -> Document:
+def _decode(data: bytes, where: str, offset: int) -> Document:
     try:
-        # A byte order mark is no text. Not utf-8-sig, whose errors count bytes behind the mark.
+        # Without the byte order mark. Not utf-8-sig, whose errors count bytes after the mark.
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         return InputError(
@@ -307,26 +310,26 @@ def _decoded(data: bytes, where: str, offset: int) -> Document:
         )
 
 
-def _of_parquet(path: Path, settings: TextSettings) -> Iterator[Document]:
+def _read_parquet(path: Path, settings: TextSettings) -> Iterator[Document]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path, buffer_size=_CHUNK) as file:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_CHUNK_BYTES) as file:
             names = file.schema_arrow.names
             if settings.field not in names:
-                raise _no_field(str(path), settings.field, names)
+                raise _field_error(str(path), settings.field, names)
             if (count := names.count(settings.field)) > 1:
                 raise InputError(
                     f"{path}: {count} columns have the name {settings.field!r}; rename all but one"
                 )
             row = 0
-            # In small batches: a row is a document of any length.
+            # In small batches, as a document may have any length.
             for batch in file.iter_batches(batch_size=64, columns=[settings.field]):
-                # By its name: that of "a.b" also brings the column a that has a field b.
+                # By name, because columns=["a.b"] also selects a column a that has a field b.
                 for value in batch.column(settings.field):
                     row += 1
-                    yield _value(value.as_py, f"{path}: row {row}", settings)
+                    yield _value_text(value.as_py, f"{path}: row {row}", settings)
     except pyarrow.ArrowException as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path}: broken Parquet file ({reason}); write it again") from None
@@ -335,47 +338,49 @@ def _of_parquet(path: Path, settings: TextSettings) -> Iterator[Document]:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def _of_row(rows: Rows, i: int, settings: TextSettings) -> Document:
-    return _value(lambda: rows[i], rows.origin(i), settings)
+def _row_text(rows: Rows, i: int, settings: TextSettings) -> Document:
+    return _value_text(lambda: rows[i], rows.origin(i), settings)
 
 
-def _value(get: Callable[[], Any], where: str, settings: TextSettings) -> Document:
-    """Reads a value whose reading decodes text: a row, or the field itself."""
+def _value_text(read: Callable[[], Any], where: str, settings: TextSettings) -> Document:
+    """Returns the text of a value, a row or the field itself, that `read` decodes."""
     try:
-        value = get()
+        value = read()
     except UnicodeDecodeError as error:
         return InputError(
             f"{where}: not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start} "
             "of the text); write the data again"
         )
-    return _field(value if isinstance(value, dict) else {settings.field: value}, where, settings)
+    row = value if isinstance(value, dict) else {settings.field: value}
+    return _field_text(row, where, settings)
 
 
-def _field(row: Any, where: str, settings: TextSettings) -> Document:
+def _field_text(row: Any, where: str, settings: TextSettings) -> Document:
     """Returns the text of a row."""
     if not isinstance(row, dict):
         return InputError(f"{where}: a row must be an object {{column: value}}, got {row!r:.40}")
     if settings.field not in row:
-        return _no_field(where, settings.field, row)
+        return _field_error(where, settings.field, row)
     text = row[settings.field]
     if not isinstance(text, str):
         return InputError(f"{where}: field {settings.field!r} must be a string, got {text!r:.40}")
     try:
-        # JSON can write half of a surrogate pair, which only encoding finds.
+        # JSON can contain half of a surrogate pair, which only encoding detects.
         size = len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         return InputError(
             f"{where}: half a surrogate pair at character {error.start}; fix the escape sequences"
         )
-    return text if size <= settings.max_document else _too_long(where, settings.max_document)
+    return text if size <= settings.max_document else _length_error(where, settings.max_document)
 
 
-def _no_field(where: str, field: str, names: Any) -> InputError:
+def _field_error(where: str, field: str, names: Any) -> InputError:
     return InputError(
         f"{where}: there is no field {field!r}; {nearest(field, map(str, names))}; set corpus.field"
     )
 
 
-def _too_long(where: str, limit: int, cure: str = "") -> InputError:
-    message = f"a document of over {limit:,} bytes; raise corpus.max_document"
-    return InputError(f"{where}: {message}{cure}")
+def _length_error(where: str, limit: int, advice: str = "") -> InputError:
+    return InputError(
+        f"{where}: a document of over {limit:,} bytes; raise corpus.max_document{advice}"
+    )

@@ -4,8 +4,8 @@ import re
 
 from jaxprompt.errors import InputError
 
-# A longer run of text is no paragraph; the tokenizer needs some hundred bytes for each character.
-_LONGEST = 2**16
+# Longer text is no paragraph, and the tokenizer needs some hundred bytes for each character.
+_MAX_CHARS = 2**16
 _ENDS = {"line": r"[\n\f\u2028\u2029]", "blank": r"\n[^\S\n]*\n|[\f\u2029]"}
 PARAGRAPHS = tuple(_ENDS)
 UNITS = ("paragraph", "sentence")
@@ -23,21 +23,21 @@ def split_units(text: str, *, units: str, paragraphs: str, language: str) -> lis
         raw = [" ".join(part.split()) for part in raw]
     parts = [stripped for part in raw if (stripped := part.strip())]
     if units == "sentence":
-        # One call for all of them: each call sets up its rules, longer than most paragraphs take.
-        found = _segment()(language, "\n\n".join(parts))
-        parts = [stripped for part in found if (stripped := part.strip())]
-    return [piece for part in parts for piece in _pieces(part)]
+        # One call for all paragraphs: setting up its rules takes longer than most paragraphs.
+        sentences = _load_segment()(language, "\n\n".join(parts))
+        parts = [stripped for sentence in sentences if (stripped := sentence.strip())]
+    return [unit for part in parts for unit in _split_long(part)]
 
 
-def check_sentences() -> str:
+def sentencex_version() -> str:
     """Returns the version of the sentence splitter; raises InputError if it is missing."""
     from importlib import metadata
 
-    _segment()
+    _load_segment()
     return metadata.version("sentencex")
 
 
-def _segment():
+def _load_segment():
     try:
         from sentencex import segment
     except ImportError:
@@ -45,12 +45,12 @@ def _segment():
     return segment
 
 
-def _pieces(text: str):
+def _split_long(text: str):
     start = 0
-    while len(text) - start > _LONGEST:
-        space = text.rfind(" ", start, start + _LONGEST)
-        end = space if space > start else start + _LONGEST
+    while len(text) - start > _MAX_CHARS:
+        space = text.rfind(" ", start, start + _MAX_CHARS)
+        end = space if space > start else start + _MAX_CHARS
         yield text[start:end]
-        # The space that is cut at belongs to neither piece.
+        # A space at the split belongs to neither part.
         start = end + (end == space)
     yield text[start:]

@@ -26,8 +26,8 @@ META = "meta.json"  # written last: a folder without it is not a store
 FORMAT = 2
 
 _FILES = {"ids": "tokens.bin", "units": "units.bin", "documents": "documents.bin"}
-_SHOWN = 3  # changes
-_AT_ONCE = 2**24  # ids that are counted together
+_MAX_CHANGES = 3  # listed in an error
+_COUNTED_IDS = 2**24  # in one call
 
 
 class Corpus:
@@ -65,7 +65,7 @@ class Corpus:
             "units": ("<i8", self.num_units + 1),
             "documents": ("<i8", self._count + 1),
         }
-        maps = {name: _map(self.folder / _FILES[name], *size) for name, size in sizes.items()}
+        maps = {name: _map_file(self.folder / _FILES[name], *size) for name, size in sizes.items()}
         self._ids, self._units, self._documents = (maps[name] for name in _FILES)
         if verify:
             self._verify()
@@ -99,8 +99,8 @@ class Corpus:
 
     def tokens(self, number: int) -> np.ndarray:
         """Returns the ids of a document, unit after unit. [tokens]"""
-        own = self.units(number)
-        return self._ids[self._units[own.start] : self._units[own.stop]]
+        units = self.units(number)
+        return self._ids[self._units[units.start] : self._units[units.stop]]
 
     def units(self, number: int) -> range:
         """Returns the numbers of the units of a document; every unit of a corpus has one."""
@@ -116,16 +116,15 @@ class Corpus:
 
     def unit_lengths(self, number: int) -> np.ndarray:
         """Returns the number of tokens of each unit of a document. [units]"""
-        own = self.units(number)
-        return np.diff(self._units[own.start : own.stop + 1])
+        units = self.units(number)
+        return np.diff(self._units[units.start : units.stop + 1])
 
     def token_counts(self) -> np.ndarray:
         """Counts the occurrences of each id in the corpus. int64 [max_id + 1]"""
         total = np.zeros(self.max_id + 1, np.int64)
-        for start in range(0, self.num_tokens, _AT_ONCE):
-            # In parts: bincount makes an int64 copy of what it counts.
-            part = np.bincount(self._ids[start : start + _AT_ONCE], minlength=len(total))
-            total += part
+        for start in range(0, self.num_tokens, _COUNTED_IDS):
+            # In parts, because bincount makes an int64 copy of its input.
+            total += np.bincount(self._ids[start : start + _COUNTED_IDS], minlength=len(total))
         return total
 
     def lengths(self) -> np.ndarray:
@@ -134,17 +133,17 @@ class Corpus:
 
     def __reduce__(self):
         """Sends the folder, not the ids, to other processes."""
-        # A pickled memory map would be all of its bytes. What this process has verified is not read
-        # again by each of its workers.
+        # A pickled memory map would contain all of its bytes. Workers need not verify the files
+        # again.
         return partial(Corpus, verify=False), (self.folder,)
 
 
-def _map(path: Path, dtype: str, size: int) -> np.ndarray:
+def _map_file(path: Path, dtype: str, size: int) -> np.ndarray:
     expected = size * np.dtype(dtype).itemsize
     actual = path.stat().st_size if path.is_file() else 0
     if actual != expected:
         raise damage_error(path.parent, f"{path.name} has {actual} bytes, not {expected}")
-    # A plain array over the map: each slice of numpy's own class costs microseconds.
+    # A plain array over the map: each slice of np.memmap takes microseconds.
     return np.asarray(np.memmap(path, dtype, "r", shape=(size,)))
 
 
@@ -172,9 +171,9 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
     return meta
 
 
-def key_of(fingerprint: Mapping[str, Any]) -> str:
+def store_name(fingerprint: Mapping[str, Any]) -> str:
     """Returns the name of the store of a fingerprint."""
-    # The format is part of the name: another layout is another store.
+    # With the format, so that another layout is another store.
     text = json.dumps([FORMAT, fingerprint], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -198,7 +197,7 @@ class StoreWriter:
             for name in ("units", "documents"):
                 # n units have n + 1 bounds, the first of which is 0.
                 self._write(name, np.zeros(1, "<i8"))
-            self._open = stack.pop_all()
+            self._exit_stack = stack.pop_all()
 
     def add(self, part: EncodedDocuments) -> None:
         """Appends documents, except those without units."""
@@ -209,7 +208,7 @@ class StoreWriter:
         )
         digests = [hashlib.blake2b(ids.data, digest_size=8).digest() for ids in texts]
         self._digests.append(np.frombuffer(b"".join(digests), "<u8"))
-        # Bounds go on from what is written, so each part is appended as it comes.
+        # Bounds continue from what is already written.
         self._write("documents", self.num_units + np.cumsum(counts))
         self._write("units", self.tokens + np.cumsum(part.lengths))
         self._write("ids", part.ids)
@@ -226,7 +225,7 @@ class StoreWriter:
         file = _FILES[name]
         self._checksums[file] = zlib.crc32(data, self._checksums[file])
 
-    def seal(self, **more: Any) -> None:
+    def seal(self, **fields: Any) -> None:
         """Flushes everything to disk, then writes the file that makes the folder a store."""
         for file in self._files.values():
             file.flush()
@@ -235,17 +234,17 @@ class StoreWriter:
         meta = dict(
             format=FORMAT, dtype=self._dtype, documents=self.documents, units=self.num_units,
             tokens=self.tokens, max_id=self._max_id, empty=self.empty, repeats=repeats,
-            checksums=self._checksums, **more,
+            checksums=self._checksums, **fields,
         )  # fmt: skip
-        with open(self._folder / META, "w", encoding="utf-8") as sealed:
-            json.dump(add_checksum(meta), sealed, indent=1)
-            sealed.flush()
-            os.fsync(sealed.fileno())
+        with open(self._folder / META, "w", encoding="utf-8") as meta_file:
+            json.dump(add_checksum(meta), meta_file, indent=1)
+            meta_file.flush()
+            os.fsync(meta_file.fileno())
 
     def close(self) -> None:
         """Closes the files, sealed or not. Raises InputError if the rest cannot be written."""
         try:
-            self._open.close()
+            self._exit_stack.close()
         except OSError as error:
             raise write_error(self._folder, error) from error
 
@@ -260,35 +259,37 @@ def _is_fingerprint(saved: Any) -> bool:
 
 
 def check_unchanged(
-    saved: Mapping[str, Any], now: Mapping[str, Any], cure: str = "use another workdir"
+    saved: Mapping[str, Any], current: Mapping[str, Any], advice: str = "use another workdir"
 ) -> None:
     """Raises InputError, with what changed, if two fingerprints differ."""
     if not _is_fingerprint(saved):
-        raise InputError(f"the record of the corpus is damaged; delete its file, or {cure}")
+        raise InputError(f"the record of the corpus is damaged; delete its file, or {advice}")
+    changes = _file_changes(saved["files"], current["files"])
+    if saved["tokenizer"] != current["tokenizer"]:
+        changes.append(f"the tokenizer, {saved['tokenizer']} -> {current['tokenizer']}")
+    old, new = saved["settings"], current["settings"]
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            changes.append(f"corpus.{name}, {old.get(name)} -> {new.get(name)}")
+    if changes:
+        omitted = len(changes) - _MAX_CHANGES
+        raise InputError(
+            f"the corpus is not the one of the saved run: {'; '.join(changes[:_MAX_CHANGES])}"
+            + (f"; and {omitted} more" if omitted > 0 else "")
+            + f"; restore it, or {advice}"
+        )
+
+
+def _file_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lists the changes between two mappings of file names to [bytes, CRC-32]."""
     changes = []
-    old, new = saved["files"], now["files"]
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
             changes.append(f"{name} is missing")
         elif name not in old:
             changes.append(f"{name} is new")
+        elif old[name][0] != new[name][0]:
+            changes.append(f"{name} has a different size, {old[name][0]} -> {new[name][0]}")
         elif old[name] != new[name]:
-            sizes = f"{old[name][0]} -> {new[name][0]}"
-            # Of equal size, so that the CRC alone differs.
-            same = old[name][0] == new[name][0]
-            changes.append(
-                f"{name} has different text" if same else f"{name} has a different size, {sizes}"
-            )
-    if saved["tokenizer"] != now["tokenizer"]:
-        changes.append(f"the tokenizer, {saved['tokenizer']} -> {now['tokenizer']}")
-    old, new = saved["settings"], now["settings"]
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
-            changes.append(f"corpus.{name}, {old.get(name)} -> {new.get(name)}")
-    if changes:
-        more = len(changes) - _SHOWN
-        raise InputError(
-            f"the corpus is not the one of the saved run: {'; '.join(changes[:_SHOWN])}"
-            + (f"; and {more} more" if more > 0 else "")
-            + f"; restore it, or {cure}"
-        )
+            changes.append(f"{name} has different text")
+    return changes

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.corpus.read import Source, TextSettings
+from jaxprompt.corpus.read import DocumentSource, TextSettings
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer, parse_pieces
 from jaxprompt.errors import InputError, at_least, nearest
 from jaxprompt.files import dumps, make_folder, read_json, write_atomic, write_error
@@ -22,23 +22,23 @@ SENTINELS = 100  # of T5, <extra_id_0> being the last id
 _FAMILIES = {
     "bert": "wordpiece", "electra": "wordpiece", "roberta": "bpe", "gpt2": "bpe", "t5": "unigram",
 }  # fmt: skip
-_FIRST = {  # the specials in front of a vocabulary, in the order of the released ones
+_FIRST_SPECIALS = {  # before all words of a vocabulary, in the order of the released ones
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
     "electra": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
     "roberta": ["<s>", "<pad>", "</s>", "<unk>"],
     "gpt2": [],
     "t5": ["<pad>", "</s>", "<unk>"],
 }
-_LAST = {
+_LAST_SPECIALS = {  # after all words
     "roberta": ["<mask>"],
     "gpt2": ["<|endoftext|>"],
     "t5": [f"<extra_id_{i}>" for i in reversed(range(SENTINELS))],
 }
-_SMALLEST = {"wordpiece": 100, "bpe": 300, "unigram": 200}  # bytes alone are 256
-_LARGEST = 10**6  # for which the trainers reserve memory at once
-_RECORD = "trained_from.json"  # what a tokenizer was trained from
-_SPACE = re.compile(r"[ \t\n\r]+")  # at which words end for WordPiece; it drops other controls
-_THREADS = 8  # of SentencePiece, whose sums depend on how many there are
+_MIN_SIZES = {"wordpiece": 100, "bpe": 300, "unigram": 200}  # bytes alone are 256
+_MAX_SIZE = 10**6  # for which the trainers reserve memory at once
+_RECORD = "trained_from.json"  # the text and options that a tokenizer was trained with
+_SPACE = re.compile(r"[ \t\n\r]+")  # what separates words for WordPiece; it drops other controls
+_THREADS = 8  # of SentencePiece, whose sums depend on their number
 
 
 def train_tokenizer(
@@ -73,37 +73,36 @@ def train_tokenizer(
     if family not in _FAMILIES:
         raise InputError(f"no tokenizer family {family!r}; {nearest(family, _FAMILIES)}")
     kind = _FAMILIES[family]
-    at_least(f"vocab_size of a {kind} tokenizer", vocab_size, _SMALLEST[kind])
-    if vocab_size > _LARGEST:
+    at_least(f"vocab_size of a {kind} tokenizer", vocab_size, _MIN_SIZES[kind])
+    if vocab_size > _MAX_SIZE:
         raise InputError(
-            f"vocab_size of a {kind} tokenizer={vocab_size} must be at most {_LARGEST}"
+            f"vocab_size of a {kind} tokenizer={vocab_size} must be at most {_MAX_SIZE}"
         )
     folder = make_folder(folder)
     if (folder / "config.json").exists():  # it would be read in place of the model's own
         raise InputError(f"{folder} has a model with its tokenizer; use another folder")
-    is_there, path = (folder / "tokenizer.json").exists(), folder / _RECORD
-    taken = f"{folder} already has a tokenizer.json; delete it, or use another folder"
-    if is_there and not path.is_file():
-        raise InputError(taken)
-    texts = Source(source, settings or TextSettings(), cache_dir)
-    # A pass for the size alone: which documents are taken depends on it.
-    size, digest = 0, hashlib.sha256()
-    for text in texts:
-        size += len(text)
+    exists, record_path = (folder / "tokenizer.json").exists(), folder / _RECORD
+    if exists and not record_path.is_file():
+        raise InputError(f"{folder} already has a tokenizer.json; delete it, or use another folder")
+    documents = DocumentSource(source, settings or TextSettings(), cache_dir)
+    # A pass for the size alone, on which the choice of documents depends.
+    num_chars, digest = 0, hashlib.sha256()
+    for text in documents:
+        num_chars += len(text)
         digest.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
-    if not size:
+    if not num_chars:
         raise InputError(f"corpus {source!r} is empty: there is no text to train a tokenizer on")
     record = dict(
         family=family, vocab_size=vocab_size, lowercase=lowercase, max_chars=max_chars,
         sha256=digest.hexdigest(),
     )  # fmt: skip
-    if not is_there:
+    if not exists:
         options = {"do_lower_case": lowercase} if kind == "wordpiece" else {}
-        chosen = lambda: islice(texts, 0, None, -(-size // max_chars))
-        tokenizer = _train(family, chosen, vocab_size, options)
-        write_atomic(path, dumps(record, indent=2))
+        every = -(-num_chars // max_chars)
+        tokenizer = _train(family, lambda: islice(documents, 0, None, every), vocab_size, options)
+        write_atomic(record_path, dumps(record, indent=2))
         _save(tokenizer, folder)
-    elif read_json(path, "what trained a tokenizer") != record:
+    elif read_json(record_path, "what trained a tokenizer") != record:
         raise InputError(
             f"{folder} already has a tokenizer.json of other options or another text; delete it, "
             "or use another folder"
@@ -116,34 +115,34 @@ def _train(
 ) -> Tokenizer:
     """Trains with the family's normalizer and pre-tokenizer, then adds the vocabulary.
 
-    `texts` starts the documents again.
+    Each call of `texts` iterates over the documents from the start.
     """
     import transformers
 
-    # Among the names of transformers' own types this one is missing.
+    # The type stubs of transformers lack this name.
     electra = transformers.ElectraTokenizer  # type: ignore[attr-defined]
     classes = {
         "bert": transformers.BertTokenizer, "electra": electra,
         "roberta": transformers.RobertaTokenizer, "gpt2": transformers.GPT2Tokenizer,
         "t5": transformers.T5Tokenizer,
     }  # fmt: skip
-    # Made without a vocabulary, it still has the family's normalizer and pre-tokenizer.
-    steps = classes[family](**options).backend_tokenizer
-    # Trainers put special tokens in front; those that stand behind all words are added afterwards.
-    kind, last = _FAMILIES[family], _LAST.get(family, [])
+    # Even without a vocabulary it has the family's normalizer and pre-tokenizer.
+    backend = classes[family](**options).backend_tokenizer
+    # Trainers put special tokens first; those after all words are added here.
+    kind, last = _FAMILIES[family], _LAST_SPECIALS.get(family, [])
     size = vocab_size - len(last)
     try:
         if kind == "unigram":
-            # Its vocabulary is a list of pieces with scores; the others map a token to its id.
-            pieces = _train_unigram(texts(), size)
-            vocab = [*pieces, *((name, 0.0) for name in last)]
+            # Its vocabulary is a list of subwords with scores; the others map a token to its id.
+            subwords = _train_unigram(texts(), size)
+            vocab = [*subwords, *((name, 0.0) for name in last)]
             return classes[family](vocab=vocab, **options)
         train = _train_wordpiece if kind == "wordpiece" else _train_bpe
-        model = train(steps, texts, size, _FIRST[family])
+        model = train(backend, texts, size, _FIRST_SPECIALS[family])
     # The texts are read inside of the trainer, and their errors pass through it.
     except InputError:
         raise
-    except Exception as error:  # the Rust trainers know no other kind, SentencePiece RuntimeError
+    except Exception as error:  # the Rust trainers raise no other class, SentencePiece RuntimeError
         reason = " ".join(str(error).split()).rpartition("] ")[2][:200]
         raise InputError(
             f"no {family} tokenizer of {vocab_size} tokens can be trained on this text ({reason}); "
@@ -156,7 +155,7 @@ def _train(
 
 
 def _train_bpe(
-    steps: Any, texts: Callable[[], Iterator[str]], size: int, specials: list[str]
+    backend: Any, texts: Callable[[], Iterator[str]], size: int, specials: list[str]
 ) -> dict[str, Any]:
     """Trains a byte-level BPE, whose trainer breaks ties by ids and gives bytes theirs in order."""
     from tokenizers import models, pre_tokenizers, trainers
@@ -166,16 +165,16 @@ def _train_bpe(
         vocab_size=size, special_tokens=specials, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    return _fit(steps, texts(), models.BPE(), trainer)
+    return _fit(backend, texts(), models.BPE(), trainer)
 
 
 def _train_wordpiece(
-    steps: Any, texts: Callable[[], Iterator[str]], size: int, specials: list[str]
+    backend: Any, texts: Callable[[], Iterator[str]], size: int, specials: list[str]
 ) -> dict[str, Any]:
     """Trains a WordPiece. At most a third are characters, if there are enough words."""
     from tokenizers import models, trainers
 
-    words = _count_words(steps, texts())
+    words = _count_words(backend, texts())
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
@@ -183,57 +182,64 @@ def _train_wordpiece(
     by_count = sorted(counts, key=lambda character: (-counts[character], character))
     inner = sorted({character for word in words for character in word[1:]})
 
-    def fit(alphabet: int) -> dict[str, Any]:
+    def fit(num_characters: int) -> dict[str, Any]:
         # Rare characters become [UNK]: else they fill the vocabulary.
-        chosen = sorted(by_count[:alphabet])
-        # The trainer breaks ties by ids, and gives ##a one when it meets it in a word: in an order
-        # that differs from process to process. Tokens called special have theirs beforehand.
-        first = [*specials, *chosen, *(f"##{x}" for x in inner if x in set(chosen))]
+        alphabet = sorted(by_count[:num_characters])
+        # The trainer breaks ties by ids and gives ##a its id at its first occurrence in a word, in
+        # an order that differs between processes. Tokens called special have their ids beforehand.
+        first = [*specials, *alphabet, *(f"##{x}" for x in inner if x in set(alphabet))]
         trainer = trainers.WordPieceTrainer(
-            vocab_size=size, special_tokens=first, show_progress=False, initial_alphabet=chosen,
-            limit_alphabet=len(chosen),
-        )  # fmt: skip
-        return _fit(steps, texts(), models.WordPiece(unk_token="[UNK]"), trainer)
+            vocab_size=size,
+            special_tokens=first,
+            show_progress=False,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+        )
+        return _fit(backend, texts(), models.WordPiece(unk_token="[UNK]"), trainer)
 
-    found = fit(size // 3)
-    room, characters = size - len(found["vocab"]), sum(len(x) == 1 for x in found["vocab"])
-    if not room or characters < size // 3:
-        return found
-    # Every Chinese character is a word, and nothing is merged: the room is for more of them.
-    wider, alphabet = fit(size // 3 + room), size // 3 + room
-    while len(wider["vocab"]) > size:  # characters within words stand there a second time
-        alphabet -= len(wider["vocab"]) - size
-        wider = fit(alphabet)
-    return max(found, wider, key=lambda model: len(model["vocab"]))
+    model = fit(size // 3)
+    free, num_characters = size - len(model["vocab"]), sum(len(x) == 1 for x in model["vocab"])
+    if not free or num_characters < size // 3:
+        return model
+    # Every Chinese character is a word and nothing is merged: there is space for more characters.
+    num_characters = size // 3 + free
+    wider = fit(num_characters)
+    while len(wider["vocab"]) > size:  # characters within words are in it a second time, with ##
+        num_characters -= len(wider["vocab"]) - size
+        wider = fit(num_characters)
+    return max(model, wider, key=lambda model: len(model["vocab"]))
 
 
-def _count_words(steps: Any, texts: Iterator[str]) -> Counter[str]:
+def _count_words(backend: Any, texts: Iterator[str]) -> Counter[str]:
     """Counts the words that a tokenizer's normalizer and pre-tokenizer produce."""
     chunks: Counter[str] = Counter()
     for text in texts:
         chunks.update(_SPACE.split(text))
     words: Counter[str] = Counter()
     for chunk, count in chunks.items():
-        normalized = steps.normalizer.normalize_str(chunk)
-        for word, _ in steps.pre_tokenizer.pre_tokenize_str(normalized):
+        normalized = backend.normalizer.normalize_str(chunk)
+        for word, _ in backend.pre_tokenizer.pre_tokenize_str(normalized):
             words[word] += count
     return words
 
 
-def _fit(steps: Any, texts: Iterator[str], model: Any, trainer: Any) -> dict[str, Any]:
-    """Trains a model after the steps of another tokenizer; returns it as in tokenizer.json."""
+def _fit(backend: Any, texts: Iterator[str], model: Any, trainer: Any) -> dict[str, Any]:
+    """Trains a model after the normalizer and pre-tokenizer of `backend`.
+
+    Returns the model as in tokenizer.json.
+    """
     import tokenizers
 
-    backend = tokenizers.Tokenizer(model)
-    if steps.normalizer is not None:
-        backend.normalizer = steps.normalizer
-    backend.pre_tokenizer = steps.pre_tokenizer
-    backend.train_from_iterator(texts, trainer)
-    return json.loads(backend.to_str())["model"]
+    tokenizer = tokenizers.Tokenizer(model)
+    if backend.normalizer is not None:
+        tokenizer.normalizer = backend.normalizer
+    tokenizer.pre_tokenizer = backend.pre_tokenizer
+    tokenizer.train_from_iterator(texts, trainer)
+    return json.loads(tokenizer.to_str())["model"]
 
 
 def _train_unigram(texts: Iterator[str], size: int) -> list[tuple[str, float]]:
-    """Trains a Unigram with SentencePiece, as T5's was; returns its pieces with their scores.
+    """Trains a Unigram with SentencePiece, as T5's was; returns its subwords and their scores.
 
     The trainer of `tokenizers` sums in a different order in each process.
     """
@@ -242,14 +248,14 @@ def _train_unigram(texts: Iterator[str], size: int) -> list[tuple[str, float]]:
     words: Counter[str] = Counter()
     for text in texts:
         words.update(text.split())
-    written = io.BytesIO()
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(f"{word}\t{count}" for word, count in sorted(words.items())),
-        input_format="tsv", model_writer=written, vocab_size=size, hard_vocab_limit=False,
+        input_format="tsv", model_writer=model, vocab_size=size, hard_vocab_limit=False,
         normalization_rule_name="identity", character_coverage=1.0, max_sentence_length=2**30,
         pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=_THREADS, minloglevel=2,
     )  # fmt: skip
-    return [(piece.piece, piece.score) for piece in parse_pieces(written.getvalue()).pieces]
+    return [(entry.piece, entry.score) for entry in parse_pieces(model.getvalue()).pieces]
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
@@ -257,7 +263,7 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
     try:
         with tempfile.TemporaryDirectory() as scratch:
             tokenizer.save_pretrained(scratch)
-            # tokenizer.json comes last: where it stands all stands.
+            # tokenizer.json last: if it exists, all of them do.
             for file in sorted(Path(scratch).iterdir(), key=lambda path: path.name, reverse=True):
                 write_atomic(folder / file.name, file.read_bytes())
     except OSError as error:

@@ -14,7 +14,7 @@ from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.config.run import ReplacedTokens, RunConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import Corpus, check_unchanged
-from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
+from jaxprompt.corpus.denoise.batches import DenoisingSamples, EvalBatches
 from jaxprompt.data.text.identity import fingerprints
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.files import write_atomic
@@ -63,9 +63,9 @@ class PreparedBackbone(Prepared[AdaptationRecord]):
     tokenizer: Tokenizer
     folder: Path  # of the backbone
     corpus: Corpus
-    rows: DenoisingRows  # to learn from
-    held: DenoisingRows  # held out
-    dev: Pass  # over those
+    rows: DenoisingSamples  # to learn from
+    held: DenoisingSamples  # held out
+    dev: EvalBatches  # over those
     adapted: denoising.Adapted
 
 
@@ -92,7 +92,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             check_unchanged(saved.corpus, corpus.fingerprint)
         rows, held = denoising.read_rows(config, corpus, denoiser, tokenizer)
         share = placement.batch_part()
-        dev = Pass(
+        dev = EvalBatches(
             held,
             batch=config.data.eval_batch,
             seed=config.data.seed,
@@ -151,8 +151,8 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         source, report = config.backbone.init or config.backbone.path, adapted.report
         yield f"backbone {source} ({adapted.backbone.family}), {report.fingerprint[:12]}"
-        if report.fresh:
-            yield f"randomly initialised: {', '.join(report.fresh)}"
+        if report.absent:
+            yield f"randomly initialised: {', '.join(report.absent)}"
         if adapted.generator is not None and isinstance(config.objective, ReplacedTokens):
             generator = config.objective.generator_path or "randomly initialised"
             yield f"generator {generator} ({adapted.generator.family})"

@@ -23,13 +23,13 @@ from jaxprompt.config.run import FREE, FREE_TRAINED, RunConfig
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import (
     AnnotationWriter,
-    Reader,
+    UnitEncoder,
     check_classes,
     check_thresholds,
     check_unfinished,
     get_pattern,
 )
-from jaxprompt.corpus.ppt.reading import CUT
+from jaxprompt.corpus.ppt.reading import MAX_TOKENS
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.text.demos import COUNTS
 from jaxprompt.data.text.encoded import Encoded
@@ -128,7 +128,7 @@ def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> An
     check_thresholds(scorer.task.labels, thresholds_of(config))
     mark = f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}"
     mark += f", classifier {_digest(trained)[:12]}"
-    max_len = min(scorer.layout.max_len, CUT + scorer.model.prompt.num_slots())
+    max_len = min(scorer.layout.max_len, MAX_TOKENS + scorer.model.prompt.num_slots())
     mark += f", {max_len} tokens, {classifier.backbone.dtype}"
     return Annotator(trained, scorer.task.labels, max_len, mark)
 
@@ -157,7 +157,7 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
     """
     trained = annotator.trained
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
-    reader = Reader(
+    reader = UnitEncoder(
         corpus, scorer.tokenizer, scorer.encoder, parse(scorer.template), annotator.max_len
     )
     step = scoring_step(trained.placement, scorer.model)

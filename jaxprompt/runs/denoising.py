@@ -24,11 +24,16 @@ from jaxprompt.config.run import (
     RunConfig,
     SpanCorruption,
 )
-from jaxprompt.convert.load import Loaded, Report
-from jaxprompt.corpus import Corpus, divide
+from jaxprompt.convert.load import Loaded, LoadReport
+from jaxprompt.corpus import Corpus, split_held_out
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
-from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass, Rows, Visits
-from jaxprompt.corpus.denoise.rows import Objective as Denoiser
+from jaxprompt.corpus.denoise.batches import (
+    DenoisingSamples,
+    EvalBatches,
+    SampleSource,
+    ShuffledBatches,
+)
+from jaxprompt.corpus.denoise.samples import DenoisingObjective
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads.pretraining import TargetHead
@@ -67,7 +72,7 @@ class Adapted(NamedTuple):
     objectives: list[Objective]
     trainable: tree.Flat  # float32
     frozen: tree.Flat
-    report: Report
+    report: LoadReport
     fingerprint: str  # of all weights that it starts from
 
 
@@ -107,35 +112,37 @@ def objective_of(config: RunConfig) -> OnText:
 
 
 def read_rows(
-    config: RunConfig, corpus: Corpus, objective: Denoiser, tokenizer: Tokenizer
-) -> tuple[DenoisingRows, DenoisingRows]:
+    config: RunConfig, corpus: Corpus, objective: DenoisingObjective, tokenizer: Tokenizer
+) -> tuple[DenoisingSamples, DenoisingSamples]:
     """Cuts the documents into sequences. Returns those for training and those held out."""
-    shares = divide(len(corpus), config.corpus.held_out, config.data.seed)
+    shares = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
     pad = tokenizer.pad_token_id
     # Padding is masked, so any id will do where a tokenizer has none, as GPT-2's.
     pad = tokenizer.eos_token_id if pad is None else pad
     assert pad is not None
     train, held = (
-        DenoisingRows(corpus, share, objective, packed=objective_of(config).packed, pad_id=pad)
+        DenoisingSamples(corpus, share, objective, packed=objective_of(config).packed, pad_id=pad)
         for share in shares
     )
     return train, held
 
 
-def make_denoiser(config: RunConfig, tokenizer: Tokenizer, backbone: Backbone) -> Denoiser:
+def make_denoiser(
+    config: RunConfig, tokenizer: Tokenizer, backbone: Backbone
+) -> DenoisingObjective:
     """Returns the denoiser of an objective. Raises InputError if the tokenizer lacks a token."""
     objective, length = objective_of(config), config.data.max_len
     if isinstance(objective, CausalLM):
-        return clm.make(tokenizer, length, apart=objective.separate_documents)
+        return clm.make(tokenizer, length, separate=objective.separate_documents)
     if isinstance(objective, MaskedLM):
         make = rtd.make if isinstance(objective, ReplacedTokens) else mlm.make
         return make(
             tokenizer, length, rate=objective.rate, whole_words=objective.whole_words,
-            apart=objective.separate_documents,
+            separate=objective.separate_documents,
         )  # fmt: skip
     of_t5 = dict(
         start=backbone.module.cfg.start, pattern=config.backbone.sentinel,
-        apart=objective.separate_documents,
+        separate=objective.separate_documents,
     )  # fmt: skip
     if isinstance(objective, PrefixLM):
         return prefix_lm.make(tokenizer, length, share=objective.share, **of_t5)
@@ -312,14 +319,16 @@ class Learned(Protocol):
 
 
 def feed_rows(
-    config: RunConfig, rows: Rows, placement: Placement,
+    config: RunConfig, rows: SampleSource, placement: Placement,
     score: Callable[[Sums], dict[str, float]], flops: float,
 ) -> Feed:  # fmt: skip
     """Returns the training batches of running text, with scores and throughput for the log.
 
     `flops` are the model FLOPs of a step on all devices together.
     """
-    visits = Visits(rows, batch=config.data.batch, seed=config.seed, share=placement.batch_part())
+    visits = ShuffledBatches(
+        rows, batch=config.data.batch, seed=config.seed, share=placement.batch_part()
+    )
     meter = Meter(visits, score, flops, config.backbone.dtype, placement)
     return Feed(visits, meter.next_batch, meter.describe)
 
@@ -339,7 +348,7 @@ def score_sums(sums: Sums) -> dict[str, float]:
 
 
 def build_scores(
-    placement: Placement, learned: Learned, held: Pass, seed: int,
+    placement: Placement, learned: Learned, held: EvalBatches, seed: int,
     score: Callable[[Sums], dict[str, float]] = score_sums,
 ) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
     """Returns a function trainable -> held-out scores, with the same random masks in every pass."""
@@ -371,7 +380,7 @@ def fill(
     placement: Placement,
     adapted: Adapted,
     trainable: tree.Flat,
-    held: DenoisingRows,
+    held: DenoisingSamples,
     tokenizer: Tokenizer,
 ) -> str:
     """Returns the model's predictions on some held-out sequences as text."""
@@ -380,14 +389,14 @@ def fill(
     examples = objective_of(config).examples
     size = -(-examples // devices) * devices
     given = dict(batch=size, seed=config.data.seed, limit=examples)
-    own = next(iter(Pass(held, share=placement.batch_part(), **given)))
+    own = next(iter(EvalBatches(held, share=placement.batch_part(), **given)))
     step = jax.jit(
         with_placement(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
     )
     key = rng.key_for(config.seed, "held out")
     found = step(trainable, adapted.frozen, put_batch(placement, own), key)
     # Once more without `share`, because the report shows the rows of all processes.
-    whole = next(iter(Pass(held, **given)))
+    whole = next(iter(EvalBatches(held, **given)))
     return (
         "\n\n".join(render(config.objective.name, tokenizer, whole, *jax.device_get(found))) + "\n"
     )

@@ -20,23 +20,23 @@ from jaxprompt.build.placement import build_placement
 from jaxprompt.build.scorer import build_scorer, example_layout
 from jaxprompt.build.task import open_checked_backbone
 from jaxprompt.config.run import FREE, FREE_TRAINED, PPTConfig, RunConfig, TaskConfig
-from jaxprompt.convert.load import Loaded, Report
-from jaxprompt.corpus import Corpus, check_unchanged, divide
-from jaxprompt.corpus.denoise.batches import Pass
+from jaxprompt.convert.load import Loaded, LoadReport
+from jaxprompt.corpus import Corpus, check_unchanged, split_held_out
+from jaxprompt.corpus.denoise.batches import EvalBatches
 from jaxprompt.corpus.ppt import (
-    PUBLISHED,
+    PUBLISHED_THRESHOLDS,
     Annotations,
     Forms,
     Pattern,
-    PptRows,
+    PptSamples,
     cls,
     get_pattern,
     make_forms,
     nsp,
-    numbers_of_options,
+    option_counts,
     selection,
 )
-from jaxprompt.corpus.ppt.patterns import fields as fields_of
+from jaxprompt.corpus.ppt.patterns import text_fields
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.data.text.overview import label_word_messages
@@ -80,7 +80,7 @@ class Learner(NamedTuple):
     objectives: list[Objective]
     trainable: tree.Flat  # float32, the prompt
     frozen: tree.Flat
-    report: Report
+    report: LoadReport
 
 
 def check_ppt(config: RunConfig) -> None:
@@ -166,7 +166,7 @@ def options_of(config: RunConfig) -> tuple[int, ...]:
     """Returns the possible numbers of options of an example, (0,) if it has none."""
     if config.ppt.task not in ("nss", "unified"):
         return (0,)
-    return numbers_of_options(config.ppt.task, config.ppt.min_options, config.ppt.max_options)
+    return option_counts(config.ppt.task, config.ppt.min_options, config.ppt.max_options)
 
 
 def open_annotations(config: RunConfig) -> Annotations | None:
@@ -183,7 +183,7 @@ def open_annotations(config: RunConfig) -> Annotations | None:
 
 def thresholds_of(config: RunConfig) -> tuple[float, ...]:
     """Returns the probability threshold of a label, by class."""
-    return tuple(config.ppt.thresholds) or PUBLISHED
+    return tuple(config.ppt.thresholds) or PUBLISHED_THRESHOLDS
 
 
 # -- model ----------------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
             f"{config.ppt.patterns.partition('_')[0]}_end, or use another backbone"
         )
     task = Task(
-        config.ppt.task, fields_of(config.ppt.task, most), labels=pattern.words, template=template,
-        words=tuple((word,) for word in pattern.words), spaced=pattern.space,
+        config.ppt.task, text_fields(config.ppt.task, most), labels=pattern.words,
+        template=template, words=tuple((word,) for word in pattern.words), spaced=pattern.space,
     )  # fmt: skip
     return build_scorer(
         backbone,
@@ -251,8 +251,8 @@ class Text(NamedTuple):
 
     corpus: Corpus
     tasks: tuple[Examples, Examples]
-    rows: PptRows  # to learn from
-    held: Pass
+    rows: PptSamples  # to learn from
+    held: EvalBatches
     data: PretrainingData
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
@@ -263,10 +263,10 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
     `share` is (part, parts): which part of a held-out batch this process loads.
     """
     labels = open_annotations(config)
-    parts = divide(len(corpus), config.corpus.held_out, config.data.seed)
+    parts = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
     train, dev = (_make(config, corpus, part, ppt_task.forms, labels) for part in parts)
-    rows, held_rows = (PptRows(x, ppt_task.forms, ppt_task.scorer.layout) for x in (train, dev))
-    held = Pass(
+    rows, held_rows = (PptSamples(x, ppt_task.forms, ppt_task.scorer.layout) for x in (train, dev))
+    held = EvalBatches(
         held_rows,
         batch=config.data.eval_batch,
         seed=config.data.seed,
@@ -308,7 +308,9 @@ def _make(
     return selection.make(config.ppt.task, corpus, documents, forms, matched=config.ppt.matched)
 
 
-def tell_corpus(config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
+def tell_corpus(
+    config: RunConfig, backbone: Backbone, report: LoadReport, corpus: Corpus
+) -> list[str]:
     """Returns log lines about the backbone and the corpus."""
     lines = [f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
     lines += init_notes(config, backbone.module.dims)

@@ -12,7 +12,7 @@ from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.placement import build_placement
 from jaxprompt.config.load import override, to_run
 from jaxprompt.corpus import Shuffle
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.errors import choose
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.runs import ppt
@@ -36,7 +36,7 @@ def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> 
         order = Shuffle(len(made[part]), 0)
         lines = []
         for i in range(count):
-            row, label = made[part](order[i % len(order)], row_rng(seed, i))
+            row, label = made[part](order[i % len(order)], sample_rng(seed, i))
             ids = row.ids[row.slot < 0].tolist()
             text = tokenizer.decode(ids, skip_special_tokens=True).strip()
             lines.append(json.dumps({"text": text, "label": int(label)}) + "\n")

@@ -61,7 +61,7 @@ def take_case(args: argparse.Namespace) -> Case:
 def make_batches(case: Case) -> list:
     """Draws batches of random text as the corpus gives them: full rows, another draw in each."""
     from jaxprompt.corpus.denoise import mlm, span_corruption
-    from jaxprompt.corpus.denoise.rows import encoded, row_rng
+    from jaxprompt.corpus.denoise.samples import encode_sample, sample_rng
     from jaxprompt.data.batches.batching import collate
 
     vocab = case.hf["vocab_size"]
@@ -71,16 +71,19 @@ def make_batches(case: Case) -> list:
     else:
         marks = np.arange(vocab - 1, vocab - 101, -1, dtype=np.int32)
         objective = span_corruption.Denoiser(case.length, PAD, EOS, marks)
-    draws, (room,) = np.random.RandomState(0), objective.fit.room
-    room -= len(objective.end) if case.objective == "mlm" else 0
+    draws, (room,) = np.random.RandomState(0), objective.capacity.length
+    room -= len(objective.sep_ids) if case.objective == "mlm" else 0
     lengths, made = (*objective.lengths, 0), []
     for number in range(KINDS):
         texts = draws.randint(LOWEST, vocab - 100, (case.batch, room)).astype(np.int32)
-        rows = [[encoded(objective([text], row_rng(number, i)))] for i, text in enumerate(texts)]
+        rows = [
+            [encode_sample(objective([text], sample_rng(number, i)))]
+            for i, text in enumerate(texts)
+        ]
         made.append(
             collate(
                 rows, np.zeros(case.batch, np.int32), range(case.batch), batch=case.batch,
-                length=lengths[0], pad_id=PAD, label_width=objective.reads,
+                length=lengths[0], pad_id=PAD, label_width=objective.max_targets,
                 decoder_length=lengths[1],
             )
         )  # fmt: skip

@@ -31,12 +31,12 @@ def settings_of(args: argparse.Namespace):
 
 def repeat(args: argparse.Namespace, folder: Path) -> int:
     """Writes the documents of the source to one file, as often as it takes. -> bytes of text"""
-    from jaxprompt.corpus.read import Source
+    from jaxprompt.corpus.read import DocumentSource
 
     size, wanted = 0, args.megabytes * 1e6
     with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
         while size < wanted:
-            for text in Source(args.source, settings_of(args)):
+            for text in DocumentSource(args.source, settings_of(args)):
                 size += len(text.encode())
                 file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                 if size >= wanted:

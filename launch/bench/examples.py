@@ -31,7 +31,7 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
     from jaxprompt.data.text.tokenizer import load_tokenizer
 
     tokenizer, corpus = load_tokenizer(args.tokenizer), Corpus(folder)
-    options = (0,) if name == "nsp" else ppt.numbers_of_options(name)
+    options = (0,) if name == "nsp" else ppt.option_counts(name)
     forms = ppt.make_forms(
         name, ppt.get_pattern(name, args.style), tokenizer, args.backbone, num_slots=SLOTS,
         max_len=LENGTHS[name], options=options,
@@ -41,14 +41,16 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
         task = nsp.make(corpus, documents, forms)
     else:
         task = selection.make(name, corpus, documents, forms)
-    return ppt.PptRows(task, forms, Layout(args.batch, LENGTHS[name], forms.pad))
+    return ppt.PptSamples(task, forms, Layout(args.batch, LENGTHS[name], forms.pad))
 
 
 def make_batches(args: argparse.Namespace, name: str, folder: str, prefetch: int, seed: int):
     """Gives examples a second of one stream of batches."""
-    from jaxprompt.corpus.denoise.batches import Visits
+    from jaxprompt.corpus.denoise.batches import ShuffledBatches
 
-    stream = Visits(make_rows(args, name, folder), batch=args.batch, seed=seed, prefetch=prefetch)
+    stream = ShuffledBatches(
+        make_rows(args, name, folder), batch=args.batch, seed=seed, prefetch=prefetch
+    )
     for _ in range(8):
         next(stream)
     count, start = 0, time.perf_counter()

@@ -206,7 +206,7 @@ def test_a_modernbert_that_classifies_has_no_head_for_words(tmp_path):
     model_class = transformers.ModernBertForSequenceClassification
     model_class(model_class.config_class(**CONFIGS["modernbert"])).save_pretrained(tmp_path)
     _, _, report = read_ours(tmp_path, "modernbert")
-    assert report.heads == () and report.fresh == ("mlm",)
+    assert report.heads == () and report.absent == ("mlm",)
 
 
 @pytest.mark.parametrize("family", ["deberta", "deberta_v2"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.build.backbone import family_of
+from jaxprompt.build.backbone import get_family
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.planning.published import published_checkpoints
 from jaxprompt.tree import count
@@ -100,7 +100,7 @@ def test_every_llama_is_counted():
     names = {
         name
         for name, x in published_checkpoints().items()
-        if family_of(x.hf["model_type"]) == "llama"
+        if get_family(x.hf["model_type"]) == "llama"
     }
     assert names == LLAMAS.keys()
 

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from tiny import QUICK, assert_close, jit, make_tiny
 
 from jaxprompt.backbones import bert, families, gpt2, t5
-from jaxprompt.corpus.denoise.rows import Sample, encoded, join
+from jaxprompt.corpus.denoise.samples import Sample, encode_sample, join_documents
 from jaxprompt.data.batches.batching import collate
 from jaxprompt.parallel.sharding import make_placement, put_batch, put_global, with_placement
 from jaxprompt.training.features.cache import _narrow
@@ -26,16 +26,17 @@ DOCUMENTS = [[[RNG.integers(4, VOCAB, n) for n in pair] for pair in row] for row
 TEXTS = [document for row in DOCUMENTS for document in row]
 
 
-def make_batch(rows, family, *, apart=True, prompt="none", side="right") -> Batch:
+def make_batch(rows, family, *, separate=True, prompt="none", side="right") -> Batch:
     """Lays rows of documents out as batches are; soft tokens stand at the front of each."""
     shift = P if prompt == "prefix" else 0
 
     def lay(documents):
         encoder, decoder = (
-            join([[(d[stream], Role.TEXT)] for d in documents], apart) for stream in (0, 1)
+            join_documents([[(d[stream], Role.TEXT)] for d in documents], separate)
+            for stream in (0, 1)
         )
         nothing = np.zeros(1, np.int32)
-        return encoded(Sample(encoder, nothing, nothing, decoder if family == "t5" else None))
+        return encode_sample(Sample(encoder, nothing, nothing, decoder if family == "t5" else None))
 
     examples = [[lay(documents)] for documents in rows]
     longest = lambda stream: max(sum(len(d[stream]) for d in documents) for documents in rows)
@@ -105,7 +106,7 @@ def run(family, prompt, which, **how):
 
 def batch_of(family, prompt, which):
     if which == "alone":
-        return make_batch([[text] for text in TEXTS], family, apart=False, prompt=prompt)
+        return make_batch([[text] for text in TEXTS], family, separate=False, prompt=prompt)
     batch = make_batch(DOCUMENTS, family, prompt=prompt, side=which if which == "left" else "right")
     return blend(batch) if which == "mixed" else batch
 

@@ -55,7 +55,7 @@ def test_a_config_and_a_tokenizer_are_enough(config, tmp_path):
     backbone = new_backbone.open_untrained(BackboneConfig(init=str(config)), ["mlm"])
     assert backbone.folder == config.parent and len(backbone.tokenizer) == 53
     backbone, loaded = new_backbone.random_backbone(backbone, place, 0)
-    assert loaded.report.fresh == ("mlm",)
+    assert loaded.report.absent == ("mlm",)
     shapes = {name: leaf.shape for name, leaf in backbone_shapes(backbone.module).items()}
     found = flatten({"backbone": loaded.params})
     assert {name: leaf.shape for name, leaf in found.items()} == shapes
@@ -111,7 +111,7 @@ def test_minilm_gets_a_head(tmp_path):
     backbone, loaded = load_weights(opened, place)
     assert loaded.report.heads == ("pooler",)
     started, drawn = new_backbone.replace_heads(backbone, loaded, ["mlm"], place, 0)
-    assert drawn.report.fresh == ("mlm",) and drawn.report.heads == () and drawn.report.tied
+    assert drawn.report.absent == ("mlm",) and drawn.report.heads == () and drawn.report.tied
     assert len(drawn.report.missing) == 5
     assert started.module.cfg.model_heads == {"mlm"} and started.module.cfg.tied
     batch = make_batch(length=9)
@@ -143,9 +143,9 @@ def test_a_bert_becomes_a_discriminator(tmp_path):
     assert turned.family == "electra" and turned.hf["model_type"] == "electra"
     assert turned.module.cfg.rows == 56 and new_backbone.as_electra(turned) is turned
     discriminator, drawn = new_backbone.replace_heads(turned, loaded, ["rtd"], place, 0)
-    assert set(drawn.params) == {"embed", "layers", "rtd"} and drawn.report.fresh == ("rtd",)
+    assert set(drawn.params) == {"embed", "layers", "rtd"} and drawn.report.absent == ("rtd",)
     generator, kept = new_backbone.replace_heads(turned, loaded, ["mlm"], place, 0)
-    assert kept.report.fresh == () and kept.report.fingerprint == loaded.report.fingerprint
+    assert kept.report.absent == () and kept.report.fingerprint == loaded.report.fingerprint
     for name, started, weights in (
         ("discriminator", discriminator, drawn), ("generator", generator, kept),
     ):  # fmt: skip

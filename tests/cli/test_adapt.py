@@ -31,7 +31,7 @@ from jaxprompt import rng
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.corpus import divide
+from jaxprompt.corpus import split_held_out
 from jaxprompt.corpus.denoise import rtd
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.runs.replaced_tokens import make_pair, untie
@@ -152,7 +152,7 @@ def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
     for number, batch in enumerate(held_out(workdir)):
         key = jax.random.fold_in(jax.random.fold_in(base, number), 0)
         drawn = np.asarray(draw(batch, key))
-        ids, labels = rtd.replace(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
+        ids, labels = rtd.replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
         logits = torch_logits(discriminator, batch, input_ids=ids)
         labels, mask = torch.tensor(labels).float(), torch.tensor(batch.encoder.mask)
         each = torch.nn.functional.binary_cross_entropy_with_logits(
@@ -202,7 +202,7 @@ def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys)
     assert first == pytest.approx(math.log(len(VOCAB)), rel=0.2)  # nothing is known yet
     # Not packed, a row has one piece: words are tokens, and two specials stand around them.
     counts = [len(row["text"].split()) for row in read_lines(corpus / "corpus.jsonl")]
-    train, _ = divide(len(counts), HELD_OUT, 0)
+    train, _ = split_held_out(len(counts), HELD_OUT, 0)
     rows = sum(math.ceil(counts[document] / (LENGTH - 2)) for document in train)
     assert f"60 documents, {sum(counts):,} tokens; {rows} sequences of {LENGTH} tokens, " in err
 

@@ -75,7 +75,7 @@ def test_cut_off_while_it_saves_and_before_its_result(
         jaxprompt(capsys, *words)
     assert_not_ended(workdir)
     with monkeypatch.context() as patch, pytest.raises(Cut):  # its backbone is half written
-        patch.setattr("jaxprompt.convert.save._take_place", cut)
+        patch.setattr("jaxprompt.convert.save._replace_folder", cut)
         jaxprompt(capsys, *words)
     assert f"resumed at step {SCORED}" in capsys.readouterr().err
     assert_not_ended(workdir)

@@ -99,7 +99,7 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
     run, asked = open_run(c), ppt.open_task(c, make_placement(1, 1))
     form = asked.forms.forms[max(asked.forms.forms)]
     assert run.batch.encoder.ids.shape == (BATCH, -(-fields["data.max_len"] // 8) * 8)
-    assert run.batch.label_pos.shape == (BATCH, form.reads)
+    assert run.batch.label_pos.shape == (BATCH, form.label_width)
     if form.decoder_length:
         assert run.batch.decoder.ids.shape == (BATCH, form.decoder_length)
     assert run.objectives[0].sums is not None

@@ -29,7 +29,7 @@ from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless
 
 from jaxprompt.build.prompt_artifact import load_prompt_export
 from jaxprompt.config.load import load_config
-from jaxprompt.corpus import divide
+from jaxprompt.corpus import split_held_out
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.train import run
 from jaxprompt.training.checkpoint_writer import ARRAY_OVERHEAD, STEP_OVERHEAD
@@ -103,7 +103,7 @@ def made_of(workdir) -> Path:
 def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys):
     """The prompt stands downstream where it stood: the same accuracy, from texts."""
     workdir = pretrained(tmp_path_factory, "cls-bert")
-    _, held = divide(40, 0.2, 0)
+    _, held = split_held_out(40, 0.2, 0)
     documents = corpus_texts()
     texts = [t for i in held for t in documents[i].splitlines() if len(t.split()) >= 4]
     file = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
@@ -157,8 +157,8 @@ def unpacked(workdir):
 def held_out_rows(workdir):
     """Makes the held-out rows of a run on pairs anew."""
     from jaxprompt.corpus import index_corpus
-    from jaxprompt.corpus.denoise.batches import Pass
-    from jaxprompt.corpus.ppt import PptRows, get_pattern, make_forms, nsp
+    from jaxprompt.corpus.denoise.batches import EvalBatches
+    from jaxprompt.corpus.ppt import PptSamples, get_pattern, make_forms, nsp
     from jaxprompt.data.batches.batching import Layout
     from jaxprompt.data.text.tokenizer import load_tokenizer
 
@@ -170,8 +170,10 @@ def held_out_rows(workdir):
         "nsp", get_pattern("nsp"), tokenizer, "seq2seq", num_slots=SLOTS, max_len=48,
         decoder_slots=1, answer="[mask] {label} [mask]", whole=True,
     )  # fmt: skip
-    task = nsp.make(corpus, divide(40, 0.2, 0)[1], forms)
-    return Pass(PptRows(task, forms, Layout(16, 48, forms.pad)), batch=16, seed=0, limit=100)
+    task = nsp.make(corpus, split_held_out(40, 0.2, 0)[1], forms)
+    return EvalBatches(
+        PptSamples(task, forms, Layout(16, 48, forms.pad)), batch=16, seed=0, limit=100
+    )
 
 
 # -- cut off, and on other devices ----------------------------------------------------------------

@@ -12,7 +12,7 @@ from tiny_pretrain import (
 )
 from tiny_run import flags
 
-from jaxprompt.corpus import divide, index_corpus
+from jaxprompt.corpus import index_corpus, split_held_out
 from jaxprompt.corpus.ppt.annotations import Annotations, AnnotationWriter
 from jaxprompt.data.text.tokenizer import load_tokenizer
 
@@ -135,7 +135,7 @@ def test_labels_that_changed_places_under_a_run(refused, tmp_path_factory, tmp_p
     corpus = index_corpus(str(text), tokenizer, workdir / "corpus", processes=1)
     saved = Annotations(labels)
     table = saved.probabilities.copy()
-    train, _ = divide(len(corpus), 0.2, 0)
+    train, _ = split_held_out(len(corpus), 0.2, 0)
     first, *others = [number for document in train for number in corpus.units(document)]
     second = next(n for n in others if table[n].argmax() != table[first].argmax())
     table[[first, second]] = table[[second, first]]

@@ -15,7 +15,7 @@ from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import present_heads
 from jaxprompt.convert.peft import read_peft
-from jaxprompt.corpus.read import Source, TextSettings
+from jaxprompt.corpus.read import DocumentSource, TextSettings
 from jaxprompt.corpus.store import check_unchanged
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
@@ -43,7 +43,7 @@ READERS = {
     "rows.jsonl.gz": read_file,
     "rows.parquet": read_file,
     "train.csv": lambda path: read_split(get_task("topics"), "train", source=str(path.parent)),
-    "text.txt": lambda path: list(Source(str(path), TextSettings())),
+    "text.txt": lambda path: list(DocumentSource(str(path), TextSettings())),
     "tokenizer.json": lambda path: load_tokenizer(path.parent),
 }
 
@@ -91,7 +91,7 @@ def test_folders_that_may_not_be_looked_into(tmp_path, monkeypatch):
     with somebody_else():
         for action in (
             lambda: resolve(secret / "model"),
-            lambda: list(Source(str(secret / "model"), TextSettings())),
+            lambda: list(DocumentSource(str(secret / "model"), TextSettings())),
             lambda: load_config(str(secret / "model" / "c.py")),
             lambda: read_split(get_task("topics"), "train", source=str(secret / "model")),
         ):

@@ -11,9 +11,9 @@ from spoil import edit
 from tiny_run import ROOT, flags, make_backbone, read_lines, sentences, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.corpus import TextSettings, divide, index_corpus
+from jaxprompt.corpus import TextSettings, index_corpus, split_held_out
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
-from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
+from jaxprompt.corpus.denoise.batches import DenoisingSamples, EvalBatches
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.types import Batch
 
@@ -158,11 +158,11 @@ def held_out(workdir: Path) -> Iterator[Batch]:
         report=told.append,
     )  # fmt: skip
     assert not told, "the saved tokenizer is another: the text was indexed anew"
-    _, share = divide(len(corpus), HELD_OUT, 0)
+    _, share = split_held_out(len(corpus), HELD_OUT, 0)
     assert len(share) == 12
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    rows = DenoisingRows(corpus, share, make(tokenizer, LENGTH, **more), packed=True, pad_id=pad)
-    return iter(Pass(rows, batch=BATCH, seed=0, limit=512))
+    rows = DenoisingSamples(corpus, share, make(tokenizer, LENGTH, **more), packed=True, pad_id=pad)
+    return iter(EvalBatches(rows, batch=BATCH, seed=0, limit=512))
 
 
 def without_result(workdir: Path, copy: Path) -> Path:

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("model", type=int)
     parser.add_argument("fsdp", type=int)
-    parser.add_argument("quantize", nargs="?", default="none")
+
     parser.add_argument("--coordinator")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
@@ -51,8 +51,7 @@ def main() -> None:
     folder = folders[args.process % len(folders)]
     config = read_config(folder)
     placement = make_placement(-1, args.model, fsdp=bool(args.fsdp))
-    how = dict(quantize=args.quantize, placement=placement)
-    loaded = load_backbone(folder, config["model_type"], config, **how)
+    loaded = load_backbone(folder, config["model_type"], config, placement=placement)
     shards = {name: hashes(leaf) for name, leaf in flatten(loaded.params).items()}
     answer = {"read": sum(counts), "shards": shards, "fingerprint": loaded.report.fingerprint}
     print(json.dumps(answer), flush=True)

@@ -8,7 +8,7 @@ import sys
 
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.convert.random_weights import draw_backbone
+from jaxprompt.convert.random_weights import init_backbone
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes
@@ -33,7 +33,7 @@ def main() -> None:
     if args.seed is None:
         loaded = load_backbone(args.source, family, config, placement=place)
     else:
-        loaded = draw_backbone(family, config, ["mlm"], seed=args.seed, placement=place)
+        loaded = init_backbone(family, config, ["mlm"], seed=args.seed, placement=place)
     for run in ("first", "second"):
         try:
             save_backbone(

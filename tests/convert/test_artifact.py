@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import struct
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -176,14 +174,12 @@ def test_failed_write_leaves_the_earlier_export(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_fingerprint(tmp_path):
+def test_fingerprint():
     assert check_fingerprint(METADATA.backbone, FINGERPRINT, force=False)
     other = "0123456789abcdef0123456789abcdef"
-    with pytest.raises(InputError) as error:
+    message = rf"{FINGERPRINT[:12]} \(owner/bert\), not on {other[:12]}; .*--force"
+    with pytest.raises(InputError, match=message):
         check_fingerprint(METADATA.backbone, other, force=False)
-    message = str(error.value)
-    assert FINGERPRINT[:12] in message and other[:12] in message
-    assert "owner/bert" in message and "--force" in message and "\n" not in message
     assert not check_fingerprint(METADATA.backbone, other, force=True)
     with pytest.raises(InputError, match=r"quantize='none', but .* quantize='int8'; use load_back"):
         check_fingerprint(METADATA.backbone, f"int8-{other}", force=False)
@@ -228,25 +224,9 @@ def test_npy_of_another_kind_is_refused(tmp_path):
         assert f"has shape {list(shape)}; this backbone needs [length, 8]" in refusal()
     np.save(path, np.zeros((4, 8), np.int64))
     assert "has dtype int64" in refusal()
-    np.save(path, np.full((4, 8), np.nan))
-    assert "NaN or infinity" in refusal()
+    for value in (np.nan, 1e39):
+        np.save(path, np.full((4, 8), value))
+        assert "NaN or infinity" in refusal()
     with open(path, "wb") as file:
         np.savez(file, prompt=np.zeros((4, 8)))
     assert "is an .npz archive" in refusal()
-
-
-def test_needs_no_jax():
-    code = "import sys, jaxprompt.convert.artifact; assert 'jax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_folder_without_an_export_is_said_once(tmp_path):
-    with pytest.raises(InputError) as caught:
-        read_artifact(tmp_path)
-    assert str(caught.value).count("prompt.json") == 1 and "complete JSON" not in str(caught.value)
-
-
-def test_an_npy_beyond_the_range_of_float32_is_refused(tmp_path):
-    np.save(tmp_path / "x.npy", np.full((3, 8), 1e39))
-    with pytest.raises(InputError, match="contains NaN or infinity as float32; save finite"):
-        import_npy(tmp_path / "x.npy", 8)

@@ -47,8 +47,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("dtype, value", [(np.float32, np.nan), (ml_dtypes.bfloat16, -np.inf)])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_damaged_tensor_is_named(saved, tmp_path, dtype, value, sharded):
     tensors = {name: tensor.astype(dtype) for name, tensor in load_file(saved / FILE).items()}

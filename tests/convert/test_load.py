@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import transformers
+from folders import assert_same_params, load_folder, random_model, rewrite
 from safetensors.numpy import load_file, save_file
 
 from jaxprompt.convert.folder import read_config
@@ -26,27 +27,13 @@ QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
 def save_model(folder, name, **extra):
-    """Saves a random transformers model whose every number counts."""
-    family = name.partition("For")[0].removesuffix("Model")
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SIZES, **extra)
-    model = getattr(transformers, name)(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
+    model = random_model(name, SIZES | extra)
     model.save_pretrained(folder)
     return model
 
 
-def load(folder, family="bert", **kwargs):
-    return load_backbone(folder, family, read_config(folder), **kwargs)
-
-
-def rewrite(folder, change):
-    """Applies `change` to the dict of tensors in the folder's file."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    save_file(change(tensors) or tensors, path)
+def load(folder, family="bert", **options):
+    return load_folder(folder, family, **options)
 
 
 @pytest.fixture
@@ -55,55 +42,11 @@ def pretraining(tmp_path):
     return save_model(tmp_path / "bert", "BertForPreTraining"), tmp_path / "bert"
 
 
-def test_tensors_stand_where_they_belong(pretraining):
-    model, folder = pretraining
-    params = load(folder).params
-    of = lambda tensor: tensor.detach().numpy()
-    bert, head = model.bert, model.cls.predictions
-    embed, layers = params["embed"], params["layers"]
-    np.testing.assert_array_equal(
-        embed["word"]["table"], of(bert.embeddings.word_embeddings.weight)
-    )
-    np.testing.assert_array_equal(embed["norm"]["scale"], of(bert.embeddings.LayerNorm.weight))
-    np.testing.assert_array_equal(embed["norm"]["bias"], of(bert.embeddings.LayerNorm.bias))
-    x = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
-    for i, layer in enumerate(bert.encoder.layer):
-        for name in ("query", "key", "value"):
-            linear = getattr(layer.attention.self, name)
-            ours = layers["attention"][name]
-            got = np.einsum("th,hnd->tnd", x, ours["kernel"][i]) + ours["bias"][i]
-            expected = of(linear(torch.tensor(x))).reshape(5, 3, 4)
-            np.testing.assert_allclose(got, expected, atol=1e-5)
-        heads = x.reshape(5, 3, 4)
-        ours = layers["attention"]["out"]
-        got = np.einsum("tnd,ndh->th", heads, ours["kernel"][i]) + ours["bias"][i]
-        expected = of(layer.attention.output.dense(torch.tensor(x)))
-        np.testing.assert_allclose(got, expected, atol=1e-5)
-        np.testing.assert_array_equal(
-            layers["mlp"]["up"]["kernel"][i], of(layer.intermediate.dense.weight).T
-        )
-        np.testing.assert_array_equal(
-            layers["mlp"]["down"]["kernel"][i], of(layer.output.dense.weight).T
-        )
-        np.testing.assert_array_equal(
-            layers["attention_norm"]["bias"][i], of(layer.attention.output.LayerNorm.bias)
-        )
-        np.testing.assert_array_equal(
-            layers["mlp_norm"]["scale"][i], of(layer.output.LayerNorm.weight)
-        )
-    np.testing.assert_array_equal(params["pooler"]["kernel"], of(bert.pooler.dense.weight).T)
-    np.testing.assert_array_equal(
-        params["mlm"]["dense"]["kernel"], of(head.transform.dense.weight).T
-    )
-    np.testing.assert_array_equal(params["mlm"]["bias"], of(head.bias))
-    assert "table" not in params["mlm"]
-
-
 def test_report(pretraining):
     _, folder = pretraining
     params, report = load(folder)
     assert report.heads == ("pooler", "mlm")
-    assert report.fresh == report.missing == ()
+    assert report.absent == report.missing == ()
     assert report.unused == ("cls.seq_relationship.bias", "cls.seq_relationship.weight")
     assert report.tied
     assert report.bytes == sum(leaf.nbytes for leaf in flatten(params).values())
@@ -127,7 +70,7 @@ def test_heads_come_from_the_file(tmp_path, name, family, heads, first_missing):
     assert present_heads(tmp_path, family, read_config(tmp_path)) == set(report.heads) == heads
     assert set(params) - {"embed", "layers"} == heads
     assert (
-        set(report.fresh)
+        set(report.absent)
         == {"bert": {"pooler", "mlm"}, "roberta": {"pooler", "mlm"}}.get(family, {"mlm", "rtd"})
         - heads
     )
@@ -160,7 +103,7 @@ def test_names_of_old_checkpoints(pretraining):
     rewrite(folder, to_old)
     got = load(folder)
     assert got.report == expected.report
-    assert_equal_trees(got.params, expected.params)
+    assert_same_params(got.params, expected.params)
 
 
 def test_a_tensor_under_two_names_is_reported_where_its_numbers_differ(pretraining):
@@ -177,14 +120,6 @@ def test_a_tensor_under_two_names_is_reported_where_its_numbers_differ(pretraini
     report = load(folder).report
     assert report.unused == (f"{norm}.weight", *expected.unused)
     assert report.fingerprint == expected.fingerprint
-
-
-def assert_equal_trees(got, expected):
-    got, expected = flatten(got), flatten(expected)
-    assert got.keys() == expected.keys()
-    for name, leaf in expected.items():
-        assert got[name].dtype == leaf.dtype
-        assert got[name].tobytes() == leaf.tobytes(), name
 
 
 def test_one_fingerprint_for_every_layout(pretraining, tmp_path):
@@ -207,7 +142,7 @@ def test_one_fingerprint_for_every_layout(pretraining, tmp_path):
     for name, layout in layouts.items():
         got = load(layout)
         assert got.report == expected.report, name
-        assert_equal_trees(got.params, expected.params)
+        assert_same_params(got.params, expected.params)
 
 
 @pytest.mark.parametrize("name", [WORD, QUERY, "bert.pooler.dense.bias", "cls.predictions.bias"])
@@ -269,41 +204,25 @@ def test_decoder_of_other_numbers_is_used_though_config_says_tied(pretraining):
     np.testing.assert_array_equal(model.cls.predictions.decoder.weight.detach().numpy(), other)
 
 
-def test_untied_without_a_decoder_is_an_error(pretraining):
+BIAS = "cls.predictions.transform.dense.bias"
+
+
+@pytest.mark.parametrize(
+    "lost, config, message",
+    [
+        (".layer.1.output", {}, "lacks 4 of .*bert.encoder.layer.1.output.dense.weight"),
+        ("bert.pooler.dense.bias", {}, "lacks 1 of the needed tensors: bert.pooler.dense.bias"),
+        (BIAS, {}, f"lacks 1 of the needed tensors: {BIAS}"),
+        ("-", {"tie_word_embeddings": False}, "lacks 1 of .*: cls.predictions.decoder.weight"),
+        ("-", {"num_hidden_layers": 3}, r"lacks 16 of the needed tensors: (\S+, ){5}\.\.\.; give"),
+    ],
+)
+def test_missing_tensors_are_listed(pretraining, lost, config, message):
     _, folder = pretraining
-    config = read_config(folder) | {"tie_word_embeddings": False}
-    with pytest.raises(
-        InputError, match=r"lacks 1 of the needed tensors: cls\.predictions\.decoder"
-    ):
-        load_backbone(folder, "bert", config)
-
-
-def test_missing_trunk_tensors_are_listed(pretraining):
-    _, folder = pretraining
-    rewrite(
-        folder, lambda tensors: {n: t for n, t in tensors.items() if ".layer.1.output" not in n}
-    )
-    with pytest.raises(InputError) as caught:
-        load(folder)
-    text = str(caught.value)
-    assert "lacks 4 of the needed tensors" in text
-    assert "bert.encoder.layer.1.output.dense.weight" in text
-    assert "\n" not in text
-
-
-def test_long_lists_are_cut(tmp_path):
-    save_model(tmp_path, "BertForMaskedLM")
-    config = read_config(tmp_path) | {"num_hidden_layers": 3}
-    with pytest.raises(InputError, match=r"lacks 16 of the needed tensors: (\S+, ){5}\.\.\.; give"):
-        load_backbone(tmp_path, "bert", config)
-
-
-@pytest.mark.parametrize("name", ["bert.pooler.dense.bias", "cls.predictions.transform.dense.bias"])
-def test_part_of_a_head_is_an_error(pretraining, name):
-    _, folder = pretraining
-    rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if n != name})
-    with pytest.raises(InputError, match=f"lacks 1 of the needed tensors: {name}"):
-        load(folder)
+    rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if lost not in n})
+    with pytest.raises(InputError, match=message) as caught:
+        load_backbone(folder, "bert", read_config(folder) | config)
+    assert "\n" not in str(caught.value)
 
 
 def test_another_family_is_an_error(pretraining):

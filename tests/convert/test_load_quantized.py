@@ -1,14 +1,9 @@
 """Loading as codes: those of the numbers on every mesh, or the file's own."""
 
-import json
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 import transformers
-from load_job import hashes
-from processes import Processes
 from tiny import assert_equal, quantize_params
 
 from jaxprompt.convert.folder import read_config
@@ -20,7 +15,6 @@ from jaxprompt.tree import count, flatten
 
 torch = pytest.importorskip("torch")
 
-JOB = Path(__file__).with_name("load_job.py")
 VOCAB = 53  # two devices do not divide it
 BERT = dict(
     vocab_size=VOCAB, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -72,24 +66,6 @@ def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantiz
     query = flatten({"backbone": found.params})
     name = next(n for n in query if n.endswith(("up/kernel/codes", "gate/kernel/codes")))
     assert query[name].sharding.is_fully_replicated == (mesh == "one")
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("family, model, fsdp", [("gpt2", 2, 0), ("bert", 2, 1)])
-def test_two_hosts_hold_the_codes_of_one(saved, tmp_path, family, model, fsdp):
-    """Each reads and hashes a part of the file."""
-    with Processes(tmp_path, devices=2) as processes:
-        processes.start_all(2, [JOB, saved / family, model, fsdp, "int4"])
-        codes = processes.wait()
-        assert codes == [0, 0], processes.told()
-        found = [json.loads(processes.out(i)) for i in range(2)]
-    placement = make_placement(-1, model, fsdp=bool(fsdp), devices=jax.devices()[:4])
-    whole = load(saved, family, quantize="int4", placement=placement)
-    assert {own["fingerprint"] for own in found} == {whole.report.fingerprint}
-    for name, leaf in flatten(whole.params).items():
-        parts = [own["shards"][name] for own in found]
-        assert parts[0] | parts[1] == hashes(leaf), name
 
 
 def test_a_divided_residual_stream_is_quantized_after_the_division(saved):

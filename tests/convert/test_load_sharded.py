@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import transformers
+from folders import load_folder, random_model
 from jax.sharding import PartitionSpec as P
 from load_job import hashes
 from processes import Processes
@@ -17,8 +17,6 @@ from safetensors.numpy import load_file, save_file
 from jaxprompt import tree
 from jaxprompt.convert import tensor_reader, weights
 from jaxprompt.convert.folder import read_config
-from jaxprompt.convert.load import load_backbone
-from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
 
 torch = pytest.importorskip("torch")
@@ -48,14 +46,7 @@ MESHES = {  # data, model, fsdp
 
 
 def save_model(folder, family):
-    """Saves a random transformers model whose every number counts."""
-    name, sizes = MODELS[family]
-    torch.manual_seed(0)
-    short = name.partition("For")[0].removesuffix("LMHeadModel")
-    model = getattr(transformers, name)(getattr(transformers, f"{short}Config")(**sizes))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
+    model = random_model(*MODELS[family])
     if family == "t5":  # its config class ties whatever it is told
         model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 16))
     model.save_pretrained(folder, max_shard_size="8KB")
@@ -92,11 +83,6 @@ def count_bytes(monkeypatch):
     return lambda: sum(counts)
 
 
-def load(folder, **kwargs):
-    config = read_config(folder)
-    return load_backbone(folder, config["model_type"], config, **kwargs)
-
-
 def stored_bytes(folder):
     files = [load_file(path) for path in folder.glob("*.safetensors")]
     return sum(tensor.nbytes for tensors in files for tensor in tensors.values())
@@ -121,7 +107,9 @@ def assert_holds(found, expected, placement):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", MODELS)
 def test_every_device_holds_its_part(saved, family, dtype, placement):
-    plain, sharded = (load(saved / family, dtype=dtype, placement=p) for p in (None, placement))
+    plain, sharded = (
+        load_folder(saved / family, dtype=dtype, placement=p) for p in (None, placement)
+    )
     found, expected = tree.flatten(sharded.params), tree.flatten(plain.params)
     assert found.keys() == expected.keys()
     assert all(isinstance(leaf, np.ndarray) for leaf in expected.values())
@@ -137,16 +125,11 @@ def leaf_size(flat):
 
 def test_the_specs_of_a_t5(saved):
     placement = make_placement(2, 4, fsdp=True)
-    found = tree.flatten(load(saved / "t5", placement=placement).params)
+    found = tree.flatten(load_folder(saved / "t5", placement=placement).params)
     query = found["decoder_layers/cross/query/kernel"]
     assert query.sharding.spec == P(None, "data", "model", None)
     assert query.addressable_shards[0].data.shape == (3, 8, 1, 3)
     assert found["lm/table"].addressable_shards[0].data.shape == (14, 8)
-
-
-def test_rescale(saved, placement):
-    plain, sharded = (load(saved / "t5", rescale=100.0, placement=p) for p in (None, placement))
-    assert_holds(tree.flatten(sharded.params), tree.flatten(plain.params), placement)
 
 
 def test_torch_files(saved, tmp_path, placement):
@@ -156,7 +139,7 @@ def test_torch_files(saved, tmp_path, placement):
     folder.mkdir()
     (folder / "config.json").write_bytes((saved / "t5" / "config.json").read_bytes())
     torch.save(state, folder / "pytorch_model.bin")
-    plain, sharded = load(saved / "t5"), load(folder, placement=placement)
+    plain, sharded = load_folder(saved / "t5"), load_folder(folder, placement=placement)
     assert sharded.report.fingerprint == plain.report.fingerprint
     assert_holds(tree.flatten(sharded.params), tree.flatten(plain.params), placement)
 
@@ -164,19 +147,19 @@ def test_torch_files(saved, tmp_path, placement):
 def test_blocks_may_be_of_any_size(saved, monkeypatch):
     """Blocks of one row or more, tiles that divide nothing, threads that get in the way."""
     placement = make_placement(2, 4, fsdp=True)
-    expected = tree.flatten(load(saved / "t5").params)
+    expected = tree.flatten(load_folder(saved / "t5").params)
     for block, tile, threads in ((1, 3, 1), (200, 5, 3), (1000, 256, 8)):
-        monkeypatch.setattr(weights, "_BLOCK", block)
+        monkeypatch.setattr(weights, "_BLOCK_BYTES", block)
         monkeypatch.setattr(tensor_reader, "_TILE", tile)
         monkeypatch.setattr(tensor_reader, "_THREADS", threads)
-        found, report = load(saved / "t5", placement=placement)
-        assert report.fingerprint == load(saved / "t5").report.fingerprint
+        found, report = load_folder(saved / "t5", placement=placement)
+        assert report.fingerprint == load_folder(saved / "t5").report.fingerprint
         assert_holds(tree.flatten(found), expected, placement)
 
 
 @pytest.mark.parametrize("family", ["t5", "bert"])
 def test_no_byte_is_read_twice(saved, family, placement, count_bytes):
-    report = load(saved / family, placement=placement).report
+    report = load_folder(saved / family, placement=placement).report
     unused = (16 + 1) * 2 * 4 if family == "bert" else 0  # of the next-sentence head
     assert len(report.unused) == (2 if unused else 0)
     assert count_bytes() == stored_bytes(saved / family) - unused
@@ -184,26 +167,16 @@ def test_no_byte_is_read_twice(saved, family, placement, count_bytes):
 
 def test_equal_shards_share_the_hosts_memory(saved):
     """A CPU's devices read the array that was filled."""
-    found = tree.flatten(load(saved / "t5", placement=make_placement(8, 1)).params)
+    found = tree.flatten(load_folder(saved / "t5", placement=make_placement(8, 1)).params)
     for name, leaf in found.items():
         places = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
         assert len(places) == 1, name
 
 
-def test_a_missing_file_is_named(saved, tmp_path, placement):
-    for path in (saved / "t5").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    lost = sorted(tmp_path.glob("*.safetensors"))[1]
-    lost.unlink()
-    with pytest.raises(InputError, match=f"lists '{lost.name}', which is missing from") as caught:
-        load(tmp_path, placement=placement)
-    assert "\n" not in str(caught.value)
-
-
 def test_an_axis_inside_a_merged_one_cannot_be_divided(saved, monkeypatch):
     monkeypatch.setattr("jaxprompt.parallel.sharding.RULES", {"kv": "model"})
     with pytest.raises(ValueError, match="of the axes ND only the first can be divided"):
-        load(saved / "bert", placement=make_placement(4, 2))
+        load_folder(saved / "bert", placement=make_placement(4, 2))
 
 
 @pytest.mark.default_cases("model")
@@ -217,9 +190,11 @@ def test_each_host_reads_its_shards_and_hashes_its_part(saved, tmp_path, mesh):
         codes = processes.wait()
         assert codes == [0, 0], processes.told()
         found = [json.loads(processes.out(i)) for i in range(2)]
-    plain, total = load(folder), stored_bytes(folder)
+    plain, total = load_folder(folder), stored_bytes(folder)
     devices = jax.devices()[:4]
-    whole = load(folder, placement=make_placement(-1, model, fsdp=bool(fsdp), devices=devices))
+    whole = load_folder(
+        folder, placement=make_placement(-1, model, fsdp=bool(fsdp), devices=devices)
+    )
     for answer in found:
         assert answer["fingerprint"] == plain.report.fingerprint
     for name, leaf in tree.flatten(whole.params).items():

@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import transformers
-from safetensors.numpy import load_file, save_file
+from folders import assert_same_params, load_folder, random_model, rewrite
+from safetensors.numpy import load_file
 
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone, present_heads
@@ -21,42 +22,10 @@ T5 = dict(
 )  # fmt: skip
 GPT2 = dict(vocab_size=30, n_embd=12, n_layer=2, n_head=3, n_positions=9)
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-CROSS = "decoder.block.2.layer.1.EncDecAttention.q.weight"
-RELATIVE = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
 def save_model(folder, name, **extra):
-    """Saves a random transformers model whose every number counts."""
-    short = name.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{short}Config")(**{"T5": T5, "GPT2": GPT2}[short] | extra)
-    model = getattr(transformers, name)(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return model
-
-
-def load(folder, **kwargs):
-    config = read_config(folder)
-    return load_backbone(folder, config["model_type"], config, **kwargs)
-
-
-def rewrite(folder, change=lambda tensors: None, **config):
-    """Applies `change` to the dict of tensors in the folder's file, and fields to its config."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    save_file(change(tensors) or tensors, path)
-    (folder / "config.json").write_text(json.dumps(read_config(folder) | config))
-
-
-def assert_equal_trees(got, expected):
-    got, expected = flatten(got), flatten(expected)
-    assert got.keys() == expected.keys()
-    for name, leaf in expected.items():
-        assert got[name].dtype == leaf.dtype and got[name].shape == leaf.shape
-        assert got[name].tobytes() == leaf.tobytes(), name
+    random_model(name, (T5 if name.startswith("T5") else GPT2) | extra).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +48,8 @@ def folders(saved, tmp_path):
 
 @pytest.mark.parametrize("name", ["t5", "gated", "gpt2"])
 def test_report(saved, name):
-    params, report = load(saved / name)
-    assert report.heads == ("lm",) and report.fresh == report.missing == report.unused == ()
+    params, report = load_folder(saved / name)
+    assert report.heads == ("lm",) and report.absent == report.missing == report.unused == ()
     family, config = name.replace("gated", "t5"), read_config(saved / name)
     assert present_heads(saved / name, family, config) == {"lm"}
     assert report.tied == (name != "gated") == ("lm" not in params)
@@ -89,36 +58,12 @@ def test_report(saved, name):
     assert report.bytes == 4 * size
 
 
-def test_gpt2s_fused_projection_is_split(saved):
-    tensors = load_file(saved / "gpt2" / "model.safetensors")
-    attention = load(saved / "gpt2").params["layers"]["attention"]
-    for i in range(2):
-        kernel, bias = (tensors[f"transformer.h.{i}.attn.c_attn.{x}"] for x in ("weight", "bias"))
-        for part, name in enumerate(("query", "key", "value")):
-            columns = slice(12 * part, 12 * part + 12)
-            found = attention[name]
-            np.testing.assert_array_equal(found["kernel"][i].reshape(12, 12), kernel[:, columns])
-            np.testing.assert_array_equal(found["bias"][i].reshape(12), bias[columns])
-
-
-def test_t5s_layers_of_both_stacks(saved):
-    tensors, params = load_file(saved / "gated" / "model.safetensors"), load(saved / "gated").params
-    assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 12, 14)
-    cross = params["decoder_layers"]["cross"]
-    assert cross["query"]["kernel"].shape == (3, 12, 2, 5)
-    np.testing.assert_array_equal(cross["query"]["kernel"][2].reshape(12, 10), tensors[CROSS].T)
-    last = tensors["decoder.block.1.layer.2.DenseReluDense.wi_0.weight"]
-    np.testing.assert_array_equal(params["decoder_layers"]["mlp"]["gate"]["kernel"][1], last.T)
-    np.testing.assert_array_equal(params["bias"]["table"], tensors[RELATIVE])
-    np.testing.assert_array_equal(params["lm"]["table"], tensors["lm_head.weight"])
-
-
 @pytest.mark.parametrize(
     "name, model", [("t5", "T5ForConditionalGeneration"), ("gpt2", "GPT2LMHeadModel")]
 )
 def test_one_fingerprint_for_every_layout(saved, folders, tmp_path, name, model):
     """Single, sharded, torch (with its tied copies), and with or without a prefix."""
-    expected, folder = load(saved / name), saved / name
+    expected, folder = load_folder(saved / name), saved / name
     model = getattr(transformers, model).from_pretrained(folder)
     layouts = {layout: tmp_path / layout for layout in ("sharded", "torch")}
     model.save_pretrained(layouts["sharded"], max_shard_size="2KB")
@@ -132,42 +77,40 @@ def test_one_fingerprint_for_every_layout(saved, folders, tmp_path, name, model)
     rename = lambda n: n.removeprefix("transformer.") if name == "gpt2" else f"transformer.{n}"
     rewrite(layouts["other"], lambda tensors: {rename(n): t for n, t in tensors.items()})
     for layout, path in layouts.items():
-        got = load(path)
+        got = load_folder(path)
         assert got.report == expected.report, layout
-        assert_equal_trees(got.params, expected.params)
+        assert_same_params(got.params, expected.params)
 
 
-@pytest.mark.parametrize("kept", [("shared.weight",), *zip(COPIES[:2]), COPIES, COPIES[:2]])
-@pytest.mark.parametrize("with_shared", [True, False])
-def test_copies_of_the_word_table_are_one(saved, folders, kept, with_shared):
-    expected, folder = load(saved / "t5"), folders("t5")
-    copies = (*kept, "shared.weight") if with_shared else kept
+@pytest.mark.parametrize("copies", [*zip(COPIES[:2]), COPIES, (*COPIES, "shared.weight")])
+def test_copies_of_the_word_table_are_one(saved, folders, copies):
+    expected, folder = load_folder(saved / "t5"), folders("t5")
 
     def change(tensors):
         table = tensors.pop("shared.weight")
         return tensors | {name: table.copy() for name in copies}
 
     rewrite(folder, change)
-    got = load(folder)
+    got = load_folder(folder)
     assert got.report == expected.report
-    assert_equal_trees(got.params, expected.params)
+    assert_same_params(got.params, expected.params)
 
 
 @pytest.mark.parametrize("name", COPIES[:2])
 def test_shared_is_read_where_another_word_table_differs(saved, folders, name):
     """Torch's decoder and logits read `shared`; the report tells of the other table."""
-    expected, folder = load(saved / "t5"), folders("t5")
+    expected, folder = load_folder(saved / "t5"), folders("t5")
     rewrite(folder, lambda tensors: tensors | {name: tensors["shared.weight"] + 1})
-    got = load(folder)
+    got = load_folder(folder)
     assert got.report == expected.report._replace(unused=(name,))
-    assert_equal_trees(got.params, expected.params)
+    assert_same_params(got.params, expected.params)
 
 
 def test_an_output_table_of_other_numbers_is_used_though_config_says_tied(folders):
     """As transformers does; files of mT5 are so."""
     folder = folders("t5")
     rewrite(folder, lambda tensors: tensors | {"lm_head.weight": tensors["shared.weight"] + 1})
-    params, report = load(folder)
+    params, report = load_folder(folder)
     assert not report.tied and report.unused == ()
     np.testing.assert_array_equal(params["lm"]["table"], params["embed"]["word"]["table"] + 1)
     model = transformers.T5ForConditionalGeneration.from_pretrained(folder)
@@ -176,7 +119,7 @@ def test_an_output_table_of_other_numbers_is_used_though_config_says_tied(folder
 
 def test_what_is_not_ours_is_reported_unused(tmp_path, folders):
     save_model(tmp_path / "classes", "T5ForSequenceClassification")
-    report = load(tmp_path / "classes").report
+    report = load_folder(tmp_path / "classes").report
     heads = [
         f"classification_head.{x}.{y}" for x in ("dense", "out_proj") for y in ("bias", "weight")
     ]
@@ -184,10 +127,10 @@ def test_what_is_not_ours_is_reported_unused(tmp_path, folders):
     folder = folders("t5")  # as in the files of T5 1.0
     name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     rewrite(folder, lambda tensors: tensors | {name: np.ones((8, 2), np.float32)})
-    assert load(folder).report.unused == (name,)
+    assert load_folder(folder).report.unused == (name,)
     folder = folders("gpt2")
     rewrite(folder, lambda tensors: tensors | {"transformer.h.0.ln_3.weight": np.ones(12)})
-    assert load(folder).report.unused == ("transformer.h.0.ln_3.weight",)
+    assert load_folder(folder).report.unused == ("transformer.h.0.ln_3.weight",)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +146,7 @@ def test_a_config_of_fewer_layers_than_the_file_is_refused(folders, family, name
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {name: 1}))
     with pytest.raises(InputError) as caught:
-        load(folder)
+        load_folder(folder)
     assert f"{folder} has {more}" in str(caught.value)
     assert "but config.json says 1 such layers; give the" in str(caught.value)
 
@@ -213,57 +156,18 @@ def test_weights_that_another_library_has_quantized_are_named(folders):
     path = folder / "config.json"
     held = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     path.write_text(json.dumps(json.loads(path.read_text()) | held))
-    load(folder)  # they may stand as numbers all the same
+    load_folder(folder)  # they may stand as numbers all the same
     name = "transformer.h.0.mlp.c_fc.weight"
     for tensor in (np.ones((72, 1), np.uint8), None):  # as bitsandbytes has them; as GPTQ has
         rewrite(folder, lambda old, new=tensor: old | {name: new} if new is not None else {
             key: x for key, x in old.items() if key != name
         })  # fmt: skip
         with pytest.raises(InputError, match="weights quantised with bitsandbytes, which is n"):
-            load(folder)
-
-
-@pytest.mark.parametrize(
-    "name, tensor",
-    [
-        ("t5", "shared.weight"), ("t5", CROSS), ("t5", RELATIVE), ("gated", "lm_head.weight"),
-        ("t5", "decoder.final_layer_norm.weight"), ("gpt2", "transformer.h.1.attn.c_attn.bias"),
-        ("gpt2", "transformer.wpe.weight"),
-    ],
-)  # fmt: skip
-def test_any_changed_number_changes_the_fingerprint(saved, folders, name, tensor):
-    before, folder = load(saved / name).report.fingerprint, folders(name)
-
-    def nudge(tensors):
-        flat = tensors[tensor].reshape(-1)
-        flat[-1] = np.nextafter(flat[-1], np.float32(9))
-
-    rewrite(folder, nudge)
-    assert load(folder).report.fingerprint != before
-
-
-@pytest.mark.parametrize(
-    "name, lost",
-    [
-        ("t5", "shared.weight"), ("t5", CROSS), ("t5", RELATIVE),
-        ("t5", "encoder.block.1.layer.1.DenseReluDense.wi.weight"),
-        ("gated", "decoder.block.0.layer.2.DenseReluDense.wi_0.weight"),
-        ("gated", "lm_head.weight"), ("gpt2", "transformer.h.0.mlp.c_fc.bias"),
-        ("gpt2", "transformer.ln_f.weight"),
-    ],
-)  # fmt: skip
-def test_a_missing_tensor_is_an_error(folders, name, lost):
-    folder = folders(name)
-    rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if n != lost})
-    with pytest.raises(InputError, match=f"the needed tensors: {lost}.*give a complete") as caught:
-        load(folder)
-    assert "\n" not in str(caught.value)
+            load_folder(folder)
 
 
 BAD = [
     ("t5", dict(d_kv=6), r"SelfAttention.q.weight .* has shape \[10, 12\], .* says \[12, 12\]"),
-    ("t5", dict(num_heads=5), r"has shape \[10, 12\], config.json says \[25, 12\]"),
-    ("t5", dict(d_ff=15), r"wi.weight in .* has shape \[14, 12\], config.json says \[15, 12\]"),
     ("t5", dict(vocab_size=31), r"shared.weight in .* has shape \[30, 12\], .* says \[31, 12\]"),
     ("t5", dict(relative_attention_num_buckets=32), r"has shape \[8, 2\], .* says \[32, 2\]"),
     ("t5", dict(num_decoder_layers=4), r"lacks 13 of the needed tensors: decoder.block.3"),
@@ -275,11 +179,8 @@ BAD = [
         r"lacks 10 of .*block.0.layer.1.DenseReluDense.wi_0",
     ),
     ("gated", dict(feed_forward_proj="relu"), "wi_0.weight, which belongs to a gated feed-forward"),
-    ("gated", dict(vocab_size=29), r"shape \[30, 12\], config.json says \[29, 12\]"),
     ("gpt2", dict(n_head=5), "n_embd=12 must be divisible by n_head=5"),
     ("gpt2", dict(n_inner=40), r"h.0.mlp.c_fc.weight .* has shape \[12, 48\], .* says \[12, 40\]"),
-    ("gpt2", dict(n_embd=24), r"shape \[30, 12\], config.json says \[30, 24\]"),
-    ("gpt2", dict(n_positions=10), r"wpe.weight .* has shape \[9, 12\], .* says \[10, 12\]"),
     ("gpt2", dict(n_layer=3), "lacks 16 of the needed tensors: transformer.h.2.attn.c_attn.weight"),
     ("gpt2", dict(tie_word_embeddings=False), "lacks 1 of the needed tensors: lm_head.weight"),
     ("gpt2", dict(model_type="t5"), "d_model=None, which must be an integer"),
@@ -299,7 +200,7 @@ def test_a_fused_projection_of_another_width_is_an_error(folders):
     folder, name = folders("gpt2"), "transformer.h.1.attn.c_attn.weight"
     rewrite(folder, lambda tensors: tensors | {name: tensors[name][:, :24].copy()})
     with pytest.raises(InputError, match=r"has shape \[12, 24\], config.json says \[12, 36\]"):
-        load(folder)
+        load_folder(folder)
 
 
 @pytest.mark.parametrize("file_dtype", [np.float32, np.float16])
@@ -307,7 +208,7 @@ def test_rescale_divides_what_writes_into_the_stream(folders, file_dtype):
     """Of a gated product half the factor is in its linear part: 10 x 10 = 100."""
     folder = folders("gated")
     rewrite(folder, lambda tensors: {n: t.astype(file_dtype) for n, t in tensors.items()})
-    plain, divided = (load(folder, rescale=factor) for factor in (1.0, 100.0))
+    plain, divided = (load_folder(folder, rescale=factor) for factor in (1.0, 100.0))
     assert plain.report == divided.report
     by = {"attention/out": 100, "cross/out": 100, "embed/word": 100, "mlp/up": 10, "mlp/down": 10}
     found = flatten(divided.params)
@@ -315,7 +216,7 @@ def test_rescale_divides_what_writes_into_the_stream(folders, file_dtype):
         factor = next((f for part, f in by.items() if part in name), 1)
         assert found[name].dtype == np.float32
         np.testing.assert_allclose(found[name] * factor, leaf, rtol=2e-7, err_msg=name)
-    half = load(folder, rescale=100.0, dtype="bfloat16").params["embed"]["word"]["table"]
+    half = load_folder(folder, rescale=100.0, dtype="bfloat16").params["embed"]["word"]["table"]
     np.testing.assert_array_equal(half, found["embed/word/table"].astype(half.dtype))
 
 
@@ -341,4 +242,4 @@ def test_fingerprint_is_stable_over_versions(saved, folders, name, fingerprint):
     rewrite(
         folder, lambda tensors: {n: count(i, tensors[n]) for i, n in enumerate(sorted(tensors))}
     )
-    assert load(folder).report.fingerprint == fingerprint
+    assert load_folder(folder).report.fingerprint == fingerprint

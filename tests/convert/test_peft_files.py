@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 from jaxprompt.convert.peft import (
     prefix_from_peft,
-    prefix_to_peft,
     read_peft,
     tie_layers,
     write_peft,
@@ -123,22 +122,6 @@ def test_prompt_without_head_for_feature_extraction(tmp_path, kind):
         for i, (key, value) in enumerate(peft_keys_and_values(model)):
             np.testing.assert_array_equal(key.detach().numpy().transpose(1, 0, 2), prefix[0, i])
             np.testing.assert_array_equal(value.detach().numpy().transpose(1, 0, 2), prefix[1, i])
-
-
-def test_layout_of_a_prefix():
-    """Column (2 * layer + is_value) * H + head * D + j."""
-    flat = np.arange(P * 2 * LAYERS * WIDTH, dtype=np.float32).reshape(P, -1)
-    k, v = prefix_from_peft(flat, LAYERS, HEADS, WIDTH // HEADS)
-    for layer, row, head, j in [(0, 0, 0, 0), (2, 4, 3, 1), (1, 2, 0, 3)]:
-        column = head * (WIDTH // HEADS) + j
-        assert k[layer, row, head, j] == flat[row, 2 * layer * WIDTH + column]
-        assert v[layer, row, head, j] == flat[row, (2 * layer + 1) * WIDTH + column]
-    np.testing.assert_array_equal(prefix_to_peft(k, v), flat)
-
-
-def test_prefix_of_another_backbone_is_an_error():
-    with pytest.raises(InputError, match=r"shape \[5, 10\]; 3 layers of 4 heads of size 4 need"):
-        prefix_from_peft(np.zeros((5, 10), np.float32), 3, 4, 4)
 
 
 @pytest.mark.parametrize("layers", [2, 3, 4])

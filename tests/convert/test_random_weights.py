@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 import transformers
-from folders import ENCODER, KINDS, NARROW, UNTIED
+from folders import ENCODER, UNTIED
 from processes import Processes
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.convert.random_weights import draw_backbone, with_heads
+from jaxprompt.convert.random_weights import init_backbone, with_heads
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.sharding import make_placement
@@ -66,7 +66,7 @@ SIGMAS = 5
 def draw(kind, *, mesh=(1, 1), seed=0, **options):
     family, _, config, heads = MODELS[kind]
     place = make_placement(*mesh, devices=jax.devices()[: mesh[0] * mesh[1]], fsdp=True)
-    return draw_backbone(family, config, heads, seed=seed, placement=place, **options)
+    return init_backbone(family, config, heads, seed=seed, placement=place, **options)
 
 
 @pytest.mark.long_cases("bert", "generator", "t5", "t5-gated")
@@ -102,7 +102,7 @@ def test_as_transformers_draws(tmp_path, kind):
 def test_padding_may_have_no_row():
     place = make_placement(1, 1, devices=jax.devices()[:1])
     config = WIDE | dict(pad_token_id=None)
-    params = draw_backbone("bert", config, ["mlm"], seed=0, placement=place).params
+    params = init_backbone("bert", config, ["mlm"], seed=0, placement=place).params
     assert np.asarray(params["embed"]["word"]["table"]).any(-1).all()
 
 
@@ -121,7 +121,7 @@ def test_every_parameter_of_the_module_is_there(kind, mesh):
     for name, leaf in found.items():
         assert leaf.sharding == place.param_sharding(name, leaf.shape), name
     assert loaded.report.bytes == sum(leaf.nbytes for leaf in found.values())
-    assert loaded.report.heads == () and loaded.report.fresh == tuple(heads)
+    assert loaded.report.heads == () and loaded.report.absent == tuple(heads)
     assert loaded.report.tied == (
         "table" not in str([n for n in found if "/mlm/" in n or "/lm/" in n])
     )
@@ -186,7 +186,7 @@ def test_two_processes_draw_what_one_draws(tmp_path):
         processes.start_all(2, [job, source, tmp_path / "out", "--seed=5"])
         assert processes.wait() == [0, 0], processes.told()
     place = make_placement(1, 1, devices=jax.devices()[:1])
-    expected = flatten(draw_backbone("bert", config, ["mlm"], seed=5, placement=place).params)
+    expected = flatten(init_backbone("bert", config, ["mlm"], seed=5, placement=place).params)
     found = flatten(load_backbone(tmp_path / "out", "bert", config).params)
     assert found.keys() == expected.keys()
     for name, leaf in expected.items():
@@ -199,20 +199,20 @@ def test_heads_that_a_checkpoint_lacks(tmp_path):
     loaded = load_backbone(tmp_path, "bert", config, placement=place)
     params, report = with_heads(loaded, "bert", config, ["mlm"], seed=0, placement=place)
     assert set(params) == {"embed", "layers", "mlm"} and "table" not in params["mlm"]
-    assert (report.heads, report.fresh, report.tied) == ((), ("mlm",), True)
+    assert (report.heads, report.absent, report.tied) == ((), ("mlm",), True)
     assert report.missing[0] == "cls.predictions.transform.dense.weight"
     assert report.fingerprint != loaded.report.fingerprint
     for part in ("embed", "layers"):
         old = flatten(loaded.params[part])
         assert all(leaf is old[name] for name, leaf in flatten(params[part]).items())
-    drawn = draw_backbone("bert", config, ["mlm"], seed=0, placement=place).params["mlm"]
+    drawn = init_backbone("bert", config, ["mlm"], seed=0, placement=place).params["mlm"]
     for name, leaf in flatten(drawn).items():
         np.testing.assert_array_equal(flatten(params["mlm"])[name], leaf)
     both = with_heads(loaded, "bert", config, ["pooler", "mlm"], seed=0, placement=place)
-    assert both.report.heads == ("pooler",) and both.report.fresh == ("mlm",)
+    assert both.report.heads == ("pooler",) and both.report.absent == ("mlm",)
     same = with_heads(loaded, "bert", config, ["pooler"], seed=0, placement=place)
-    assert same.report._replace(fresh=(), missing=()) == loaded.report._replace(
-        fresh=(), missing=()
+    assert same.report._replace(absent=(), missing=()) == loaded.report._replace(
+        absent=(), missing=()
     )
 
 
@@ -238,7 +238,7 @@ def test_a_head_that_the_family_has_not_is_an_error(family, head, known):
     kind = {"bert": "bert", "t5": "t5", "electra": "generator"}[family]
     message = f"an? {family} has no {head} head; use an objective for {known}, or another backbone"
     with pytest.raises(InputError, match=message):
-        draw_backbone(family, MODELS[kind][2], [head], seed=0, placement=place)
+        init_backbone(family, MODELS[kind][2], [head], seed=0, placement=place)
     with pytest.raises(InputError, match=message):
         with_heads(draw(kind), family, MODELS[kind][2], [head], seed=0, placement=place)
 
@@ -261,17 +261,5 @@ def test_a_wrong_config_is_one_line(kind, change, message):
     family, _, config, heads = MODELS[kind]
     place = make_placement(1, 1, devices=jax.devices()[:1])
     with pytest.raises(InputError, match=message) as caught:
-        draw_backbone(family, config | change, heads, seed=0, placement=place)
+        init_backbone(family, config | change, heads, seed=0, placement=place)
     assert "\n" not in str(caught.value)
-
-
-def test_the_kinds_of_folders_can_be_drawn():
-    """What is read can be started from nothing too."""
-    place = make_placement(2, 4)
-    for family, _, config in {name: KINDS[name] for name in ("mt5", "xlm-roberta")}.values():
-        heads = ["lm"] if family == "t5" else ["mlm"]
-        assert draw_backbone(family, config, heads, seed=0, placement=place).params
-    assert (
-        "project"
-        in draw_backbone("electra", NARROW, ["rtd"], seed=0, placement=place).params["embed"]
-    )

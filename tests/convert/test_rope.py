@@ -5,14 +5,14 @@ import pytest
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from jaxprompt.convert.rope import read_turning
+from jaxprompt.convert.rope import read_rotary
 from jaxprompt.errors import InputError
 
 YARN = dict(rope_type="yarn", factor=4.0, rope_theta=100.0)
 
 
 def read(**fields):
-    return read_turning({"rope_parameters": YARN | fields}, 8, 40)
+    return read_rotary({"rope_parameters": YARN | fields}, 8, 40)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_the_trained_length_of_the_whole_config_stands_before_that_of_the_block(
         hidden_size=32, num_attention_heads=2, rope_parameters=dict(block), **fields
     )
     expected, factor = ROPE_INIT_FUNCTIONS[block["rope_type"]](config, "cpu")
-    found = read_turning({"rope_parameters": dict(block), **fields}, 16, 2048)
-    np.testing.assert_allclose(found.rates, expected, rtol=1e-5)
-    assert found.factor == pytest.approx(factor)
-    without = read_turning({"rope_parameters": dict(block)}, 16, 2048)
-    assert np.abs(np.array(found.rates) - without.rates).max() > 0.01
+    found = read_rotary({"rope_parameters": dict(block), **fields}, 16, 2048)
+    np.testing.assert_allclose(found.frequencies, expected, rtol=1e-5)
+    assert found.scale == pytest.approx(factor)
+    without = read_rotary({"rope_parameters": dict(block)}, 16, 2048)
+    assert np.abs(np.array(found.frequencies) - without.frequencies).max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_trained_length_of_the_whole_config_stands_before_that_of_the_block(
 )
 def test_a_block_that_is_not_known_is_refused(block, message):
     with pytest.raises(InputError, match=message):
-        read_turning({"rope_parameters": block}, 8, 40)
+        read_rotary({"rope_parameters": block}, 8, 40)
 
 
 def test_a_block_for_layers_of_two_kinds_says_which_it_is_for():
@@ -83,8 +83,8 @@ def test_a_block_for_layers_of_two_kinds_says_which_it_is_for():
     flat = {"rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
     for kind in ("full_attention", "sliding_attention"):
         with pytest.raises(InputError, match="does not say which layer type .*'full_attention'"):
-            read_turning(flat, 8, 40, kind=kind)
-        assert read_turning({"rope_parameters": {}}, 8, 40, kind=kind) == read_turning({}, 8, 40)
+            read_rotary(flat, 8, 40, kind=kind)
+        assert read_rotary({"rope_parameters": {}}, 8, 40, kind=kind) == read_rotary({}, 8, 40)
 
 
 def test_that_a_yarn_was_tuned_changes_nothing():

@@ -4,8 +4,13 @@ import numpy as np
 
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.encode import EncodedDocuments
-from jaxprompt.corpus.ppt import get_pattern, make_forms, numbers_of_options
+from jaxprompt.corpus.ppt import get_pattern, make_forms, option_counts
 from jaxprompt.corpus.store import StoreWriter
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.specials import SENTINEL, read_specials
+from jaxprompt.data.text.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.types import Role
 
 FIRST = 2000  # ids below stand in no text
@@ -42,14 +47,6 @@ def even_corpus(folder, documents=20, units=12, length=6):
     return make_corpus(folder, number_documents([[length] * units] * documents))
 
 
-def wandering_corpus(folder, documents=150, units=20):
-    """A corpus in which neighbours, and units of a document, are alike in length."""
-    rng = np.random.RandomState(0)
-    walk = rng.normal(0, 0.3, (documents, units)).cumsum(1) + rng.normal(0, 0.4, (documents, 1))
-    lengths = np.exp(3 + walk + rng.normal(0, 0.3, walk.shape))
-    return make_corpus(folder, number_documents(lengths.clip(5, 80).astype(int)))
-
-
 def close_corpus(folder, documents=100, units=20):
     """A corpus in which neighbours are 3 tokens apart at most: nearer than a class of lengths."""
     rng = np.random.RandomState(0)
@@ -69,7 +66,7 @@ def bert_forms(name, *, max_len=1100, num_slots=4, style="en", options=None, **c
     """Lays a task out for a masked backbone."""
     tokenizer = tiny_bert(CHINESE + LETTERS if style == "zh" else ENGLISH + LETTERS)
     if options is None:
-        options = numbers_of_options(name) if name in ("nss", "unified") else (0,)
+        options = option_counts(name) if name in ("nss", "unified") else (0,)
     return make_forms(
         name, get_pattern(name, style), tokenizer, "masked", num_slots=num_slots,
         max_len=max_len, options=options, **changes,
@@ -93,20 +90,6 @@ def text_lengths(examples):
     return np.array([[len(text) for text in texts_of(row)] for row, _ in examples], float)
 
 
-def chi_square(counts):
-    """Distance of counts from even ones. Above 13.8 for 3 of them, 20.5 for 6: one in 1,000."""
-    counts = np.asarray(counts)
-    mean = counts.sum() / len(counts)
-    return ((counts - mean) ** 2 / mean).sum()
-
-
-def fit_guess(seen, answers, wanted):
-    """Fits a linear map from features [N, F] to answers [N, C] by least squares, and applies it."""
-    ones = lambda x: np.concatenate([x, np.ones((len(x), 1))], 1)
-    weights = np.linalg.lstsq(ones(seen), answers, rcond=None)[0]
-    return ones(wanted) @ weights
-
-
 def guess_by_trees(examples):
     """Accuracy of boosted trees that see the lengths of the texts alone, cross-validated."""
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -123,3 +106,34 @@ def guess_by_trees(examples):
     )
     with threadpool_limits(1):  # threads wait for each other where tests run side by side
         return (cross_val_predict(trees, seen, labels, cv=3) == labels).mean()
+
+
+def make_encoder(
+    tokenizer, style, template, words, *, spaced, max_len=512, slots=0, decoder_slots=0, eos=False,
+    option="", names=(),
+):  # fmt: skip
+    """Returns the encoder of a downstream task with a verbalizer."""
+    answer, sentinels = read_answer("[mask] {label}")
+    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=sentinels)
+    verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
+    is_seq2seq = style == "seq2seq"
+    around = frame(answer, specials) if is_seq2seq else Frame((), ())
+    plan = masked_plan(verbalizer.ids)
+    if style != "masked":
+        plan = branch_plan(verbalizer.ids, around, whole=False)
+    stem = (0, *around.stem) if is_seq2seq else ()
+    return ExampleEncoder(
+        tokenizer, parse(template), specials, num_slots=slots, num_masks=verbalizer.num_masks,
+        max_len=max_len, needs_mask=True, num_types=2, option=option, names=names,
+        answer=Answer(plan, stem, decoder_slots),
+    )  # fmt: skip
+
+
+def task_encoder(tokenizer, style, task, **options):
+    """Returns the encoder of a task with a verbalizer."""
+    template = task.causal if style == "causal" else task.template
+    names = task.widest if task.options else [group[0] for group in task.words]
+    return make_encoder(
+        tokenizer, style, template, task.words, spaced=task.spaced, option=task.option,
+        names=names, **options,
+    )  # fmt: skip

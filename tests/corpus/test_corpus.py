@@ -15,14 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.corpus import Corpus, TextSettings, check_unchanged, check_vocabulary, index_corpus
 from jaxprompt.corpus import index as indexing
-from jaxprompt.corpus.read import Source
+from jaxprompt.corpus.read import DocumentSource
 from jaxprompt.corpus.split import split_units
 from jaxprompt.corpus.store import META
-from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +100,7 @@ def test_ids_are_those_of_transformers_behind_a_space(shared, name, units, tmp_p
     source = tmp_path / "x.jsonl"
     place = shared / "data/corpus_books_en/dev.jsonl.gz"
     odd = "He <mask> said  </s> this.\nAnd [MASK]\t<extra_id_0> that — 東京 ﬁn."
-    texts = [*Source(str(place), TextSettings())][:6] + [odd]
+    texts = [*DocumentSource(str(place), TextSettings())][:6] + [odd]
     write(source, texts)
     corpus = index(source, tokenizer, tmp_path / "store", units=units)
     assert tokenizer.backend_tokenizer.to_str() == before
@@ -172,7 +171,9 @@ def test_a_store_is_made_anew_when_something_changes_only(folder, tiny, tmp_path
 
 
 def test_files_seen_before_are_not_read_again(folder, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxprompt.corpus.read._CLOCK", -1)  # as if they were not just written
+    monkeypatch.setattr(
+        "jaxprompt.corpus.read._CLOCK_SECONDS", -1
+    )  # as if they were not just written
     index(folder, tiny, tmp_path / "store")
     monkeypatch.setattr(
         "jaxprompt.corpus.read.file_checksum", lambda path: pytest.fail(f"read {path}")
@@ -186,7 +187,7 @@ def test_an_edit_of_equal_size_and_time_is_seen(folder, tiny, tmp_path, monkeypa
     """The time is set back, as by rsync or tar; or the clock has not moved since the last look."""
     path = folder / "a.jsonl"
     if moment == "later":
-        monkeypatch.setattr("jaxprompt.corpus.read._CLOCK", -1)
+        monkeypatch.setattr("jaxprompt.corpus.read._CLOCK_SECONDS", -1)
     else:
         monkeypatch.setattr("jaxprompt.corpus.read.stat_key", lambda path: f"{path}:as before")
     before, first = path.stat(), index(folder, tiny, tmp_path / "store")
@@ -207,29 +208,30 @@ def test_stores_of_two_tokenizers_agree_on_numbers(folder, tiny, tmp_path, rober
     assert len(first.unit(4)) == 0 < len(second.unit(4))  # BERT drops control characters
 
 
-def test_what_changed_is_named(folder, tiny, tmp_path):
-    saved = json.loads(json.dumps(index(folder, tiny, tmp_path / "store").fingerprint))
-    again = lambda **kw: index(folder, tiny, tmp_path / "store", **kw).fingerprint
-    check_unchanged(saved, again())
-    write(folder / "a.jsonl", ["one two\nthree\n", "", "a [MASK] twos"])
-    with pytest.raises(
-        InputError, match="saved run: a.jsonl has different text; restore it, or use"
-    ):
-        check_unchanged(saved, again())
-    write(folder / "a.jsonl", ["one"])
-    (folder / "b.jsonl.gz").rename(folder / "c.jsonl.gz")
-    with pytest.raises(
-        InputError,
-        match=r"run: a.jsonl has a different size, \d+ -> 16; b.jsonl.gz is missing; "
-        "c.jsonl.gz is new; and 2 more; restore",
-    ):
-        check_unchanged(saved, again(units="sentence") | {"tokenizer": saved["tokenizer"]})
-    now = {**saved, "tokenizer": "f00"}
-    with pytest.raises(InputError, match=f"the tokenizer, {saved['tokenizer']} -> f00; restore"):
-        check_unchanged(saved, now)
-    now = {**saved, "settings": {**saved["settings"], "units": "sentence"}}
-    with pytest.raises(InputError, match="corpus.units, paragraph -> sentence"):
-        check_unchanged(saved, now)
+FINGERPRINT = {
+    "files": {"a.txt": [1, 5], "b.txt": [2, 6]}, "settings": {"units": "paragraph"},
+    "tokenizer": "f00",
+}  # fmt: skip
+SENTENCES = {"settings": {"units": "sentence"}}
+FILES = {"files": {"a.txt": [3, 5], "c.txt": [2, 6]}}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"files": {"a.txt": [1, 4], "b.txt": [2, 6]}}, "run: a.txt has different text; restore"),
+        (
+            FILES | SENTENCES | {"tokenizer": "b0"},
+            "a.txt has a different size, 1 -> 3; b.txt is missing; c.txt is new; and 2 more; rest",
+        ),
+        ({"tokenizer": "b0"}, "the tokenizer, f00 -> b0; restore"),
+        (SENTENCES, "corpus.units, paragraph -> sentence; restore"),
+    ],
+)
+def test_what_changed_is_named(changes, message):
+    check_unchanged(FINGERPRINT, dict(FINGERPRINT))
+    with pytest.raises(InputError, match=message):
+        check_unchanged(FINGERPRINT, FINGERPRINT | changes)
 
 
 # -- bad input ------------------------------------------------------------------------------------
@@ -309,16 +311,9 @@ def test_damaged_stores(folder, tiny, tmp_path, name):
     assert ids(index(folder, tiny, tmp_path / "store")) == EXPECTED
 
 
-def test_values_of_a_store_that_was_edited(folder, tiny, tmp_path):
+def test_a_store_without_its_metadata(folder, tiny, tmp_path):
     corpus = index(folder, tiny, tmp_path / "store")
-    path = corpus.folder / META
-    text = path.read_text()
-    for old, new in (('"tokens": 12', '"tokens": 11'), ('"max_id": 18', '"max_id": 19')):
-        assert old in text
-        path.write_text(text.replace(old, new))
-        with pytest.raises(InputError, match="meta.json has changed, or is of another version"):
-            Corpus(corpus.folder)
-    path.unlink()
+    (corpus.folder / META).unlink()
     with pytest.raises(InputError, match="there is no corpus store"):
         Corpus(corpus.folder)
     with pytest.raises(InputError, match=r"is damaged \(it has no meta.json\); delete that folder"):
@@ -464,12 +459,3 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     command = [sys.executable, "-c", script, tmp_path, tmp_path / "store", ROOT]
     grown = int(subprocess.run(command, check=True, capture_output=True, timeout=300).stdout)
     assert grown < 6e6 < (tmp_path / "large.jsonl").stat().st_size / 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_units_of_sentence_pieces_keep_their_words_apart(kind, tmp_path):
-    tokenizer = load_tokenizer(write_pieces(tmp_path / "tokenizer", kind))
-    (tmp_path / "a.txt").write_text("hello  world it\nwas good hello\n")
-    corpus = index(tmp_path / "a.txt", tokenizer, tmp_path / "store")
-    ((first, second),) = ids(corpus)
-    assert tokenizer.decode(first + second).strip() == "hello  world it was good hello"

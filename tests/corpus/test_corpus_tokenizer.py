@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxprompt.corpus import index_corpus, train_tokenizer
-from jaxprompt.corpus.read import Source, TextSettings
+from jaxprompt.corpus import train_tokenizer
+from jaxprompt.corpus.read import DocumentSource, TextSettings
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
@@ -21,7 +21,7 @@ SIZE = 1200
 @pytest.fixture(scope="module")
 def text(shared, tmp_path_factory):
     """A file with 25 chapters, 300,000 characters."""
-    source = Source(str(shared / "data/corpus_books_en/dev.jsonl.gz"), TextSettings())
+    source = DocumentSource(str(shared / "data/corpus_books_en/dev.jsonl.gz"), TextSettings())
     path = tmp_path_factory.mktemp("text") / "x.jsonl"
     rows = [json.dumps({"body": text}) for text in list(source)[:25]]
     path.write_text("\n".join(rows))
@@ -128,17 +128,6 @@ def test_case(text, trained, tmp_path):
     )
 
 
-def test_a_trained_tokenizer_indexes(text, trained, tmp_path):
-    store = index_corpus(
-        str(text), trained["t5"], tmp_path, TextSettings(field="body"), processes=1
-    )
-    assert len(store) == 25 and store.max_id < SIZE - 100
-    ids = store.unit(0)
-    expected = trained["t5"].convert_tokens_to_string(trained["t5"].convert_ids_to_tokens(ids))
-    with open(text) as file:
-        assert json.loads(file.readline())["body"].startswith(expected.strip())
-
-
 def test_every_second_document_is_taken(tmp_path):
     (tmp_path / "x.txt").write_text("\n".join(["aaaa bbbb", "cccc dddd"] * 50))
     settings = TextSettings(documents="line")
@@ -150,7 +139,7 @@ def test_every_second_document_is_taken(tmp_path):
 
 def test_chinese_characters_do_not_fill_the_vocabulary(shared, tmp_path):
     place = str(shared / "data/corpus_novels_zh/dev.jsonl.gz")
-    text = "".join(Source(place, TextSettings()))[:20_000]
+    text = "".join(DocumentSource(place, TextSettings()))[:20_000]
     for size, unknown in ((900, 0.15), (1500, 0.06)):
         tokenizer = train_tokenizer("bert", place, tmp_path / str(size), size)
         # No more than a third where words are to be had, here all: each character is a word.

@@ -1,15 +1,13 @@
 """Batches of an objective's rows: any of them from its number alone, on any number of hosts."""
 
-import json
-
 import numpy as np
 import pytest
 
 from jaxprompt.corpus import TextSettings, index_corpus
 from jaxprompt.corpus.denoise import clm, mlm, span_corruption
-from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass, Visits
-from jaxprompt.corpus.denoise.pack import cut, plan_rows
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.batches import DenoisingSamples, EvalBatches, ShuffledBatches
+from jaxprompt.corpus.denoise.pack import pack_documents, slice_document
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.errors import InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(90))]
@@ -17,7 +15,9 @@ PAD, MASK, LENGTH, BATCH = 0, 4, 16, 8
 MARKS = np.arange(100, 110, dtype=np.int32)
 OBJECTIVES = {
     "mlm": mlm.Denoiser(LENGTH, MASK, (2,), (3,), np.arange(5, 95, dtype=np.int32)),
-    "apart": mlm.Denoiser(LENGTH, MASK, (2,), (3,), np.arange(5, 95, dtype=np.int32), apart=True),
+    "apart": mlm.Denoiser(
+        LENGTH, MASK, (2,), (3,), np.arange(5, 95, dtype=np.int32), separate=True
+    ),
     "clm": clm.Denoiser(LENGTH, (3,)),
     "span_corruption": span_corruption.Denoiser(LENGTH, 0, 1, MARKS),
 }
@@ -41,8 +41,8 @@ def corpus(tmp_path_factory):
 DOCUMENTS = range(8, 60)
 
 
-def make_rows(corpus, name="mlm", packed=True) -> DenoisingRows:
-    return DenoisingRows(corpus, DOCUMENTS, OBJECTIVES[name], packed=packed, pad_id=PAD)
+def make_rows(corpus, name="mlm", packed=True) -> DenoisingSamples:
+    return DenoisingSamples(corpus, DOCUMENTS, OBJECTIVES[name], packed=packed, pad_id=PAD)
 
 
 def take(batches, count: int) -> list:
@@ -79,18 +79,18 @@ def shown(batch) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_row_is_what_the_objective_makes_of_its_pieces(corpus, name, packed):
     objective, rows = OBJECTIVES[name], make_rows(corpus, name, packed)
-    lengths = [len(corpus.tokens(d)) + len(objective.tail) for d in DOCUMENTS]
-    plan = plan_rows(lengths, objective.fit, packed=packed)
+    lengths = [len(corpus.tokens(d)) + len(objective.end_ids) for d in DOCUMENTS]
+    plan = pack_documents(lengths, objective.capacity, packed=packed)
     assert len(rows) == len(plan) > 20
     which, visits = [5, 0, len(plan) - 1], [105, 0, 7]
     batch = rows.batch(which, visits, 3, size=4)
     assert batch.index.tolist() == [*which, -1] and batch.weights.tolist() == [1, 1, 1, 0]
     for i, (row, visit) in enumerate(zip(which, visits, strict=True)):
         pieces = [
-            cut(corpus.tokens(DOCUMENTS[at]), start, stop, objective.tail)
-            for at, start, stop in plan.row(row)
+            slice_document(corpus.tokens(DOCUMENTS[at]), start, stop, objective.end_ids)
+            for at, start, stop in plan.chunks(row)
         ]
-        expected = objective(pieces, row_rng(3, visit))
+        expected = objective(pieces, sample_rng(3, visit))
         for found, text in ((batch.encoder, expected.encoder), (batch.decoder, expected.decoder)):
             assert (found is None) == (text is None)
             if text is None:
@@ -112,7 +112,7 @@ def test_a_row_is_what_the_objective_makes_of_its_pieces(corpus, name, packed):
 
 def test_every_epoch_visits_every_row_once(corpus):
     rows = make_rows(corpus)
-    visits = Visits(rows, batch=BATCH, seed=0)
+    visits = ShuffledBatches(rows, batch=BATCH, seed=0)
     per_epoch = -(-len(rows) // BATCH)
     assert visits.steps_per_epoch == per_epoch and len(rows) % BATCH
     epochs = [take(visits, per_epoch) for _ in range(2)]
@@ -143,39 +143,26 @@ def test_every_epoch_visits_every_row_once(corpus):
 
 def test_a_batch_depends_on_seed_and_number_alone(corpus):
     rows = make_rows(corpus)
-    one, ahead = (Visits(rows, batch=BATCH, seed=4, prefetch=n) for n in (0, 3))
+    one, ahead = (ShuffledBatches(rows, batch=BATCH, seed=4, prefetch=n) for n in (0, 3))
     expected = take(one, 12)
     assert all(map(same, take(ahead, 12), expected))
-    fresh = Visits(rows, batch=BATCH, seed=4, prefetch=0)
+    fresh = ShuffledBatches(rows, batch=BATCH, seed=4, prefetch=0)
     fresh.set_state({**fresh.get_state(), "iterator": stand_at(rows, 9)})
     assert same(next(fresh), expected[9])
-    other = take(Visits(rows, batch=BATCH, seed=5, prefetch=0), 12)
+    other = take(ShuffledBatches(rows, batch=BATCH, seed=5, prefetch=0), 12)
     assert not any(map(same, other, expected))
     ahead.close()
 
 
 def stand_at(rows, number):
     """The saved position behind `number` batches, of another stream over the same rows."""
-    visits = Visits(rows, batch=BATCH, seed=77, prefetch=0)
+    visits = ShuffledBatches(rows, batch=BATCH, seed=77, prefetch=0)
     take(visits, number)
     return visits.get_state()["iterator"]
 
 
-def test_a_saved_position_goes_on_where_it_was(corpus):
-    rows = make_rows(corpus, "span_corruption")
-    visits = Visits(rows, batch=BATCH, seed=1)
-    take(visits, 5)
-    state = json.loads(json.dumps(visits.get_state()))
-    expected = take(visits, 4)
-    again = Visits(make_rows(corpus, "span_corruption"), batch=BATCH, seed=1)
-    again.set_state(state)
-    assert all(map(same, take(again, 4), expected))
-    visits.close()
-    again.close()
-
-
 def test_a_position_of_another_stream_is_refused(corpus):
-    state = Visits(make_rows(corpus), batch=BATCH, seed=1, prefetch=0).get_state()
+    state = ShuffledBatches(make_rows(corpus), batch=BATCH, seed=1, prefetch=0).get_state()
     n, single = len(make_rows(corpus)), len(make_rows(corpus, packed=False))
     cases = {
         f"has rows {n}, but this run has {single}": (dict(packed=False), {}),
@@ -183,7 +170,7 @@ def test_a_position_of_another_stream_is_refused(corpus):
         "has seed 1, but this run has 2; resume with the same corpus": ({}, dict(seed=2)),
     }
     for message, (changed, given) in cases.items():
-        visits = Visits(
+        visits = ShuffledBatches(
             make_rows(corpus, **changed), **{"batch": BATCH, "seed": 1, "prefetch": 0, **given}
         )
         with pytest.raises(InputError, match=f"the saved data position {message}"):
@@ -195,17 +182,17 @@ def test_a_position_of_another_stream_is_refused(corpus):
 def test_the_shares_of_hosts_are_the_batch_of_one(corpus, name, hosts):
     rows = make_rows(corpus, name)
     count = -(-len(rows) // BATCH) + 2
-    whole = take(Visits(rows, batch=BATCH, seed=0, prefetch=0), count)
+    whole = take(ShuffledBatches(rows, batch=BATCH, seed=0, prefetch=0), count)
     parts = [
-        take(Visits(rows, batch=BATCH, seed=0, prefetch=0, share=(host, hosts)), count)
+        take(ShuffledBatches(rows, batch=BATCH, seed=0, prefetch=0, share=(host, hosts)), count)
         for host in range(hosts)
     ]
     for number, batch in enumerate(whole):
         own = [leaves(part[number]) for part in parts]
         joined = [np.concatenate(pieces) for pieces in zip(*own, strict=True)]
         assert all(map(np.array_equal, joined, leaves(batch)))
-    passes = [Pass(rows, batch=16, seed=0, limit=10, share=(h, hosts)) for h in range(hosts)]
-    (expected,) = Pass(rows, batch=16, seed=0, limit=10)
+    passes = [EvalBatches(rows, batch=16, seed=0, limit=10, share=(h, hosts)) for h in range(hosts)]
+    (expected,) = EvalBatches(rows, batch=16, seed=0, limit=10)
     own = [leaves(part) for one in passes for part in one]  # some have filling alone
     joined = [np.concatenate(pieces) for pieces in zip(*own, strict=True)]
     assert all(map(np.array_equal, joined, leaves(expected)))
@@ -213,7 +200,7 @@ def test_the_shares_of_hosts_are_the_batch_of_one(corpus, name, hosts):
 
 def test_a_pass_is_the_same_each_time(corpus):
     rows = make_rows(corpus)
-    held = Pass(rows, batch=BATCH, seed=0, limit=20)
+    held = EvalBatches(rows, batch=BATCH, seed=0, limit=20)
     first, again = list(held), list(held)
     assert held.size == 20 and len(first) == len(again) == 3
     assert all(map(same, first, again))
@@ -221,17 +208,17 @@ def test_a_pass_is_the_same_each_time(corpus):
     assert index.tolist() == [*range(20), *[-1] * 4]
     weights = np.concatenate([batch.weights for batch in first])
     assert weights.tolist() == [1] * 20 + [0] * 4
-    other = list(Pass(rows, batch=BATCH, seed=1, limit=20))
+    other = list(EvalBatches(rows, batch=BATCH, seed=1, limit=20))
     assert not any(map(same, first, other))
     assert list(map(restored, first)) == list(map(restored, other))
     # Rows are drawn alike however many stand in a batch.
-    (wide,) = Pass(rows, batch=24, seed=0, limit=20)
+    (wide,) = EvalBatches(rows, batch=24, seed=0, limit=20)
     joined = [np.concatenate(pieces) for pieces in zip(*map(leaves, first), strict=True)]
     assert all(map(np.array_equal, joined, leaves(wide)))
-    assert Pass(rows, batch=BATCH, seed=0, limit=10**6).size == len(rows)
+    assert EvalBatches(rows, batch=BATCH, seed=0, limit=10**6).size == len(rows)
 
 
 def test_documents_without_text_are_refused(corpus):
     objective = OBJECTIVES["mlm"]
     with pytest.raises(InputError, match="none of 0 documents has at least 1 tokens"):
-        DenoisingRows(corpus, [], objective, packed=True, pad_id=PAD)
+        DenoisingSamples(corpus, [], objective, packed=True, pad_id=PAD)

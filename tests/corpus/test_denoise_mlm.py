@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxprompt.corpus.denoise.mlm import Denoiser, make, predictions
-from jaxprompt.corpus.denoise.rows import encoded, row_rng
-from jaxprompt.data.batches.batching import collate
+from jaxprompt.corpus.denoise.mlm import Denoiser, make, num_masked
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -30,7 +29,7 @@ def within(count, total, share, sigmas=5.0):
 def test_golden_row():
     """Pins the draws: a resumed run must go on with the very same masks."""
     objective = masking(22, rate=0.5, masked=0.4, random=0.3)
-    sample = objective([np.arange(10, 30)], row_rng(7, 5))
+    sample = objective([np.arange(10, 30)], sample_rng(7, 5))
     at = [1, 2, 8, 10, 12, 13, 16, 17, 18, 19]
     assert sample.label_pos.tolist() == at
     assert sample.targets.tolist() == [i + 9 for i in at]
@@ -38,110 +37,54 @@ def test_golden_row():
     assert sample.encoder.ids[at].tolist() == shown
 
 
-def test_rows_depend_on_seed_and_index_alone():
-    ids = np.arange(10, 50)
-    make_row = lambda index: masking()([ids], row_rng(3, index))
-    forward = [make_row(i) for i in range(20)]
-    backward = [make_row(i) for i in reversed(range(20))][::-1]
-    for one, other in zip(forward, backward, strict=True):
-        for x, y in zip(one.encoder, other.encoder, strict=True):
-            np.testing.assert_array_equal(x, y)
-        np.testing.assert_array_equal(one.label_pos, other.label_pos)
-    assert len({row.label_pos.tobytes() for row in forward}) > 15
-    assert masking()([ids], row_rng(4, 0)).label_pos.tobytes() != forward[0].label_pos.tobytes()
-    np.testing.assert_array_equal(ids, np.arange(10, 50))
-
-
 @pytest.mark.parametrize(
     ("tokens", "count"), [(0, 0), (1, 1), (3, 1), (9, 1), (10, 2), (126, 19), (510, 76)]
 )
 def test_number_of_predictions(tokens, count):
-    assert predictions(tokens, 0.15) == count
+    assert num_masked(tokens, 0.15) == count
     if tokens:
-        sample = masking(600)([np.full(tokens, 20)], row_rng(0, 0))
+        sample = masking(600)([np.full(tokens, 20)], sample_rng(0, 0))
         assert len(sample.label_pos) == count
-
-
-def test_what_becomes_of_the_tokens():
-    counts = dict.fromkeys(("mask", "other", "same"), 0)
-    per_position, per_word, total = np.zeros(66, int), np.zeros(50, int), 0
-    ids = np.full(64, 9)  # no word that is drawn
-    objective = masking()
-    for index in range(3000):
-        sample = objective([ids], row_rng(11, index))
-        shown = sample.encoder.ids
-        at = sample.label_pos
-        assert (np.diff(at) > 0).all() and len(at) == objective.reads == 10
-        assert (sample.targets == 9).all()
-        rest = np.delete(shown, at)
-        assert (rest[1:-1] == 9).all() and (rest[0], rest[-1]) == (CLS, SEP)
-        read = shown[at]
-        counts["mask"] += (read == MASK).sum()
-        counts["same"] += (read == 9).sum()
-        counts["other"] += ((read != MASK) & (read != 9)).sum()
-        per_position[at] += 1
-        per_word += np.bincount(read[(read != MASK) & (read != 9)], minlength=50)
-        total += len(at)
-    assert within(counts["mask"], total, 0.8)
-    assert within(counts["other"], total, 0.1)
-    assert within(counts["same"], total, 0.1)
-    assert per_position[0] == per_position[-1] == 0
-    assert all(within(count, 3000, 10 / 64) for count in per_position[1:-1])
-    assert per_word[:10].sum() == 0
-    assert all(within(count, counts["other"], 1 / len(WORDS)) for count in per_word[10:])
 
 
 def test_other_shares():
     ids = np.full(64, 9)
-    all_masks = masking(masked=1.0, random=0.0)([ids], row_rng(0, 0))
+    all_masks = masking(masked=1.0, random=0.0)([ids], sample_rng(0, 0))
     assert (all_masks.encoder.ids[all_masks.label_pos] == MASK).all()
-    words = masking(masked=0.0, random=1.0)([ids], row_rng(0, 0))
+    words = masking(masked=0.0, random=1.0)([ids], sample_rng(0, 0))
     assert (words.encoder.ids[words.label_pos] >= 10).all()
-    as_they_are = masking(masked=0.0, random=0.0)([ids], row_rng(0, 0))
+    as_they_are = masking(masked=0.0, random=0.0)([ids], sample_rng(0, 0))
     assert (as_they_are.encoder.ids[1:-1] == 9).all() and len(as_they_are.targets) == 10
 
 
 def test_documents_in_a_row():
     pieces = [np.arange(10, 20), np.arange(20, 45)]
-    one = masking()(pieces, row_rng(0, 0)).encoder
+    one = masking()(pieces, sample_rng(0, 0)).encoder
     assert [len(one.ids), one.ids[0], one.ids[11], one.ids[-1]] == [38, CLS, SEP, SEP]
     assert one.segments is None and one.positions.tolist() == list(range(38))
 
-    objective = masking(apart=True)
-    apart = objective(pieces, row_rng(0, 0))
-    text = apart.encoder
+    objective = masking(separate=True)
+    separate = objective(pieces, sample_rng(0, 0))
+    text = separate.encoder
     assert text.ids[[0, 11, 12, 38]].tolist() == [CLS, SEP, CLS, SEP]
     assert text.segments.tolist() == [1] * 12 + [2] * 27
     assert text.positions.tolist() == [*range(12), *range(27)]
     assert (text.roles == Role.SPECIAL).nonzero()[0].tolist() == [0, 11, 12, 38]
     original = np.concatenate([[CLS], pieces[0], [SEP, CLS], pieces[1], [SEP]])
-    np.testing.assert_array_equal(apart.targets, original[apart.label_pos])
-    assert not set(apart.label_pos) & {0, 11, 12, 38}
-
-
-def test_a_batch_of_rows():
-    objective = masking(24)
-    rows = [[encoded(objective([np.arange(10, 10 + n)], row_rng(0, n)))] for n in (22, 5)]
-    batch = collate(
-        rows, [-1, -1], [0, 1], batch=2, length=24, pad_id=0, label_width=objective.reads
-    )
-    assert batch.encoder.ids.shape == (2, 24) and batch.label_pos.shape == (2, 3)
-    assert batch.targets.tolist()[1][1:] == [-1, -1]  # 5 tokens have one prediction
-    assert batch.encoder.mask.sum(1).tolist() == [24, 7]
-    at = batch.label_pos[0]
-    np.testing.assert_array_equal(batch.targets[0], np.arange(9, 33)[at])
+    np.testing.assert_array_equal(separate.targets, original[separate.label_pos])
+    assert not set(separate.label_pos) & {0, 11, 12, 38}
 
 
 def test_whole_words_of_a_toy_vocabulary():
-    starts = np.ones(50, bool)
-    starts[40:] = False  # pieces inside words
+    word_starts = np.ones(50, bool)
+    word_starts[40:] = False  # pieces inside words
     ids = np.array([10, 40, 41, 11, 12, 42, 13, 43, 44, 45, 14, 15, 16, 46, 17, 18, 19, 20, 21, 22])
     words = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11], [12], [13, 14]]
     words += [[i] for i in range(15, 21)]
-    objective = masking(starts=starts, rate=0.25)
+    objective = masking(word_starts=word_starts, rate=0.25)
     chosen = np.zeros(21)
     for index in range(2000):
-        at = set(objective([ids], row_rng(0, index)).label_pos.tolist())
+        at = set(objective([ids], sample_rng(0, index)).label_pos.tolist())
         assert all(at >= set(word) or not at & set(word) for word in words)
         assert len(at) == 5  # there are always words of one token to fill up with
         chosen[list(at)] += 1
@@ -149,25 +92,25 @@ def test_whole_words_of_a_toy_vocabulary():
 
 
 def test_a_word_that_is_too_long_is_left_alone():
-    starts = np.zeros(50, bool)
-    sample = masking(starts=starts)([np.arange(10, 30)], row_rng(0, 0))
+    word_starts = np.zeros(50, bool)
+    sample = masking(word_starts=word_starts)([np.arange(10, 30)], sample_rng(0, 0))
     assert len(sample.label_pos) == len(sample.targets) == 0
 
 
 def test_a_document_cut_within_a_word_begins_one():
-    objective = masking(starts=np.zeros(50, bool), apart=True)
+    objective = masking(word_starts=np.zeros(50, bool), separate=True)
     for index in range(10):  # 5 of 33 tokens may be chosen: the piece of 3 fits, that of 30 not
-        sample = objective([np.arange(10, 13), np.arange(10, 40)], row_rng(0, index))
+        sample = objective([np.arange(10, 13), np.arange(10, 40)], sample_rng(0, index))
         assert sample.label_pos.tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("starts", [None, np.ones(50, bool)])
-def test_unknown_text_is_never_chosen(starts):
-    objective = masking(unknown=9, starts=starts)
+@pytest.mark.parametrize("word_starts", [None, np.ones(50, bool)])
+def test_unknown_text_is_never_chosen(word_starts):
+    objective = masking(unk_id=9, word_starts=word_starts)
     for index in range(50):
-        sample = objective([np.arange(5, 15)], row_rng(0, index))
+        sample = objective([np.arange(5, 15)], sample_rng(0, index))
         assert 5 not in sample.label_pos and 9 not in sample.targets
-    nothing = objective([np.full(8, 9)], row_rng(0, 0))
+    nothing = objective([np.full(8, 9)], sample_rng(0, 0))
     assert len(nothing.label_pos) == 0 and nothing.encoder.ids[1:-1].tolist() == [9] * 8
 
 
@@ -187,12 +130,12 @@ def test_whole_words_of_real_text(shared, tokenizer):
             i > 0 and (p.startswith("##") if tokenizer.vocab_size < 40000 else p[0] not in "ĠĊ")
             for i, p in enumerate(pieces)
         ]
-        sample = objective([ids], row_rng(0, index))
+        sample = objective([ids], sample_rng(0, index))
         hidden = np.isin(np.arange(1, len(ids) + 1), sample.label_pos)
         for i in range(1, len(ids)):
             if inside[i]:
                 assert hidden[i] == hidden[i - 1], pieces[i - 1 : i + 1]
-        assert 0 < len(sample.label_pos) <= predictions(len(ids), 0.15)
+        assert 0 < len(sample.label_pos) <= num_masked(len(ids), 0.15)
         np.testing.assert_array_equal(sample.targets, ids[sample.label_pos - 1])
 
 
@@ -204,7 +147,7 @@ def test_shares_equal_those_of_transformers(bert):
     collator = transformers.DataCollatorForLanguageModeling(bert, return_tensors="np", seed=0)
     theirs = collator([{"input_ids": row} for row in framed])
     objective = make(bert, 128)
-    samples = [objective([row], row_rng(0, i)) for i, row in enumerate(rows)]
+    samples = [objective([row], sample_rng(0, i)) for i, row in enumerate(rows)]
     ours = np.stack([sample.encoder.ids for sample in samples])
     read = np.zeros(ours.shape, bool)
     for i, sample in enumerate(samples):
@@ -222,14 +165,9 @@ def test_shares_equal_those_of_transformers(bert):
 def test_a_tokenizer_gives_its_specials(bert, roberta):
     for tokenizer, framed in ((bert, (101, 102, 103)), (roberta, (0, 2, 50264))):
         objective = make(tokenizer, 64)
-        assert (*objective.cls, *objective.end, objective.mask) == framed
-        assert not set(objective.words) & set(tokenizer.all_special_ids)
-        assert objective.lengths == (64,) and objective.reads == 9
-
-
-def test_a_tokenizer_without_a_mask(t5):
-    with pytest.raises(InputError, match="t5' has no mask token, which masking needs; use"):
-        make(t5, 64)
+        assert (*objective.cls_ids, *objective.sep_ids, objective.mask_id) == framed
+        assert not set(objective.word_ids) & set(tokenizer.all_special_ids)
+        assert objective.lengths == (64,) and objective.max_targets == 9
 
 
 @pytest.mark.parametrize(

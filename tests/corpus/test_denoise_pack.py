@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, span_corruption
-from jaxprompt.corpus.denoise.pack import Fit, cut, plan_rows
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.pack import Capacity, pack_documents, slice_document
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.errors import InputError
 
 LENGTHS = np.random.RandomState(0).randint(0, 90, 300)
 WORDS = np.arange(10, 50, dtype=np.int32)
 MARKS = np.arange(999, 899, -1, dtype=np.int32)
-PLAIN = Fit(np.arange(11)[None], (10,))
+PLAIN = Capacity(np.arange(11)[None], (10,))
 
 
 def framed(length, **changes):
@@ -19,8 +19,8 @@ def framed(length, **changes):
 
 
 def test_a_plan_by_hand():
-    plan = plan_rows([4, 0, 12, 3, 20], PLAIN)
-    assert [plan.row(i) for i in range(len(plan))] == [
+    plan = pack_documents([4, 0, 12, 3, 20], PLAIN)
+    assert [plan.chunks(i) for i in range(len(plan))] == [
         [(0, 0, 4), (2, 0, 6)],
         [(2, 6, 12), (3, 0, 3), (4, 0, 1)],
         [(4, 1, 11)],
@@ -29,13 +29,13 @@ def test_a_plan_by_hand():
 
 
 def test_without_packing_a_row_has_one_piece():
-    plan = plan_rows([4, 0, 12], PLAIN, packed=False)
-    assert [plan.row(i) for i in range(len(plan))] == [[(0, 0, 4)], [(2, 0, 10)], [(2, 10, 12)]]
+    plan = pack_documents([4, 0, 12], PLAIN, packed=False)
+    assert [plan.chunks(i) for i in range(len(plan))] == [[(0, 0, 4)], [(2, 0, 10)], [(2, 10, 12)]]
 
 
 def test_short_pieces_are_left_out():
-    plan = plan_rows([9, 5, 1, 11], PLAIN._replace(least=2))
-    rows = [plan.row(i) for i in range(len(plan))]
+    plan = pack_documents([9, 5, 1, 11], PLAIN._replace(min_tokens=2))
+    rows = [plan.chunks(i) for i in range(len(plan))]
     assert rows == [[(0, 0, 9)], [(1, 0, 5), (3, 0, 5)], [(3, 5, 11)]]
 
 
@@ -43,70 +43,70 @@ def test_pieces_may_end_within_the_tail():
     document, whole = np.array([5, 6, 7]), [5, 6, 7, 8, 9]
     for start in range(5):
         for stop in range(start + 1, 6):
-            assert cut(document, start, stop, (8, 9)).tolist() == whole[start:stop]
+            assert slice_document(document, start, stop, (8, 9)).tolist() == whole[start:stop]
 
 
 OBJECTIVES = [
     framed(32),
-    framed(32, apart=True),
+    framed(32, separate=True),
     span_corruption.Denoiser(32, 0, 1, MARKS),
-    span_corruption.Denoiser(32, 0, 1, MARKS, apart=True),
+    span_corruption.Denoiser(32, 0, 1, MARKS, separate=True),
     prefix_lm.Denoiser(32, 0, 1, (1,)),
-    prefix_lm.Denoiser(32, 0, 1, (1,), apart=True),
-    prefix_lm.Denoiser(32, 0, 1, (), 0.5, (99,), apart=True),
+    prefix_lm.Denoiser(32, 0, 1, (1,), separate=True),
+    prefix_lm.Denoiser(32, 0, 1, (), 0.5, (99,), separate=True),
     clm.Denoiser(32, (9,)),
-    clm.Denoiser(32, (9,), apart=True),
+    clm.Denoiser(32, (9,), separate=True),
 ]
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.__module__}-{o.apart}")
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.__module__}-{o.separate}")
 @pytest.mark.parametrize("packed", [True, False])
 def test_every_token_is_in_one_row_that_fits(objective, packed):
-    fit, tail = objective.fit, objective.tail
-    lengths = LENGTHS + len(tail)
+    capacity, end_ids = objective.capacity, objective.end_ids
+    lengths = LENGTHS + len(end_ids)
     documents = [np.arange(n) % 800 + 10 for n in LENGTHS]
-    plan = plan_rows(lengths, fit, packed=packed)
+    plan = pack_documents(lengths, capacity, packed=packed)
     seen = [0] * len(lengths)
     order = []
     for index in range(len(plan)):
-        row = plan.row(index)
+        row = plan.chunks(index)
         pieces = []
         for document, start, stop in row:
-            assert start == seen[document] and stop - start >= fit.least
+            assert start == seen[document] and stop - start >= capacity.min_tokens
             seen[document] = stop
             order.append(document)
-            pieces.append(cut(documents[document], start, stop, tail))
-            whole = [*documents[document], *tail]
+            pieces.append(slice_document(documents[document], start, stop, end_ids))
+            whole = [*documents[document], *end_ids]
             assert pieces[-1].tolist() == whole[start:stop] and pieces[-1].dtype == np.int32
-        sample = objective(pieces, row_rng(0, index))
+        sample = objective(pieces, sample_rng(0, index))
         assert len(sample.encoder.ids) <= objective.lengths[0]
-        assert len(sample.targets) == len(sample.label_pos) <= objective.reads
+        assert len(sample.targets) == len(sample.label_pos) <= objective.max_targets
         if sample.decoder is not None:
             assert len(sample.decoder.ids) <= objective.lengths[1]
         segments = sample.encoder.segments
-        assert segments.max() == len(row) if objective.separate_documents else segments is None
+        assert segments.max() == len(row) if objective.separate else segments is None
         if not packed:
             assert len(row) == 1
         elif index + 1 < len(plan):
-            cost = sum(fit.cost[:, stop - start] for _, start, stop in row)
-            free = np.array(fit.room) - cost
-            assert (fit.cost[:, fit.least] > free).any(), "a piece more would have fitted"
+            cost = sum(capacity.cost[:, stop - start] for _, start, stop in row)
+            free = np.array(capacity.length) - cost
+            assert (capacity.cost[:, capacity.min_tokens] > free).any(), "a larger chunk would fit"
     assert order == sorted(order)
-    assert all(0 <= n - used < fit.least for n, used in zip(lengths, seen, strict=True))
+    assert all(0 <= n - used < capacity.min_tokens for n, used in zip(lengths, seen, strict=True))
 
 
 def test_one_text_fills_rows_to_the_last_token():
     objective = span_corruption.Denoiser(64, 0, 1, MARKS)
-    plan = plan_rows(LENGTHS[LENGTHS > 1], objective.fit)
-    used = [sum(stop - start for _, start, stop in plan.row(i)) for i in range(len(plan) - 1)]
+    plan = pack_documents(LENGTHS[LENGTHS > 1], objective.capacity)
+    used = [sum(stop - start for _, start, stop in plan.chunks(i)) for i in range(len(plan) - 1)]
     assert min(used) >= objective.tokens - 1  # where one place is left, no piece of two fits
 
 
 def test_documents_without_text():
     with pytest.raises(InputError, match="none of 3 documents has at least 2 tokens"):
-        plan_rows([0, 1, 1], PLAIN._replace(least=2))
+        pack_documents([0, 1, 1], PLAIN._replace(min_tokens=2))
 
 
 def test_a_row_without_room():
     with pytest.raises(InputError, match=r"\(1,\) .* cannot hold 2 tokens of text; raise"):
-        plan_rows([5], Fit(np.arange(2)[None], (1,), least=2))
+        pack_documents([5], Capacity(np.arange(2)[None], (1,), min_tokens=2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sentence_pieces import KINDS, write_pieces
 
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.denoise.vocabulary import plain_words, sentinels, word_starts
 from jaxprompt.data.text.tokenizer import encode_exact, load_tokenizer
 from jaxprompt.errors import InputError
@@ -79,6 +79,6 @@ def test_words_that_no_tokenizer_marks():
 
 def test_the_randomness_of_a_row_is_pinned():
     order = [5, 2, 1, 9, 4, 0, 3, 6, 7, 8]
-    assert row_rng(7, 5).permutation(10).tolist() == order
-    assert row_rng(7, 5).random_sample() == 0.0487398305493153
-    assert row_rng(5, 7).permutation(10).tolist() != order
+    assert sample_rng(7, 5).permutation(10).tolist() == order
+    assert sample_rng(7, 5).random_sample() == 0.0487398305493153
+    assert sample_rng(5, 7).permutation(10).tolist() != order

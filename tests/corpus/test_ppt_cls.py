@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ppt_corpus import bert_forms, even_corpus, make_corpus, number_documents, unit_numbers
 
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import Annotations, AnnotationWriter, cls
 from jaxprompt.errors import InputError
 
@@ -50,20 +50,13 @@ def test_units_become_examples(tmp_path, corpus):
     labels = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]
     found = annotate(tmp_path / "labels", corpus, [sure_of(label, 0.97) for label in labels])
     task = cls.make(corpus, [2, 0], bert_forms("cls", num_slots=2), found)
-    made = [task(row, row_rng(0, 0)) for row in range(len(task))]
+    made = [task(row, sample_rng(0, 0)) for row in range(len(task))]
     assert [(*unit_numbers(row), label) for row, label in made] == [
         (10, 0), (11, 0), (0, 0), (1, 1), (2, 2), (3, 3),
     ]  # fmt: skip
     assert task.counts.tolist() == [3, 1, 1, 1, 0] and task.majority == 3 / 6
     row, _ = made[2]
     assert row.ids.tolist() == [0, 0, 2, *[2000] * 8, 4, 3]  # slots [CLS] text [MASK] [SEP]
-
-
-def test_the_mask_survives_a_long_text(tmp_path):
-    corpus = make_corpus(tmp_path / "store", number_documents([[500]]))
-    found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)])
-    row, _ = cls.make(corpus, [0], bert_forms("cls", max_len=64), found)(0, row_rng(0, 0))
-    assert len(row.ids) == 64 and row.ids[row.label_pos].tolist() == [4] and row.ids[-1] == 3
 
 
 def test_writing_goes_on_where_it_ended(tmp_path, corpus):

@@ -4,16 +4,11 @@ import re
 
 import numpy as np
 import pytest
-from ppt_corpus import CHINESE, LETTERS, bert_forms, tiny_bert
+from ppt_corpus import CHINESE, LETTERS, bert_forms, make_encoder, tiny_bert
 
 from jaxprompt.corpus.ppt import PATTERNS, TASKS, Pattern, get_pattern, make_forms
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encode import Answer, ExampleEncoder
-from jaxprompt.data.text.specials import SENTINEL, read_specials
-from jaxprompt.data.text.target import Frame, answer_frame, branch_plan, masked_plan, read_answer
-from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import encode_texts
-from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError
 
 TEXTS = {
@@ -23,24 +18,6 @@ TEXTS = {
 }  # fmt: skip
 STYLES = {"t5": "seq2seq", "bert": "masked", "roberta": "masked", "causal": "causal"}
 OPTIONS = {"nss": 3, "unified": 3}
-
-
-def downstream(tokenizer, style, pattern, options, max_len, slots):
-    """An encoder as a classification task with a verbalizer has it."""
-    said, sentinels = read_answer("[mask] {label}")
-    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, num_masks=sentinels)
-    words = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
-    around = answer_frame(said, specials) if style == "seq2seq" else Frame((), ())
-    stem = (0, *around.stem) if style == "seq2seq" else ()
-    if style == "masked":
-        plan = masked_plan(words.ids)
-    else:
-        plan = branch_plan(words.ids, around, whole=False)
-    return ExampleEncoder(
-        tokenizer, parse(pattern.text(options)), specials, num_slots=slots,
-        num_masks=words.num_masks, max_len=max_len, needs_mask=True, num_types=2,
-        answer=Answer(plan, stem, 2 * (style == "seq2seq")),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["t5", "bert", "roberta"])
@@ -55,7 +32,10 @@ def test_rows_are_those_of_downstream(request, kind, task, style, max_len):
         decoder_slots=2 * (family == "seq2seq"), num_types=2, eos=True,
     )  # fmt: skip
     texts = {name: text if max_len == 80 else f"{text} " * 9 for name, text in TEXTS.items()}
-    encoder = downstream(tokenizer, family, pattern, options, max_len, 5)
+    encoder = make_encoder(
+        tokenizer, family, pattern.text(options), pattern.words, spaced=pattern.space,
+        max_len=max_len, slots=5, decoder_slots=2 * (family == "seq2seq"), eos=True,
+    )  # fmt: skip
     (wanted,) = encoder.encode(Example(texts, ("a choice",) * options))
     spaced = [f" {text}" for text in texts.values()]  # as the units of a corpus are
     ids = [np.array(own, np.uint16) for own in encode_texts(tokenizer, spaced)]
@@ -84,7 +64,7 @@ def test_the_length_that_is_named_has_room_for_all_numbers_of_options(bert):
     with pytest.raises(InputError, match="for 5 texts; raise max_len to") as error:
         lay(10)
     enough = int(re.search(r"raise max_len to (\d+)", str(error.value))[1])
-    assert lay(enough).forms.keys() == {2, 3, 4} and lay(enough).forms[4].room == 5
+    assert lay(enough).forms.keys() == {2, 3, 4} and lay(enough).forms[4].max_text_tokens == 5
     with pytest.raises(InputError, match=f"raise max_len to {enough} or more"):
         lay(enough - 1)
 
@@ -104,7 +84,9 @@ def test_a_left_to_right_model_reads_behind_the_text(roberta):
     """Its label words stand behind the text, and move with it."""
     pattern = Pattern("{first} And? {second} It is [mask]", ("unwatchable", "good"))
     forms = make_forms("nsp", pattern, roberta, "causal", num_slots=3, max_len=60)
-    encoder = downstream(roberta, "causal", pattern, 0, 60, 3)
+    encoder = make_encoder(
+        roberta, "causal", pattern.text(), pattern.words, spaced=True, max_len=60, slots=3, eos=True
+    )
     (wanted,) = encoder.encode(Example({"first": "One two three four", "second": "Five"}))
     first, second = map(np.array, encode_texts(roberta, [" One two three four", " Five"]))
     made = forms.forms[0].fill({"first": first, "second": second})

@@ -12,9 +12,9 @@ from ppt_corpus import (
     unit_numbers,
 )
 
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import nsp, selection
-from jaxprompt.corpus.ppt.units import _edges
+from jaxprompt.corpus.ppt.units import length_class_edges
 
 COUNT = 1500
 
@@ -30,7 +30,7 @@ def draw(name, corpus, matched):
         task = nsp.make(corpus, range(len(corpus)), forms, matched=matched)
     else:
         task = selection.make(name, corpus, range(len(corpus)), forms, matched=matched)
-    return task, [task(i % len(task), row_rng(0, i)) for i in range(COUNT)]
+    return task, [task(i % len(task), sample_rng(0, i)) for i in range(COUNT)]
 
 
 @pytest.mark.parametrize("name", ["nsp", "nss", "unified"])
@@ -60,8 +60,8 @@ def test_options_are_cut_to_the_shortest(corpus, matched):
 
 def test_classes_of_lengths_grow_by_a_quarter_and_by_a_token_at_least():
     """The shortest ones are a token apart, where a quarter more is the same length."""
-    assert _edges(2, 11) == [2, 3, 4, 5, 6, 7, 8, 10, 11]
-    assert _edges(16, 32) == [16, 20, 25, 31, 32] and _edges(8, 8) == [8]
+    assert length_class_edges(2, 11) == [2, 3, 4, 5, 6, 7, 8, 10, 11]
+    assert length_class_edges(16, 32) == [16, 20, 25, 31, 32] and length_class_edges(8, 8) == [8]
 
 
 @pytest.mark.parametrize("name", ["nsp", "nss"])

@@ -6,17 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ppt_corpus import CHINESE, LETTERS, make_corpus, tiny_bert
+from ppt_corpus import CHINESE, LETTERS, task_encoder, tiny_bert
 
-from jaxprompt.corpus.ppt import get_pattern, make_forms, unify
-from jaxprompt.corpus.ppt.reading import Reader
+from jaxprompt.corpus.ppt import get_pattern, make_forms, to_selection_form
+from jaxprompt.corpus.ppt.reading import UnitEncoder
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encode import Answer, ExampleEncoder
-from jaxprompt.data.text.specials import SENTINEL, read_specials
-from jaxprompt.data.text.target import Frame, answer_frame, branch_plan, masked_plan, read_answer
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.data.text.verbalizer import make_verbalizer
@@ -25,24 +22,6 @@ from jaxprompt.types import Role
 
 STYLES = {"t5": "seq2seq", "bert": "masked", "roberta": "masked"}
 MARKS = {"t5": 32099, "bert": 103, "roberta": 50264}  # the sentinel, or the mask
-
-
-def make_encoder(tokenizer, style, task, *, max_len=512, slots=0, eos=False):
-    """An encoder of a task, as a verbalizer's run has it."""
-    said, sentinels = read_answer("[mask] {label}")
-    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, num_masks=sentinels)
-    words = make_verbalizer(tokenizer, task.words, leading_space=task.spaced)
-    around = answer_frame(said, specials) if style == "seq2seq" else Frame((), ())
-    plan = masked_plan(words.ids)
-    if style != "masked":
-        plan = branch_plan(words.ids, around, whole=False)
-    template = task.causal if style == "causal" else task.template
-    return ExampleEncoder(
-        tokenizer, parse(template), specials, num_slots=slots, num_masks=words.num_masks,
-        max_len=max_len, needs_mask=True, num_types=2, option=task.option,
-        names=task.widest if task.options else [group[0] for group in task.words],
-        answer=Answer(plan, (0, *around.stem) if style == "seq2seq" else ()),
-    )  # fmt: skip
 
 
 def real_rows(shared, task, folder="", count=60):
@@ -82,7 +61,9 @@ def test_a_row_is_that_of_pretraining(request, kind, style, number, max_len):
     names = ["query", *(f"option{i}" for i in range(number))]
     made = forms.forms[number].fill(dict(zip(names, map(np.array, own), strict=True)))
     assert len(made.ids) == max_len if max_len == 48 else len(made.ids) < max_len
-    encoder = make_encoder(tokenizer, family, unify(PASSAGE, pattern), max_len=max_len, slots=5)
+    encoder = task_encoder(
+        tokenizer, family, to_selection_form(PASSAGE, pattern), max_len=max_len, slots=5
+    )
     (row,) = encoder.encode(Example({"query": query}, tuple(options)))
     assert row.num_choices == made.num_choices == number
     for name in ("ids", "slot", "types", "roles", "positions", "label_pos"):
@@ -102,7 +83,7 @@ def test_chinese_rows_are_those_of_pretraining():
     names = ("query", "option0", "option1", "option2")
     own = map(np.array, pieces(tokenizer, *texts))
     made = forms.forms[3].fill(dict(zip(names, own, strict=True)))
-    encoder = make_encoder(tokenizer, "masked", unify(PASSAGE, pattern), slots=2)
+    encoder = task_encoder(tokenizer, "masked", to_selection_form(PASSAGE, pattern), slots=2)
     (row,) = encoder.encode(Example({"query": texts[0]}, tuple(texts[1:])))
     shown = "".join(tokenizer.convert_ids_to_tokens(row.ids[3:]))
     assert shown == "它在哪里？一、外面。二、在里面。三、哪里。答案是[MASK][MASK]。[SEP]"
@@ -139,8 +120,8 @@ def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, li
     task = get_task(name)
     if words:
         task = replace(task, words=tuple((word,) for word in words))
-    made = unify(task, get_pattern("unified"))
-    encoder = make_encoder(t5, "seq2seq", made, max_len=2000, slots=3)
+    made = to_selection_form(task, get_pattern("unified"))
+    encoder = task_encoder(t5, "seq2seq", made, max_len=2000, slots=3)
     marks = {"?": [ASKED], ".": [STOP], ";": [THEN]}
     (tail,) = pieces(t5, TAIL)
     for example in real_rows(shared, made):
@@ -164,7 +145,7 @@ def test_a_pair_is_asked_by_both_texts(style, mark):
     """Of a task without a query of its own, as LCQMC (section 3.3)."""
     task = get_task("lcqmc")
     assert not task.query
-    made = unify(task, get_pattern("unified", style))
+    made = to_selection_form(task, get_pattern("unified", style))
     stop = made.option[-1]
     assert made.template.startswith(f" {{sentence1}}{mark} {{sentence2}}{stop}{{choices}}")
 
@@ -183,7 +164,7 @@ def test_no_maybe_and_yes_are_listed_in_this_order(style, words, options, names)
     """Section 3.3, whatever the order of the classes; other words stand in the latter."""
     pair = custom_task(fields=["a", "b"], labels=list("vwxyz")[: len(words.split())])
     pair = replace(pair, words=tuple((word,) for word in words.split()))
-    made = unify(pair, get_pattern("unified", style))
+    made = to_selection_form(pair, get_pattern("unified", style))
     assert " ".join(made.options) == options
     assert " ".join(word for (word,) in made.words) == names
     assert made.labels == pair.labels
@@ -192,8 +173,8 @@ def test_no_maybe_and_yes_are_listed_in_this_order(style, words, options, names)
 def test_a_left_to_right_model_ends_with_the_question(gpt2):
     """Byte-level BPE is GPT-2's; what a pattern has behind the mask is left out."""
     for style, end in (("en", "ĠThe Ġcorrect Ġone Ġis"), ("en_paper", ". ĠAnswer Ġis")):
-        made = unify(get_task("sst2"), get_pattern("unified", style))
-        encoder = make_encoder(gpt2, "causal", made)
+        made = to_selection_form(get_task("sst2"), get_pattern("unified", style))
+        encoder = task_encoder(gpt2, "causal", made)
         (row,) = encoder.encode(Example({"sentence": "fine"}, made.options))
         shown = " ".join(gpt2.convert_ids_to_tokens(row.ids.tolist()))
         assert shown.startswith("Ġfine ?") and shown.endswith(end)
@@ -201,13 +182,17 @@ def test_a_left_to_right_model_ends_with_the_question(gpt2):
 
 
 def test_the_users_own_words():
-    made = unify(custom_task(fields=["a"], labels=["x", "y"]), get_pattern("unified"))
+    made = to_selection_form(custom_task(fields=["a"], labels=["x", "y"]), get_pattern("unified"))
     assert (made.options, made.words, made.labels) == (("x", "y"), (("A",), ("B",)), ("x", "y"))
     assert made.template == " {a}?{choices}? The correct one is [mask]"
     pair = custom_task(fields=["a", "b"], labels=["x", "y"], words=[("ja", "si"), "no"])
-    assert unify(pair, get_pattern("unified")).template.startswith(" {a}? {b}.{choices}?")
-    assert unify(pair, get_pattern("unified", "zh")).template.startswith(" {a}？ {b}。{choices}答")
-    made = unify(pair, get_pattern("unified"), "{b} or {a|whole}?")
+    assert to_selection_form(pair, get_pattern("unified")).template.startswith(
+        " {a}? {b}.{choices}?"
+    )
+    assert to_selection_form(pair, get_pattern("unified", "zh")).template.startswith(
+        " {a}？ {b}。{choices}答"
+    )
+    made = to_selection_form(pair, get_pattern("unified"), "{b} or {a|whole}?")
     assert made.template.startswith(" {b} or {a|whole}?{choices}") and made.options == ("ja", "no")
     example = read_example(made, {"a": 1, "b": 2, "label": "y"}, "x:1")
     assert example == Example({"a": "1", "b": "2"}, ("ja", "no"), 1)
@@ -218,20 +203,6 @@ def test_the_users_own_words():
 # -- what an annotator reads ----------------------------------------------------------------------
 
 
-def test_an_annotator_leaves_out_what_is_too_short(bert, tmp_path):
-    """Released tools/infer_roberta.py: above 10 characters, above 5 tokens with special ones."""
-    units = ["the old cat", "the old cat was", "a b c d e", "the old cat " * 900]
-    ids = encode_texts(bert, units)
-    assert list(map(len, ids)) == [3, 4, 5, 2700] and len(units[3]) > 10_000
-    task = custom_task(fields=["text"], labels=["bad", "good"], template="{text} [mask]")
-    encoder = make_encoder(bert, "masked", task)
-    corpus = make_corpus(tmp_path / "store", [ids])
-    chosen, rows = Reader(corpus, bert, encoder, parse(task.template), 256).rows(range(4))
-    assert chosen == [1, 3]
-    assert [len(row.ids) for (row,) in rows] == [4 + 3, 256]  # with [CLS], [MASK] and [SEP]
-    assert rows[1][0].ids[1:-2].tolist() == ids[3][:253]  # a long one is cut, not left out
-
-
 # -- names and forms of choices -------------------------------------------------------------------
 
 
@@ -239,7 +210,7 @@ def test_chinese_choices_have_numerals(shared):
     """2 to 4 of them, the answer a text; those that a row lacks do not count."""
     task, counts = get_task("c3"), set()
     tokenizer = tiny_bert(CHINESE + list("问、"))
-    encoder = make_encoder(tokenizer, "masked", task, max_len=2000)
+    encoder = task_encoder(tokenizer, "masked", task, max_len=2000)
     for example in real_rows(shared, task, count=300):
         (row,) = encoder.encode(example)
         names = [tokenizer.convert_ids_to_tokens(int(i)) for i in row.ids[row.roles == Role.HARD]]
@@ -247,13 +218,6 @@ def test_chinese_choices_have_numerals(shared):
         assert "".join(names) == f"问[UNK]{wanted}答案是。"
         counts.add(row.num_choices)
     assert counts == {2, 3, 4}
-
-
-def test_poems(shared):
-    task = get_task("ccpm")
-    for example in real_rows(shared, task):
-        assert len(example.choices) == 4 and 0 <= example.label < 4
-        assert list(example.fields) == ["translation"]
 
 
 def test_letters_of_race_are_no_texts():
@@ -279,9 +243,9 @@ def test_how_an_option_is_written(bert, roberta, option, expected):
         option=option,
     )  # fmt: skip
     example = Example({"q": "is it"}, ("yes", "no"))
-    (row,) = make_encoder(bert, "masked", task).encode(example)
+    (row,) = task_encoder(bert, "masked", task).encode(example)
     assert bert.convert_ids_to_tokens(row.ids[1:-1].tolist()) == expected.split()
-    (row,) = make_encoder(roberta, "masked", task).encode(example)
+    (row,) = task_encoder(roberta, "masked", task).encode(example)
     option = option or " {name}. {text}"
     written = [option.format(name=name, text=text) for name, text in (("A", "yes"), ("B", "no"))]
     whole = f"is it? {''.join(written)} so<mask>"
@@ -299,10 +263,10 @@ def test_only_the_article_is_cut(request, shared, kind, form):
     """Question, options, slots and mask survive on real dialogues; what is left is a beginning."""
     tokenizer = request.getfixturevalue(kind)
     task = get_task("dream")
-    task = unify(task, get_pattern("unified")) if form == "unified" else task
+    task = to_selection_form(task, get_pattern("unified")) if form == "unified" else task
     examples, cut = real_rows(shared, task, count=100), 0
-    full = make_encoder(tokenizer, STYLES[kind], task, max_len=4000, slots=7)
-    short = make_encoder(tokenizer, STYLES[kind], task, max_len=96, slots=7)
+    full = task_encoder(tokenizer, STYLES[kind], task, max_len=4000, slots=7)
+    short = task_encoder(tokenizer, STYLES[kind], task, max_len=96, slots=7)
     for example in examples:
         (whole,), (row,) = full.encode(example), short.encode(example)
         assert len(row.ids) == min(96, len(whole.ids))
@@ -323,23 +287,23 @@ def test_only_the_article_is_cut(request, shared, kind, form):
 
 
 def test_nothing_left_of_the_article(bert):
-    encoder = make_encoder(bert, "masked", get_task("race"), max_len=25, slots=4)
+    encoder = task_encoder(bert, "masked", get_task("race"), max_len=25, slots=4)
     row = Example({"article": "x " * 50, "question": "why"}, ("a", "b", "c", "d"))
     with pytest.raises(InputError) as error:
         encoder.encode(row)
     line = str(error.value)
     assert "takes 25 tokens (4 for slots, 5 for choices and whole texts)" in line
     assert "no room in max_len 25; raise max_len to 26 or more" in line and "\n" not in line
-    (kept,) = make_encoder(bert, "masked", get_task("race"), max_len=26, slots=4).encode(row)
+    (kept,) = task_encoder(bert, "masked", get_task("race"), max_len=26, slots=4).encode(row)
     assert bert.convert_ids_to_tokens(kept.ids.tolist()).count("x") == 1
 
 
 def test_a_text_that_is_whole_needs_no_other(bert):
     task = custom_task(fields=["q"], labels=["a", "b"], template="{q|whole} [mask]")
-    (row,) = make_encoder(bert, "masked", task, max_len=5).encode(Example({"q": "one two"}))
+    (row,) = task_encoder(bert, "masked", task, max_len=5).encode(Example({"q": "one two"}))
     assert len(row.ids) == 5
     with pytest.raises(InputError, match="takes 6 tokens .* max_len 5; raise max_len to 6"):
-        make_encoder(bert, "masked", task, max_len=5).encode(Example({"q": "one two three"}))
+        task_encoder(bert, "masked", task, max_len=5).encode(Example({"q": "one two three"}))
 
 
 # -- units of a corpus ----------------------------------------------------------------------------
@@ -359,7 +323,7 @@ def test_units_within_the_limits_are_read(t5):
     assert [len(own) for own in ids[:2]] == [4, 5] and min(map(len, ids[2:])) > 5
     corpus = SimpleNamespace(unit=ids.__getitem__)
     task = custom_task(fields=["text"], labels=["a", "b"], template="{text} [mask]")
-    reader = Reader(corpus, t5, make_encoder(t5, "seq2seq", task), parse(task.template), 512)
+    reader = UnitEncoder(corpus, t5, task_encoder(t5, "seq2seq", task), parse(task.template), 512)
     read, rows = reader.rows(range(len(texts)))
     assert [at in read for at in range(len(texts))] == list(texts.values())
     assert len(rows) == len(read) and contains(rows[0][0].ids, ids[1])
@@ -392,7 +356,7 @@ def test_units_within_the_limits_are_read(t5):
 def test_rows_that_do_not_fit(name, form, choices, message):
     task = custom_task(fields=["question"], label="answer", choices=["choice"])
     task = get_task(name) if name != "custom" else task
-    task = unify(task, get_pattern("unified")) if form == "unified" else task
+    task = to_selection_form(task, get_pattern("unified")) if form == "unified" else task
     row = {"dialogue": "a", "question": "q", "answer": "none"}
     with pytest.raises(InputError) as error:
         read_example(task, row | {"choice": [str(i) for i in range(choices)]}, "x:3")
@@ -413,7 +377,7 @@ MANY = custom_task(fields=["a"], labels=[f"class {i}" for i in range(17)])
 )
 def test_tasks_that_do_not_fit(task, query, message):
     with pytest.raises(InputError, match=message):
-        unify(task, get_pattern("unified"), query)
+        to_selection_form(task, get_pattern("unified"), query)
 
 
 @pytest.mark.parametrize(
@@ -422,4 +386,4 @@ def test_tasks_that_do_not_fit(task, query, message):
 def test_options_that_do_not_fit(bert, option):
     task = replace(PASSAGE, template="{query} {choices} [mask]", words=(("A",), ("B",)))
     with pytest.raises(InputError, match="must contain {name} and {text} once each"):
-        make_encoder(bert, "masked", replace(task, option=option))
+        task_encoder(bert, "masked", replace(task, option=option))

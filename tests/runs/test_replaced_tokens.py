@@ -157,7 +157,7 @@ def torch_loss(torches, batch, drawn):
     rows = np.nonzero(there)[0]
     logits = torches.generator(**inputs(tokens.ids)).logits[rows, batch.label_pos[there]]
     mlm = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.targets[there]).long())
-    replaced = rtd.replace(tokens.ids, batch.label_pos, batch.targets, drawn)
+    replaced = rtd.replace_masks(tokens.ids, batch.label_pos, batch.targets, drawn)
     labels = torch.tensor(replaced.labels).float()
     found = torches.discriminator(**inputs(replaced.ids)).logits
     each = torch.nn.functional.binary_cross_entropy_with_logits(found, labels, reduction="none")
@@ -200,7 +200,7 @@ def test_replacing_is_that_of_the_data():
     batch = batch_of()
     draw = np.random.default_rng(1)
     drawn = np.where(draw.random((8, 3)) < 0.5, batch.targets, draw.integers(4, 53, (8, 3)))
-    expected = rtd.replace(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
+    expected = rtd.replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
     found = replace(batch, VocabScores(None, None, np.int32(drawn)))
     assert_equal(found.encoder.ids, expected.ids)
     labels = np.where(batch.encoder.mask, expected.labels, -1)

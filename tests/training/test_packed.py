@@ -7,7 +7,7 @@ import pytest
 from tiny import assert_close, jit, make_tiny
 
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, span_corruption
-from jaxprompt.corpus.denoise.rows import Sample, Text, encoded, row_rng
+from jaxprompt.corpus.denoise.samples import Sample, TokenStream, encode_sample, sample_rng
 from jaxprompt.data.batches.batching import collate
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model
@@ -22,20 +22,20 @@ pytestmark = pytest.mark.long
 
 LENGTH = 36
 OBJECTIVES = {
-    "mlm": ("bert", mlm.Denoiser(LENGTH, 3, (1,), (2,), np.arange(4, 53), apart=True)),
-    "clm": ("gpt2", clm.Denoiser(LENGTH, (2,), apart=True)),
-    "prefix_lm": ("t5", prefix_lm.Denoiser(LENGTH, 0, 1, (1,), apart=True)),
+    "mlm": ("bert", mlm.Denoiser(LENGTH, 3, (1,), (2,), np.arange(4, 53), separate=True)),
+    "clm": ("gpt2", clm.Denoiser(LENGTH, (2,), separate=True)),
+    "prefix_lm": ("t5", prefix_lm.Denoiser(LENGTH, 0, 1, (1,), separate=True)),
     "span_corruption": (
-        "t5", span_corruption.Denoiser(LENGTH, 0, 1, np.arange(52, 45, -1), 0.5, 2.0, apart=True)
+        "t5", span_corruption.Denoiser(LENGTH, 0, 1, np.arange(52, 45, -1), 0.5, 2.0, separate=True)
     ),
 }  # fmt: skip
 ROWS = ((9, 14, 3), (20,), (2, 2, 2, 11))  # lengths of documents
 
 
-def take(text: Text, number: int) -> Text:
+def take(text: TokenStream, number: int) -> TokenStream:
     """Takes a document out of a row."""
     own = text.segments == number
-    return Text(text.ids[own], text.roles[own], None, np.arange(own.sum(), dtype=np.int32))
+    return TokenStream(text.ids[own], text.roles[own], None, np.arange(own.sum(), dtype=np.int32))
 
 
 def take_apart(sample: Sample) -> list[Sample]:
@@ -52,10 +52,10 @@ def take_apart(sample: Sample) -> list[Sample]:
 
 def lay(samples, objective, size):
     """Lays rows out, and one row more that only fills the batch."""
-    rows = [[encoded(sample)] for sample in samples]
+    rows = [[encode_sample(sample)] for sample in samples]
     return collate(
         rows, [-1] * len(rows), range(len(rows)), batch=size, length=objective.lengths[0],
-        pad_id=0, label_width=objective.reads, decoder_length=objective.lengths[-1],
+        pad_id=0, label_width=objective.max_targets, decoder_length=objective.lengths[-1],
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def case(request):
     family, objective = OBJECTIVES[request.param]
     rng = np.random.default_rng(0)
     pieces = [[np.int32(rng.integers(4, 46, n)) for n in row] for row in ROWS]
-    samples = [objective(row, row_rng(0, i)) for i, row in enumerate(pieces)]
+    samples = [objective(row, sample_rng(0, i)) for i, row in enumerate(pieces)]
     alone = [part for sample in samples for part in take_apart(sample)]
     backbone, weights = make_tiny(family)
     model = Model(backbone, make_prompt("none", backbone.dims), {"main": TargetScores()})

@@ -22,8 +22,8 @@ _SIZES = {
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }  # fmt: skip
-# Fields that ask for another function, and the values with which they do not.
-_REFUSED = {
+# Fields of unsupported functions, and the values with which they have no effect.
+_IGNORED_VALUES = {
     "expert_count": (0,), "attention.causal": (True,), "attention.scale": (0,),
     "logit_scale": (0, 1), "residual_scale": (0, 1), "embedding_scale": (0, 1),
     "attention.clamp_kqv": (0,), "attention.max_alibi_bias": (0,),
@@ -31,12 +31,12 @@ _REFUSED = {
     "attention.output_scale": (0, 1), "attention.temperature_scale": (0,),
     "attention.shared_kv_layers": (0,), "use_parallel_residual": (False,), "swin_norm": (False,),
 }  # fmt: skip
-# Layers of a Gemma of 27B, whose scores are divided by the root of another number.
+# The layers of a Gemma of 27B, which has another query_pre_attn_scalar.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-_EVERY = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees all that is before it
-_KINDS = ("full_attention", "sliding_attention")
-_LOCAL_THETA = 10000.0
-CURE = "use another file of the model, or its folder with config.json"
+_GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}  # every n-th layer has full attention
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_LOCAL_ROPE_THETA = 10000.0
+ADVICE = "use another file of the model, or its folder with config.json"
 
 
 def read_gguf_config(path: str | os.PathLike) -> dict[str, Any]:
@@ -46,45 +46,45 @@ def read_gguf_config(path: str | os.PathLike) -> dict[str, Any]:
       InputError: if the file is not a GGUF file, its architecture is not supported, or it lacks a
         field.
     """
-    return _Fields(read_header(path)).config()
+    return _Metadata(read_header(path)).config()
 
 
-class _Fields:
+class _Metadata:
     """The metadata of the file's architecture."""
 
     def __init__(self, header: Header):
-        self.header, self.kind = header, header.architecture
+        self.header, self.architecture = header, header.architecture
         count = self.header.fields.get("split.count", 0)
         if is_kind(count, int) and count > 1:
             raise InputError(
                 f"{self.header.path} is one of {count} files of a model; join them with "
                 "llama-gguf-split --merge"
             )
-        if self.kind not in _CLASSES:
+        if self.architecture not in _CLASSES:
             raise InputError(
-                f"{header.path} contains a model of architecture {brief(self.kind)}, which is not "
-                f"supported; {nearest('', _CLASSES)}"
+                f"{header.path} contains a model of architecture {brief(self.architecture)}, which "
+                f"is not supported; {nearest('', _CLASSES)}"
             )
 
     def config(self) -> dict[str, Any]:
-        self._refuse()
-        sizes = {ours: self.whole(key) for key, ours in _SIZES.items()}
+        self._check_unsupported()
+        sizes = {ours: self.read_int(key) for key, ours in _SIZES.items()}
         heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
-        sizes["num_key_value_heads"] = self.whole("attention.head_count_kv", heads)
-        # Heads that are turned in part, or whose values differ in size, are refused below.
-        turned = self.whole("rope.dimension_count", width // heads)
-        sizes["head_dim"] = self.whole("attention.key_length", turned)
+        sizes["num_key_value_heads"] = self.read_int("attention.head_count_kv", heads)
+        # Partial rotary embeddings, and values of another size, are refused below.
+        rotary_size = self.read_int("rope.dimension_count", width // heads)
+        sizes["head_dim"] = self.read_int("attention.key_length", rotary_size)
         for key in ("rope.dimension_count", "attention.value_length"):
-            if self.whole(key, sizes["head_dim"]) != sizes["head_dim"]:
-                raise self.refused(key, f"{sizes['head_dim']}, the same for all heads")
+            if self.read_int(key, sizes["head_dim"]) != sizes["head_dim"]:
+                raise self.unsupported(key, f"{sizes['head_dim']}, the same for all heads")
         hf = sizes | {
-            "model_type": "gemma3_text" if self.kind == "gemma3" else self.kind,
-            "architectures": [_CLASSES[self.kind]],
-            "rms_norm_eps": self.needed("attention.layer_norm_rms_epsilon"),
-            "vocab_size": self.whole("vocab_size", self._words()),
-            # llama.cpp leaves an output table out that is the word table.
+            "model_type": "gemma3_text" if self.architecture == "gemma3" else self.architecture,
+            "architectures": [_CLASSES[self.architecture]],
+            "rms_norm_eps": self.require_positive("attention.layer_norm_rms_epsilon"),
+            "vocab_size": self.read_int("vocab_size", self._vocab_size()),
+            # llama.cpp omits an output table that equals the word table.
             "tie_word_embeddings": "output.weight" not in self.header.tensors,
-            "rope_parameters": self._turns(sizes),
+            "rope_parameters": self._rope_parameters(sizes),
         }
         hf |= {
             f"{ours}_token_id": self.header.fields[key]
@@ -96,137 +96,149 @@ class _Fields:
         ends = list(dict.fromkeys(self.header.fields[x] for x in names if x in self.header.fields))
         if len(ends) > 1:
             hf["eos_token_id"] = ends
-        return hf | (self._gemma(sizes) if self.kind in GEMMAS else self._plain())
+        return hf | (
+            self._gemma_fields(sizes) if self.architecture in GEMMAS else self._common_fields()
+        )
 
-    def _refuse(self) -> None:
-        for key, known in _REFUSED.items():
-            if self.get(key, known[0]) not in known:
-                raise self.refused(key, " or ".join(map(str, known)))
+    def _check_unsupported(self) -> None:
+        for key, ignored in _IGNORED_VALUES.items():
+            if self.get(key, ignored[0]) not in ignored:
+                raise self.unsupported(key, " or ".join(map(str, ignored)))
 
-    def _words(self) -> int:
-        """Counts the rows of the word table."""
-        found = self.header.tensors.get("token_embd.weight")
-        if found is None or len(found.shape) != 2:
+    def _vocab_size(self) -> int:
+        """Returns the number of rows of the word table."""
+        table = self.header.tensors.get("token_embd.weight")
+        if table is None or len(table.shape) != 2:
             raise InputError(
                 f"{self.header.path} has no embedding matrix token_embd.weight; download it again"
             )
-        return found.shape[0]
+        return table.shape[0]
 
-    def _plain(self) -> dict[str, Any]:
-        """Makes the fields of those that are no Gemma."""
+    def _common_fields(self) -> dict[str, Any]:
+        """Returns the fields of architectures other than Gemma."""
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             if self.get(key, 0) != 0:
-                raise self.refused(key, "0")
-        window = self.whole("attention.sliding_window", 0, least=0)
+                raise self.unsupported(key, "0")
+        window = self.read_int("attention.sliding_window", 0, minimum=0)
         if window and self.get("attention.sliding_window_pattern", True) not in (True, 1):
-            raise self.refused("attention.sliding_window_pattern", "a window in every layer")
-        part = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
-        # The metadata does not tell of biases; the tensors of the first layer do.
-        biases = {x: f"blk.0.{part[x]}.bias" in self.header.tensors for x in part}
-        # A Llama of transformers has no window; Mistral is a Llama with one, and without biases.
-        if self.kind == "mistral" or (self.kind == "llama" and window):
-            if found := [f"blk.0.{part[x]}.bias" for x in part if biases[x]]:
+            raise self.unsupported("attention.sliding_window_pattern", "a window in every layer")
+        # The metadata do not contain biases, but the tensors of the first layer do.
+        bias_tensors = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+        has_bias = {field: name in self.header.tensors for field, name in bias_tensors.items()}
+        # transformers' Llama has no window; its Mistral is a Llama with a window and no biases.
+        if self.architecture == "mistral" or (self.architecture == "llama" and window):
+            if biases := [name for field, name in bias_tensors.items() if has_bias[field]]:
                 raise InputError(
-                    f"{self.header.path} has {found[0]}, but Mistral models and Llama models with "
-                    f"a sliding window are only supported without biases; {CURE}"
+                    f"{self.header.path} has {biases[0]}, but Mistral models and Llama models with "
+                    f"a sliding window are only supported without biases; {ADVICE}"
                 )
-            own = {"model_type": "mistral", "architectures": [_CLASSES["mistral"]]}
-            return own | {"hidden_act": "silu", "sliding_window": window or None}
-        fields = {"llama": tuple(part), "qwen3": ("attention_bias",)}.get(self.kind, ())
-        return {"hidden_act": "silu"} | {name: biases[name] for name in fields}
+            return {
+                "model_type": "mistral",
+                "architectures": [_CLASSES["mistral"]],
+                "hidden_act": "silu",
+                "sliding_window": window or None,
+            }
+        fields = {"llama": tuple(has_bias), "qwen3": ("attention_bias",)}
+        names = fields.get(self.architecture, ())
+        return {"hidden_act": "silu"} | {name: has_bias[name] for name in names}
 
-    def _gemma(self, sizes: dict[str, int]) -> dict[str, Any]:
-        if self.kind == "gemma":
+    def _gemma_fields(self, sizes: dict[str, int]) -> dict[str, Any]:
+        if self.architecture == "gemma":
             return {"hidden_act": "gelu_pytorch_tanh"}
         layers, heads = sizes["num_hidden_layers"], sizes["num_attention_heads"]
-        large = layers == _LAYERS_OF_27B[self.kind]
-        has_caps = self.kind == "gemma2"
-        caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+        large = layers == _LAYERS_OF_27B[self.architecture]
+        caps: dict[str, float | None] = {
+            "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        }  # fmt: skip
+        if self.architecture == "gemma2":
+            caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
         return {
             "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": sizes["hidden_size"] // heads if large else sizes["head_dim"],
-            "sliding_window": self.whole("attention.sliding_window", 4096),
-            "layer_types": self._kinds(layers),
-            **{name: self.number(name, cap if has_caps else None) for name, cap in caps.items()},
+            "sliding_window": self.read_int("attention.sliding_window", 4096),
+            "layer_types": self._layer_types(layers),
+            **{name: self.read_positive(name, default) for name, default in caps.items()},
         }
 
-    def _kinds(self, layers: int) -> list[str]:
+    def _layer_types(self, layers: int) -> list[str]:
         """Returns the type of each layer; the metadata contain a period, or a flag per layer."""
-        key = f"{self.kind}.attention.sliding_window_pattern"
+        key = f"{self.architecture}.attention.sliding_window_pattern"
         if isinstance(self.header.fields.get(key), ArrayField):
             local = self.header.array(key)
             if len(local) != layers:
-                raise self.refused("attention.sliding_window_pattern", f"{layers} flags", local)
+                raise self.unsupported("attention.sliding_window_pattern", f"{layers} flags", local)
         else:
-            every = self.whole("attention.sliding_window_pattern", _EVERY[self.kind])
+            default = _GLOBAL_EVERY[self.architecture]
+            every = self.read_int("attention.sliding_window_pattern", default)
             local = [(i + 1) % every > 0 for i in range(layers)]
-        return [_KINDS[bool(one)] for one in local]
+        return [_LAYER_TYPES[bool(is_local)] for is_local in local]
 
-    def _turns(self, sizes: dict[str, int]) -> dict[str, Any]:
-        """Makes rope_parameters, of each kind of layer where these differ."""
-        theta = self.needed("rope.freq_base", 10000.0)
-        own = {"rope_theta": theta} | self._scaling(sizes, theta)
-        if self.kind != "gemma3":
-            return own
-        local = self.number("rope.freq_base_swa", _LOCAL_THETA)
-        return {_KINDS[0]: own, _KINDS[1]: {"rope_theta": local, "rope_type": "default"}}
+    def _rope_parameters(self, sizes: dict[str, int]) -> dict[str, Any]:
+        """Returns rope_parameters, for each type of layer if they differ."""
+        theta = self.require_positive("rope.freq_base", 10000.0)
+        parameters = {"rope_theta": theta} | self._rope_scaling(sizes, theta)
+        if self.architecture != "gemma3":
+            return parameters
+        full, sliding = _LAYER_TYPES
+        local_theta = self.read_positive("rope.freq_base_swa", _LOCAL_ROPE_THETA)
+        return {full: parameters, sliding: {"rope_theta": local_theta, "rope_type": "default"}}
 
-    def _scaling(self, sizes: dict[str, int], theta: float) -> dict[str, Any]:
-        # As llama.cpp has it: what is not named is linear, and what is "none" is never scaled.
+    def _rope_scaling(self, sizes: dict[str, int], theta: float) -> dict[str, Any]:
+        # As in llama.cpp, the default is linear, and "none" is never scaled.
         name = self.get("rope.scaling.type", "linear")
-        factor = 1.0 if name == "none" else self._factor()
-        # Factors for each number, as of Phi-3, stand in tensors and not in the metadata.
+        factor = 1.0 if name == "none" else self._rope_factor()
+        # Factors for each dimension, as in Phi-3, are tensors and not metadata.
         if any(tensor.startswith("rope_factors") for tensor in self.header.tensors):
             name = "longrope"
         if "rope_freqs.weight" in self.header.tensors:
             if factor not in (None, 1):  # llama.cpp would scale by both
-                raise self.refused("rope.scaling.factor", "1 (with rope_freqs.weight)", factor)
+                raise self.unsupported("rope.scaling.factor", "1 (with rope_freqs.weight)", factor)
             return self._llama3(sizes, theta)
         if name == "none" or name == "linear":
             scaled = {"rope_type": "linear", "factor": factor}
             return scaled if factor not in (None, 1) else {"rope_type": "default"}
         if name != "yarn":
-            raise self.refused("rope.scaling.type", "none, linear or yarn", name)
-        trained = "rope.scaling.original_context_length"
-        found = {
+            raise self.unsupported("rope.scaling.type", "none, linear or yarn", name)
+        yarn = {
             "rope_type": "yarn",
-            "factor": factor or self.needed("rope.scaling.factor"),
-            "original_max_position_embeddings": self.whole(
-                trained, sizes["max_position_embeddings"]
+            "factor": factor or self.require_positive("rope.scaling.factor"),
+            "original_max_position_embeddings": self.read_int(
+                "rope.scaling.original_context_length", sizes["max_position_embeddings"]
             ),
         }
-        for end in ("beta_fast", "beta_slow"):
-            if (value := self.number(f"rope.scaling.yarn_{end}")) is not None:
-                found[end] = value
-        return found
+        for field in ("beta_fast", "beta_slow"):
+            if (value := self.read_positive(f"rope.scaling.yarn_{field}")) is not None:
+                yarn[field] = value
+        return yarn
 
-    def _factor(self) -> float | None:
-        """Reads by how much positions are scaled, under today's name or the one before."""
+    def _rope_factor(self) -> float | None:
+        """Reads the scale of positions, from the current or the earlier field."""
         for key in ("rope.scaling.factor", "rope.scale_linear"):
-            if (found := self.get(key)) is not None:
-                return 1.0 if found == 0 else self.number(key)
+            if (value := self.get(key)) is not None:
+                return 1.0 if value == 0 else self.read_positive(key)
         return None
 
     def _llama3(self, sizes: dict[str, int], theta: float) -> dict[str, Any]:
-        """Finds the scaling of Llama 3.1 and later behind the factors that are written for it.
+        """Reconstructs the scaling of Llama 3.1 and later from the factors of its frequencies.
 
-        All released have low_freq_factor 1, high_freq_factor 4 and 8,192 positions before.
+        All released models have low_freq_factor 1, high_freq_factor 4 and were trained on 8,192
+        positions before.
         """
         place = self.header.tensors["rope_freqs.weight"]
         low, high, trained = 1.0, 4.0, 8192
-        # How far, in radians, each pair of numbers turns over the positions of pre-training.
-        turns = trained * theta ** (-np.arange(0, sizes["head_dim"], 2) / sizes["head_dim"])
-        # 0 is ggml's number of float32.
-        if place.kind != 0 or place.shape != turns.shape:
-            raise self.refused("rope_freqs.weight", f"{len(turns)} factors of type F32", place)
+        # The rotation of each pair of dimensions over these positions, in radians.
+        angles = trained * theta ** (-np.arange(0, sizes["head_dim"], 2) / sizes["head_dim"])
+        # 0 is ggml's type float32.
+        if place.kind != 0 or place.shape != angles.shape:
+            raise self.unsupported("rope_freqs.weight", f"{len(angles)} factors of type F32", place)
         factors = np.frombuffer(
-            self.header.read_bytes(place.start, place.start + 4 * len(turns)), "<f4"
+            self.header.read_bytes(place.start, place.start + 4 * len(angles)), "<f4"
         )
-        # What turns slowest is scaled by the whole factor, so the largest number is the factor.
+        # The lowest frequencies are divided by the factor itself, which is the largest value.
         factor = float(factors.max())
-        smooth = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
+        smooth = np.clip((angles / (2 * np.pi) - low) / (high - low), 0, 1)
         if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
-            raise self.refused(
+            raise self.unsupported(
                 "rope_freqs.weight", "the factors of Llama 3.1 and later", factors[:3]
             )
         if factor == 1:
@@ -238,39 +250,43 @@ class _Fields:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a field; a field with one value per layer must have the same value in all."""
-        name = f"{self.kind}.{key}"
-        found = self.header.fields.get(name, default)
-        if isinstance(found, ArrayField):
+        name = f"{self.architecture}.{key}"
+        value = self.header.fields.get(name, default)
+        if isinstance(value, ArrayField):
             values = set(self.header.array(name))
             if len(values) != 1:
-                raise self.refused(key, "the same in all layers", sorted(values))
+                raise self.unsupported(key, "the same in all layers", sorted(values))
             return values.pop()
-        return found
+        return value
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def read_int(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """Returns an integer. Raises InputError if it is missing and there is no default."""
-        found = self.get(key, default)
-        if not is_kind(found, int) or not least <= found < 2**31:
-            raise self.refused(key, f"an integer of at least {least}", found)
-        return found
+        value = self.get(key, default)
+        if not is_kind(value, int) or not minimum <= value < 2**31:
+            raise self.unsupported(key, f"an integer of at least {minimum}", value)
+        return value
 
-    def number(self, key: str, default: float | None = None) -> float | None:
+    def read_positive(self, key: str, default: float | None = None) -> float | None:
         """Returns a number above 0, or `default` if the field is missing."""
-        found = self.get(key, default)
-        if found is not None and not (is_kind(found, float) and found > 0):
-            raise self.refused(key, "a number above 0", found)
-        return found
+        value = self.get(key, default)
+        if value is not None and not (is_kind(value, float) and value > 0):
+            raise self.unsupported(key, "a number above 0", value)
+        return value
 
-    def needed(self, key: str, default: float | None = None) -> float:
+    def require_positive(self, key: str, default: float | None = None) -> float:
         """Returns a number above 0. Raises InputError if it is missing without a default."""
-        found = self.number(key, default)
-        if found is None:
-            raise self.refused(key, "a number above 0")
-        return found
+        value = self.read_positive(key, default)
+        if value is None:
+            raise self.unsupported(key, "a number above 0")
+        return value
 
-    def refused(self, key: str, needed: str, found: Any = None) -> InputError:
+    def unsupported(self, key: str, supported: str, value: Any = None) -> InputError:
         """Returns the error for a field whose value is not supported."""
-        name = key if key.endswith(".weight") else f"{self.kind}.{key}"
-        found = self.get(key) if found is None and not key.endswith(".weight") else found
-        held = f"no {name}" if found is None else f"{name}={brief(found)}"
-        return InputError(f"{self.header.path} has {held}, but only {needed} is supported; {CURE}")
+        is_tensor = key.endswith(".weight")
+        name = key if is_tensor else f"{self.architecture}.{key}"
+        if value is None and not is_tensor:
+            value = self.get(key)
+        state = f"no {name}" if value is None else f"{name}={brief(value)}"
+        return InputError(
+            f"{self.header.path} has {state}, but only {supported} is supported; {ADVICE}"
+        )

@@ -13,7 +13,7 @@ from jaxprompt.convert.tensors import (
     make_table,
 )
 
-EMBED = 128  # what transformers takes where a config does not tell it
+EMBED = 128  # the default of transformers
 
 
 def _derive(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:

@@ -21,17 +21,17 @@ TERMS = ("c2p", "p2c")
 
 def read_terms(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Reads which position terms the attention scores have, `pos_att_type`. Raises InputError."""
-    given = config.get("pos_att_type") or []
+    terms = config.get("pos_att_type") or []
     # Released configs write "p2c|c2p".
-    if isinstance(given, str):
-        given = [word.strip() for word in given.lower().split("|")]
-    if not isinstance(given, list | tuple) or any(term not in TERMS for term in given):
+    if isinstance(terms, str):
+        terms = [word.strip() for word in terms.lower().split("|")]
+    if not isinstance(terms, list | tuple) or any(term not in TERMS for term in terms):
         raise InputError(
-            f"pos_att_type={brief(given)} is not supported; give a list of {', '.join(TERMS)}"
+            f"pos_att_type={brief(terms)} is not supported; give a list of {', '.join(TERMS)}"
         )
-    if len(set(given)) < len(given):
-        raise InputError(f"pos_att_type={brief(given)} has a term twice; list it once")
-    return tuple(given)
+    if len(set(terms)) < len(terms):
+        raise InputError(f"pos_att_type={brief(terms)} has a term twice; list it once")
+    return tuple(terms)
 
 
 def norms_positions(config: Mapping[str, Any]) -> bool:
@@ -63,41 +63,41 @@ def conv_width(config: Mapping[str, Any]) -> int:
     return width
 
 
-def _types(config: Mapping[str, Any]) -> int:
+def _num_types(config: Mapping[str, Any]) -> int:
     return read_size(config, "type_vocab_size") if config.get("type_vocab_size") else 0
 
 
 def _derive(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
     return {
-        "S": _types(config), "W": conv_width(config),
+        "S": _num_types(config), "W": conv_width(config),
         "R": 2 * distance_span(config) if read_flag(config, "relative_attention", False) else 0,
     }  # fmt: skip
 
 
 def _traits(config: Mapping[str, Any]) -> set[str]:
-    found = {"legacy" if read_flag(config, "legacy", True) else "modern"}
+    traits = {"legacy" if read_flag(config, "legacy", True) else "modern"}
     if read_flag(config, "position_biased_input", True):
-        found.add("positioned")
+        traits.add("positioned")
     else:
-        found.add("unpositioned")
-    if _types(config):
-        found.add("typed")
+        traits.add("unpositioned")
+    if _num_types(config):
+        traits.add("typed")
     if read_flag(config, "relative_attention", False):
-        found.add("relative")
-        # Where keys are shared, the maps of the contents serve the positions too.
+        traits.add("relative")
+        # With share_att_key the projections of the contents are used for the positions too.
         if not read_flag(config, "share_att_key", False):
-            found.update(read_terms(config))
+            traits.update(read_terms(config))
     if norms_positions(config):
-        found.add("relative_norm")
+        traits.add("relative_norm")
     if conv_width(config):
-        found.add("convolved")
-    return found
+        traits.add("convolved")
+    return traits
 
 
 def as_v1(config: Mapping[str, Any]) -> dict[str, Any]:
     """Removes the fields that v2 introduced: transformers ignores them in a v1 config."""
-    own = ("position_buckets", "conv_kernel_size", "norm_rel_ebd", "share_att_key")
-    return {name: value for name, value in config.items() if name not in own}
+    v2_fields = ("position_buckets", "conv_kernel_size", "norm_rel_ebd", "share_att_key")
+    return {name: value for name, value in config.items() if name not in v2_fields}
 
 
 def _derive_v1(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
@@ -109,12 +109,12 @@ def _traits_v1(config: Mapping[str, Any]) -> set[str]:
 
 
 def _mlm() -> tuple[Tensor, ...]:
-    """Names the head under both of its names; `legacy` tells which of them transformers reads.
+    """Returns the head under both of its names; the field `legacy` selects that of transformers.
 
-    Where the embeddings are as wide as the model both are the same function, so that a file is
-    read under either: what was published has the second and no `legacy`.
+    If embeddings are as wide as the model, both are the same function, so that either name is read:
+    published files have the second name and no `legacy`.
     """
-    found = []
+    tensors = []
     old, new = "cls.predictions.", "lm_predictions.lm_head."
     pairs = (
         ("dense/kernel", "transform.dense.weight", "dense.weight", "HX", ("X", "H")),
@@ -122,22 +122,22 @@ def _mlm() -> tuple[Tensor, ...]:
         ("norm/scale", "transform.LayerNorm.weight", "LayerNorm.weight", "X", ("X",)),
         ("norm/bias", "transform.LayerNorm.bias", "LayerNorm.bias", "X", ("X",)),
     )
-    for path, was, now, axes, file_axes in pairs:
-        names = {"legacy": (old + was,), "modern": (new + now,)}
+    for path, old_name, new_name, axes, file_axes in pairs:
+        names = {"legacy": (old + old_name,), "modern": (new + new_name,)}
         tensor = Tensor(f"mlm/{path}", (), axes, file_axes, transposed=len(axes) == 2)
         for when, elsewhere in (("legacy", "modern"), ("modern", "legacy")):
-            found.append(
+            tensors.append(
                 tensor._replace(sources=names[when], when=when, elsewhere=names[elsewhere])
             )
     biases = (f"{old}decoder.bias", f"{old}bias"), (f"{new}bias",)
-    for own, other, when in ((*biases, "legacy"), (*biases[::-1], "modern")):
-        found.append(Tensor("mlm/bias", own, "V", ("V",), when=when, elsewhere=other))
-    return tuple(found)
+    for sources, others, when in ((*biases, "legacy"), (*biases[::-1], "modern")):
+        tensors.append(Tensor("mlm/bias", sources, "V", ("V",), when=when, elsewhere=others))
+    return tuple(tensors)
 
 
-# Of a sequence classifier, whose pooler stands outside of the model with the prefix.
+# Of a sequence classifier, whose pooler is outside of the model with the prefix.
 _POOLER = tuple(t._replace(outside=True) for t in make_linear("pooler", "pooler.dense", "H", "H"))
-# Where the input has no positions the released decoder adds them: transformers reads no such table.
+# If the input has no positions, the released decoder adds them; transformers has no such table.
 _MASK_DECODER = make_table(
     "mask_decoder", "embeddings.position_embeddings", axes="PH", when="unpositioned"
 )
@@ -181,7 +181,7 @@ def _family(trunk: tuple[Tensor, ...], derive: Derive, traits: Traits) -> Family
             "E": "embedding_size", "X": "E",
         },
         classes={"mlm": "ForMaskedLM", "pooler": "ForSequenceClassification"},
-        # v3 was trained on replaced tokens: its head of words is left over from its beginnings.
+        # v3 was trained by replaced-token detection: its MLM head is unused.
         unless=dict.fromkeys(("mlm", "mask_decoder"), "mask_predictions.dense.weight"),
         derive=derive,
         traits=traits,
@@ -190,7 +190,7 @@ def _family(trunk: tuple[Tensor, ...], derive: Derive, traits: Traits) -> Family
 
 DEBERTA = _family(
     _trunk(
-        # Head by head its query, key and value.
+        # Query, key and value of each head.
         Tensor(
             "layers/attention/in_proj/kernel", (_SELF + "in_proj.weight",), "HN3D", ("N3D", "H"),
             transposed=True,
@@ -210,7 +210,7 @@ DEBERTA_V2 = _family(
         *make_linear("layers/attention/value", _SELF + "value_proj", "H", "ND"),
         *make_linear("layers/attention/position_key", _SELF + "pos_key_proj", "H", "ND", "c2p"),
         *make_linear("layers/attention/position_query", _SELF + "pos_query_proj", "H", "ND", "p2c"),
-        # Left as it is in the file, [out, in, width].
+        # As in the file, [out, in, width].
         Tensor("conv/kernel", ("encoder.conv.conv.weight",), "HHW", ("H", "H", "W"),
                when="convolved"),
         Tensor("conv/bias", ("encoder.conv.conv.bias",), "H", ("H",), when="convolved"),

@@ -16,12 +16,12 @@ _LAYER = "transformer.layers.{i}."
 
 
 def _linear(path: str, source: str, into: str, out: str, part=(0, 1)) -> list[Tensor]:
-    found = make_linear(f"layers/{path}", _LAYER + source, into, out)
-    return [tensor._replace(part=part) for tensor in found]
+    tensors = make_linear(f"layers/{path}", _LAYER + source, into, out)
+    return [tensor._replace(part=part) for tensor in tensors]
 
 
 def _layers() -> tuple[Tensor, ...]:
-    # Query, key and value stand in one map, in this order.
+    # Query, key and value are one layer, in this order.
     parts = enumerate(("query", "key", "value"))
     fused = "attention.query_key_value"
     return (

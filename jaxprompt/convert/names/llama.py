@@ -8,9 +8,11 @@ from jaxprompt.convert.tensors import Family, Tensor, make_decoder, make_table
 
 
 def _traits(hf: Mapping[str, Any]) -> set[str]:
-    own = read_type(hf)[1]
-    norms = {"sandwich" if own.sandwich else "plain", *["head_norms"] * own.head_norms}
-    return norms | {f"{name}_bias" for name in read_biases(hf)}
+    model_type = read_type(hf)[1]
+    traits = {"sandwich" if model_type.sandwich else "plain"}
+    if model_type.head_norms:
+        traits.add("head_norms")
+    return traits | {f"{name}_bias" for name in read_biases(hf)}
 
 
 def _derive(hf: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
@@ -32,7 +34,10 @@ def _norm(path: str, source: str, axis: str = "H", when: str = "") -> Tensor:
 
 def _layers() -> tuple[Tensor, ...]:
     layer = "layers.{i}."
-    norm = lambda path, source, **how: _norm(f"layers/{path}", layer + source, **how)
+
+    def norm(path: str, source: str, **options: str) -> Tensor:
+        return _norm(f"layers/{path}", layer + source, **options)
+
     return (
         *_linear("attention/query", "self_attn.q_proj", "H", "ND", "qkv"),
         *_linear("attention/key", "self_attn.k_proj", "H", "GD", "qkv"),
@@ -41,7 +46,7 @@ def _layers() -> tuple[Tensor, ...]:
         norm("attention/query_norm", "self_attn.q_norm", axis="D", when="head_norms"),
         norm("attention/key_norm", "self_attn.k_norm", axis="D", when="head_norms"),
         norm("attention_norm", "input_layernorm"),
-        # One name, two places: with a sandwich it is the norm behind the attention.
+        # With a sandwich this name is the norm after the attention.
         norm("mlp_norm", "post_attention_layernorm", when="plain"),
         norm("behind_attention_norm", "post_attention_layernorm", when="sandwich"),
         norm("mlp_norm", "pre_feedforward_layernorm", when="sandwich"),

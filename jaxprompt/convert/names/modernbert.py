@@ -13,7 +13,7 @@ from jaxprompt.convert.tensors import (
     make_table,
 )
 
-# Which fields say that a kind of map has biases, and what they are by default.
+# Fields for the biases of each kind of layer, and their defaults.
 BIASES = {
     "norm_bias": False, "attention_bias": False, "mlp_bias": False, "classifier_bias": False,
     "decoder_bias": True,
@@ -26,7 +26,7 @@ def read_biases(config: Mapping[str, Any]) -> set[str]:
 
 
 def _derive(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
-    # The first layer has no norm in front of its attention: that of the embeddings stands there.
+    # The first layer has no norm before its attention, as the embeddings are normalised.
     return {"J": sizes["L"] - 1}
 
 
@@ -56,7 +56,7 @@ def _layers() -> tuple[Tensor, ...]:
         *attention,
         *_out("layers/attention/out", layer + "attn.Wo", "ND", "attention_bias"),
         *_norm("later_layers/attention_norm", layer + "attn_norm"),
-        # The first half goes through the activation.
+        # The activation is applied to the first half.
         *_part("mlp/gate", "mlp.Wi", "F", (0, 2), "mlp_bias"),
         *_part("mlp/up", "mlp.Wi", "F", (1, 2), "mlp_bias"),
         *_out("layers/mlp/down", layer + "mlp.Wo", "F", "mlp_bias"),

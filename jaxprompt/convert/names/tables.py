@@ -72,9 +72,9 @@ def _t5_layers(path: str, source: str, *, cross: bool) -> tuple[Tensor, ...]:
         *(attention("cross", f"{sub}1.EncDecAttention") if cross else ()),
         *((norm("cross_norm", f"{sub}1"),) if cross else ()),
         linear("mlp/gate", f"{dense}wi_0", "H", "F", when="gated"),
-        # A gated product is divided half by its linear factor and half by what follows.
+        # A gated product is divided half in its linear factor and half in the next layer.
         linear("mlp/up", f"{dense}wi_1", "H", "F", 0.5, "gated"),
-        # A relu passes a factor through, so that it too can be divided in front and behind.
+        # relu(c x) = c relu(x), so that half can be divided before and half after it.
         linear("mlp/up", f"{dense}wi", "H", "F", 0.5, "ungated"),
         linear("mlp/down", f"{dense}wo", "F", "H", 0.5),
         norm("mlp_norm", last),
@@ -85,14 +85,14 @@ _T5 = Family(
     prefix="transformer.",
     trunk=(
         *make_table(
-            # `shared` twice: the first name that is there is read, the last is written.
+            # `shared` twice: the first name that exists is read, the last is written.
             "embed/word", "shared", "encoder.embed_tokens", "decoder.embed_tokens", "shared",
             axes="VE", residual=1.0,
         ),
         *_t5_layers("layers", "encoder", cross=False),
         Tensor("norm/scale", ("encoder.final_layer_norm.weight",), "H", ("H",)),
         *make_table(
-            # T5 keeps the biases of distances in its first layer, and all layers use them.
+            # The biases are in the first layer of T5, and all layers use them.
             "bias", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias", axes="RN"
         ),
         *_t5_layers("decoder_layers", "decoder", cross=True),
@@ -116,7 +116,7 @@ _T5 = Family(
 
 
 def _gpt2_layers() -> tuple[Tensor, ...]:
-    # GPT-2's linear maps are stored as [in, out]; query, key and value stand in one, side by side.
+    # GPT-2's linear layers are stored as [in, out]; query, key and value are concatenated.
     def linear(path: str, source: str, into: str, out: str, part=(0, 1)) -> tuple[Tensor, ...]:
         name = "h.{i}." + source
         return (

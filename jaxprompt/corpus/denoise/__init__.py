@@ -1,8 +1,8 @@
-"""Pre-training objectives: they turn a row of text into input and targets.
+"""Pre-training objectives: they turn text into the input and targets of a training sample.
 
-Each module has an `Objective` and `make(tokenizer, length, ...)`, which builds one. An Objective
-has the widths of its arrays (`lengths`, `reads`), the amount of text per row (`fit`) and the tokens
-that end a document (`tail`). It makes a row from pieces of text and a random state, as a pure
-function of these. With `apart` the documents of a row are segments, each processed on its own;
-otherwise they are one text.
+Each module has an objective, `Denoiser`, and `make(tokenizer, length, ...)`, which builds one. An
+objective has the widths of its arrays (`lengths`, `max_targets`), the amount of text per sample
+(`capacity`) and the tokens that end a document (`end_ids`). It makes a sample from chunks of text
+and a random state, as a pure function of these. With `separate` the documents of a sample are
+segments, each processed on its own; otherwise they are one text.
 """

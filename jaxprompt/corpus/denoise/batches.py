@@ -1,4 +1,4 @@
-"""Batches of an objective's rows from an indexed corpus, each from its number alone."""
+"""Batches of an objective's samples from an indexed corpus, each from its number alone."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -7,123 +7,139 @@ from typing import Protocol
 import numpy as np
 
 from jaxprompt.corpus import Corpus, Shuffle
-from jaxprompt.corpus.denoise.pack import cut, plan_rows
-from jaxprompt.corpus.denoise.rows import Objective, encoded, own_part, row_rng
+from jaxprompt.corpus.denoise.pack import pack_documents, slice_document
+from jaxprompt.corpus.denoise.samples import (
+    DenoisingObjective,
+    encode_sample,
+    process_slice,
+    sample_rng,
+)
 from jaxprompt.data.batches.batching import collate
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.types import Batch
 
 
-class Rows(Protocol):
-    """Rows of text by number, each made for one visit."""
+class SampleSource(Protocol):
+    """Samples by number; each visit to a sample draws it again."""
 
     def __len__(self) -> int:
-        """Returns the number of rows."""
+        """Returns the number of samples."""
 
     def batch(
-        self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
+        self, indices: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
         share: tuple[int, int] = ...,
     ) -> Batch:  # fmt: skip
-        """Builds a batch of `size` rows, or the part `share` (index, number of parts) of it."""
+        """Builds a batch of `size` samples, or the part `share` (index, number of parts) of it."""
 
 
-class DenoisingRows:
-    """Rows that documents are divided into once; each visit masks a row at random."""
+class DenoisingSamples:
+    """Samples that documents are divided into once; each visit masks a sample at random."""
 
     def __init__(
-        self, corpus: Corpus, documents: Sequence[int], objective: Objective, *, packed: bool,
-        pad_id: int,
+        self, corpus: Corpus, documents: Sequence[int], objective: DenoisingObjective, *,
+        packed: bool, pad_id: int,
     ):  # fmt: skip
-        """Plans the rows of `documents`, in order. Raises InputError if there are none."""
+        """Packs `documents`, in order. Raises InputError if there are none."""
         self._corpus, self._objective, self._pad_id = corpus, objective, pad_id
         self._documents = np.fromiter(documents, np.int64, len(documents))
-        lengths = corpus.lengths()[self._documents] + len(objective.tail)
-        # Lengths alone decide: planning reads where units begin, never the tokens themselves.
-        self._plan = plan_rows(lengths, objective.fit, packed=packed)
+        # By lengths alone: packing never reads the tokens themselves.
+        lengths = corpus.lengths()[self._documents] + len(objective.end_ids)
+        self._packing = pack_documents(lengths, objective.capacity, packed=packed)
 
     def __len__(self) -> int:
-        """Returns the number of rows."""
-        return len(self._plan)
+        """Returns the number of samples."""
+        return len(self._packing)
 
     def batch(
-        self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
+        self, indices: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
         share: tuple[int, int] = (0, 1),
     ) -> Batch:  # fmt: skip
-        """Builds a batch of `size` rows, or the part `share` (index, number of parts) of it.
+        """Builds a batch of `size` samples, or the part `share` (index, number of parts) of it.
 
-        Each row is sampled by (seed, its visit). Missing rows are padding of weight 0.
+        Each sample is drawn by (seed, its visit). Missing samples are padding of weight 0.
         """
-        mine, pairs = own_part(size, share), list(zip(rows, visits, strict=True))
-        made = [self._make(*pair, seed) for pair in pairs[mine]]
-        inner = self._objective.lengths[1:]
+        part, pairs = process_slice(size, share), list(zip(indices, visits, strict=True))
+        samples = [self._make(*pair, seed) for pair in pairs[part]]
+        decoder_lengths = self._objective.lengths[1:]
         return collate(
-            [[row] for row in made], np.zeros(len(made), np.int32), rows[mine],
-            # As many rows in every process, also where the last batch leaves one of them none.
-            batch=mine.stop - mine.start,
-            length=self._objective.lengths[0], pad_id=self._pad_id,
-            label_width=self._objective.reads, decoder_length=inner[0] if inner else 0,
-            # A process without a row of its own still needs arrays of the others' form.
-            like=made[0] if made else self._make(*pairs[0], seed),
-        )  # fmt: skip
+            [[sample] for sample in samples],
+            np.zeros(len(samples), np.int32),
+            indices[part],
+            # The same size in every process, even if the last batch has no sample for one of them.
+            batch=part.stop - part.start,
+            length=self._objective.lengths[0],
+            pad_id=self._pad_id,
+            label_width=self._objective.max_targets,
+            decoder_length=decoder_lengths[0] if decoder_lengths else 0,
+            # A process without a sample needs arrays of the same form as the others.
+            like=samples[0] if samples else self._make(*pairs[0], seed),
+        )
 
-    def _make(self, row: int, visit: int, seed: int) -> Encoded:
-        pieces = [
-            cut(self._corpus.tokens(int(self._documents[at])), start, stop, self._objective.tail)
-            for at, start, stop in self._plan.row(row)
+    def _make(self, index: int, visit: int, seed: int) -> Encoded:
+        end_ids = self._objective.end_ids
+        chunks = [
+            slice_document(self._corpus.tokens(int(self._documents[i])), start, stop, end_ids)
+            for i, start, stop in self._packing.chunks(index)
         ]
-        return encoded(self._objective(pieces, row_rng(seed, visit)))
+        return encode_sample(self._objective(chunks, sample_rng(seed, visit)))
 
 
-class Visits(BatchStream):
-    """Endless batches: each epoch visits every row once, in a new order.
+class ShuffledBatches(BatchStream):
+    """Endless batches: each epoch visits every sample once, in a new order.
 
     Prefetched by grain's threads. Everything depends only on (seed, number of the batch).
     """
 
     def __init__(
-        self, rows: Rows, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
+        self, samples: SampleSource, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
         prefetch: int = 4,
     ):  # fmt: skip
         """Starts at batch 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
-        self._rows, self._batch, self._seed, self._share = rows, batch, seed, share
-        # Two: batches made ahead lie on both sides of the end of an epoch.
-        self._order = lru_cache(maxsize=2)(lambda epoch: Shuffle(len(rows), seed, epoch))
-        self.steps_per_epoch = -(-len(rows) // batch)
-        settings = {"rows": len(rows), "batch": batch, "seed": seed}
-        super().__init__(self._at, ENDLESS, prefetch, settings, "corpus and")
+        self._samples, self._batch, self._seed, self._share = samples, batch, seed, share
+        # Two, because prefetched batches may be of two epochs.
+        self._order = lru_cache(maxsize=2)(lambda epoch: Shuffle(len(samples), seed, epoch))
+        self.steps_per_epoch = -(-len(samples) // batch)
+        settings = {"rows": len(samples), "batch": batch, "seed": seed}
+        super().__init__(self._batch_at, ENDLESS, prefetch, settings, "corpus and")
 
-    def _at(self, step: int) -> Batch:
+    def _batch_at(self, step: int) -> Batch:
         epoch, number = divmod(step, self.steps_per_epoch)
-        places = range(number * self._batch, min((number + 1) * self._batch, len(self._rows)))
+        size = len(self._samples)
+        places = range(number * self._batch, min((number + 1) * self._batch, size))
         order = self._order(epoch)
-        return self._rows.batch(
-            # Visits are numbered through all epochs, so each epoch hides other tokens of a row.
-            [order[place] for place in places], [epoch * len(self._rows) + at for at in places],
-            self._seed, size=self._batch, share=self._share,
-        )  # fmt: skip
+        return self._samples.batch(
+            [order[place] for place in places],
+            # Numbered across all epochs, so that each epoch masks other tokens of a sample.
+            [epoch * size + place for place in places],
+            self._seed,
+            size=self._batch,
+            share=self._share,
+        )
 
 
-class Pass:
-    """One pass over the first rows of a plan, with the same random choices in every pass."""
+class EvalBatches:
+    """One pass over the first samples, with the same random choices in every pass."""
 
     def __init__(
         self,
-        rows: Rows,
+        samples: SampleSource,
         *,
         batch: int,
         seed: int,
         limit: int,
         share: tuple[int, int] = (0, 1),
     ):
-        """Takes at most `limit` rows."""
-        self._rows, self._batch, self._seed, self._share = rows, batch, seed, share
-        self.size = min(limit, len(rows))
+        """Takes at most `limit` samples."""
+        self._samples, self._batch, self._seed, self._share = samples, batch, seed, share
+        self.size = min(limit, len(samples))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches; `Batch.index` is the number of each row."""
+        """Yields the batches; `Batch.index` is the number of each sample."""
         for first in range(0, self.size, self._batch):
-            places = list(range(first, min(first + self._batch, self.size)))
-            # The row's own number stands for the visit: every pass hides the same tokens, so that
-            # losses of one step compare with those of another.
-            yield self._rows.batch(places, places, self._seed, size=self._batch, share=self._share)
+            indices = list(range(first, min(first + self._batch, self.size)))
+            # The index is also the visit: every pass masks the same tokens, so that the losses of
+            # different steps are comparable.
+            yield self._samples.batch(
+                indices, indices, self._seed, size=self._batch, share=self._share
+            )

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxprompt.corpus.denoise.pack import Fit
-from jaxprompt.corpus.denoise.rows import Sample, join
-from jaxprompt.corpus.denoise.vocabulary import need
+from jaxprompt.corpus.denoise.pack import Capacity
+from jaxprompt.corpus.denoise.samples import Sample, join_documents
+from jaxprompt.corpus.denoise.vocabulary import special_token_id
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -15,11 +15,11 @@ from jaxprompt.types import Role
 
 @dataclass(frozen=True, eq=False)
 class Denoiser:
-    """Predicts the next token of the same segment; `tail` ends a document, not a piece of it."""
+    """Predicts the next token of the same segment; `end_ids` end a document, not its chunks."""
 
     length: int
-    tail: tuple[int, ...]
-    apart: bool = False
+    end_ids: tuple[int, ...]
+    separate: bool = False
 
     def __post_init__(self):
         """Checks values that come from a config."""
@@ -32,25 +32,30 @@ class Denoiser:
         return (self.length,)
 
     @property
-    def reads(self) -> int:
-        """Maximum number of tokens of a row that are predicted."""
-        # The last token of a row has nothing behind it to predict.
+    def max_targets(self) -> int:
+        """Maximum number of tokens of a sample that are predicted."""
+        # No token follows the last one of a sample.
         return self.length - 1
 
     @property
-    def fit(self) -> Fit:
-        """The amount of text per row."""
-        # Apart from others, a piece of one token predicts nothing.
-        return Fit(np.arange(self.length + 1)[None], (self.length,), least=2 if self.apart else 1)
+    def capacity(self) -> Capacity:
+        """The amount of text per sample."""
+        # A separate chunk of one token predicts nothing.
+        return Capacity(
+            np.arange(self.length + 1)[None], (self.length,), min_tokens=2 if self.separate else 1
+        )
 
-    def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row from pieces of documents; nothing is random."""
+    def __call__(self, chunks: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
+        """Makes a sample from chunks of documents; nothing is random."""
         del rng
-        text = join([[(piece, Role.TEXT)] for piece in pieces], self.apart)
-        at = np.flatnonzero(text.positions[1:])  # what follows is no first token of a segment
-        return Sample(text, at.astype(np.int32), text.ids[at + 1])
+        text = join_documents([[(chunk, Role.TEXT)] for chunk in chunks], self.separate)
+        # The next token must not be the first of a segment.
+        label_pos = np.flatnonzero(text.positions[1:]).astype(np.int32)
+        return Sample(text, label_pos, text.ids[label_pos + 1])
 
 
-def make(tokenizer: Tokenizer, length: int, *, apart: bool = False) -> Denoiser:
+def make(tokenizer: Tokenizer, length: int, *, separate: bool = False) -> Denoiser:
     """Builds the objective for a tokenizer. Raises InputError if it has no end-of-text token."""
-    return Denoiser(length, (need(tokenizer, "eos", "causal language modelling"),), apart)
+    return Denoiser(
+        length, (special_token_id(tokenizer, "eos", "causal language modelling"),), separate
+    )

@@ -6,20 +6,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxprompt.corpus.denoise.pack import Fit
-from jaxprompt.corpus.denoise.rows import Run, Sample, join
-from jaxprompt.corpus.denoise.vocabulary import need, plain_words, word_starts
+from jaxprompt.corpus.denoise.pack import Capacity
+from jaxprompt.corpus.denoise.samples import Run, Sample, join_documents
+from jaxprompt.corpus.denoise.vocabulary import plain_words, special_token_id, word_starts
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
 
-def predictions(candidates: int, rate: float) -> int:
+def num_masked(candidates: int, rate: float) -> int:
     """Returns how many of the maskable tokens are masked: their share, rounded half to even.
 
     It is at least one, if there is any.
     """
-    # As create_pretraining_data.py of BERT, which counts the specials among the tokens; here not.
+    # As create_pretraining_data.py of BERT, but without the special tokens that it counts.
     return min(candidates, max(1, round(candidates * rate)))
 
 
@@ -31,18 +31,18 @@ class Denoiser:
     """
 
     length: int
-    mask: int
-    cls: tuple[int, ...]  # in front of the text
-    end: tuple[int, ...]  # behind each document
-    words: np.ndarray  # int32 [R], what a random word is drawn from
+    mask_id: int
+    cls_ids: tuple[int, ...]  # before the text
+    sep_ids: tuple[int, ...]  # after each document
+    word_ids: np.ndarray  # int32 [R], from which random words are sampled
     rate: float = 0.15
     masked: float = 0.8
     random: float = 0.1
-    starts: np.ndarray | None = None  # bool [V], ids that begin a word: words are hidden whole
-    unknown: int = -1  # stands for text that the vocabulary lacks; never chosen
-    apart: bool = False
+    word_starts: np.ndarray | None = None  # bool [V], ids that begin a word: masks whole words
+    unk_id: int = -1  # never chosen
+    separate: bool = False
 
-    tail: ClassVar[tuple[int, ...]] = ()
+    end_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
         """Checks values that come from a config."""
@@ -55,11 +55,11 @@ class Denoiser:
                 f"shares masked={self.masked} and random={self.random} must be 0 or more, and at "
                 "most 1 together; BERT's are 0.8 and 0.1"
             )
-        around = len(self.cls) + len(self.end)
-        if self.length <= around:
+        num_special = len(self.cls_ids) + len(self.sep_ids)
+        if self.length <= num_special:
             raise InputError(
-                f"data.max_len={self.length} leaves no room besides {around} special tokens; use "
-                f"{around + 1} or more"
+                f"data.max_len={self.length} leaves no room besides {num_special} special tokens; "
+                f"use {num_special + 1} or more"
             )
 
     @property
@@ -68,64 +68,70 @@ class Denoiser:
         return (self.length,)
 
     @property
-    def reads(self) -> int:
-        """Maximum number of tokens of a row that are predicted."""
-        # A row that holds one document has the fewest specials, and so the most to predict.
-        return predictions(self.length - len(self.cls) - len(self.end), self.rate)
+    def max_targets(self) -> int:
+        """Maximum number of tokens of a sample that are predicted."""
+        # A sample of one document has the fewest special tokens.
+        return num_masked(self.length - len(self.cls_ids) - len(self.sep_ids), self.rate)
 
     @property
-    def fit(self) -> Fit:
-        """The amount of text per row."""
-        front = len(self.cls)
-        # Apart, each document has its own [CLS]; otherwise the row has one, taken off its room.
-        around = len(self.end) + front * self.apart
-        room = self.length - front * (not self.apart)
-        return Fit(np.arange(room + 1)[None] + around, (room,))
+    def capacity(self) -> Capacity:
+        """The amount of text per sample."""
+        num_cls, num_sep = len(self.cls_ids), len(self.sep_ids)
+        # A [CLS] for each separate document, otherwise one for the sample.
+        if self.separate:
+            return Capacity(np.arange(self.length + 1)[None] + num_sep + num_cls, (self.length,))
+        length = self.length - num_cls
+        return Capacity(np.arange(length + 1)[None] + num_sep, (length,))
 
-    def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row from pieces of documents."""
+    def __call__(self, chunks: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
+        """Makes a sample from chunks of documents."""
         documents: list[list[Run]] = [
-            [(self.cls if self.apart or not i else (), Role.SPECIAL), (piece, Role.TEXT),
-             (self.end, Role.SPECIAL)]
-            for i, piece in enumerate(pieces)
-        ]  # fmt: skip
-        text = join(documents, self.apart)
-        at = np.flatnonzero((text.roles == Role.TEXT) & (text.ids != self.unknown))
-        if self.starts is None:
-            chosen = self._tokens(at, rng)
+            [
+                (self.cls_ids if self.separate or not i else (), Role.SPECIAL),
+                (chunk, Role.TEXT),
+                (self.sep_ids, Role.SPECIAL),
+            ]
+            for i, chunk in enumerate(chunks)
+        ]
+        text = join_documents(documents, self.separate)
+        candidates = np.flatnonzero((text.roles == Role.TEXT) & (text.ids != self.unk_id))
+        if self.word_starts is None:
+            chosen = self._choose_tokens(candidates, rng)
         else:
-            chosen = self._words(self.starts[text.ids[at]], at, rng)
-        # Indexing by an array copies: the originals outlive the writing below.
-        targets = text.ids[chosen]
-        # Both are drawn for every token, used or not: what becomes of one does not move the others.
-        kind, word = rng.random_sample((2, len(chosen)))
-        any_word = self.words[(word * len(self.words)).astype(np.intp)]
-        shown = np.where(kind < self.masked + self.random, any_word, targets)
-        text.ids[chosen] = np.where(kind < self.masked, self.mask, shown)
+            is_start = self.word_starts[text.ids[candidates]]
+            chosen = self._choose_words(is_start, candidates, rng)
+        targets = text.ids[chosen]  # a copy, as the index is an array
+        # Both for every token, used or not, so that the fate of one does not affect the others.
+        fate, word = rng.random_sample((2, len(chosen)))
+        random_words = self.word_ids[(word * len(self.word_ids)).astype(np.intp)]
+        inputs = np.where(fate < self.masked + self.random, random_words, targets)
+        text.ids[chosen] = np.where(fate < self.masked, self.mask_id, inputs)
         return Sample(text, chosen.astype(np.int32), targets)
 
-    def _tokens(self, at: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-        return np.sort(rng.permutation(at)[: predictions(len(at), self.rate)])
+    def _choose_tokens(self, candidates: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+        return np.sort(rng.permutation(candidates)[: num_masked(len(candidates), self.rate)])
 
-    def _words(self, begins: np.ndarray, at: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    def _choose_words(
+        self, is_start: np.ndarray, candidates: np.ndarray, rng: np.random.RandomState
+    ) -> np.ndarray:
         """Chooses words until no further one fits the number of tokens to be predicted.
 
-        `begins` says which of the tokens `at` can begin a word, and is written to.
+        `is_start` says which of the candidates can begin a word; it is modified.
         """
-        # A document may be cut inside a word; the slice also serves a row without candidates.
-        begins[:1] = True
-        begins[1:] |= at[1:] != at[:-1] + 1  # behind a special
-        sizes = np.bincount(begins.cumsum() - 1)
-        left, taken = predictions(len(at), self.rate), np.zeros(len(sizes), bool)
+        # A document may be cut within a word. A slice, because there may be no candidates.
+        is_start[:1] = True
+        is_start[1:] |= candidates[1:] != candidates[:-1] + 1  # after a special token
+        sizes = np.bincount(is_start.cumsum() - 1)
+        remaining, is_chosen = num_masked(len(candidates), self.rate), np.zeros(len(sizes), bool)
         order = rng.permutation(len(sizes))
         for word, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
             # As in BERT's code: a word that is too long is skipped, and a shorter one may fit.
-            if size <= left:
-                taken[word] = True
-                left -= size
-                if not left:
+            if size <= remaining:
+                is_chosen[word] = True
+                remaining -= size
+                if not remaining:
                     break
-        return at[taken.repeat(sizes)]
+        return candidates[is_chosen.repeat(sizes)]
 
 
 def make(
@@ -136,10 +142,12 @@ def make(
     masked: float = 0.8,
     random: float = 0.1,
     whole_words: bool = False,
-    apart: bool = False,
+    separate: bool = False,
 ) -> Denoiser:
     """Builds the objective for a tokenizer. Raises InputError if it lacks a token."""
-    mask, cls, sep = (need(tokenizer, name, "masking") for name in ("mask", "cls", "sep"))
+    mask, cls, sep = (
+        special_token_id(tokenizer, name, "masking") for name in ("mask", "cls", "sep")
+    )
     return Denoiser(
         length,
         mask,
@@ -149,7 +157,7 @@ def make(
         rate,
         masked,
         random,
-        starts=word_starts(tokenizer) if whole_words else None,
-        unknown=-1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id,
-        apart=apart,
+        word_starts=word_starts(tokenizer) if whole_words else None,
+        unk_id=-1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id,
+        separate=separate,
     )

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxprompt.corpus.denoise.pack import Fit
-from jaxprompt.corpus.denoise.rows import Sample, join, write
-from jaxprompt.corpus.denoise.vocabulary import need, sentinels
+from jaxprompt.corpus.denoise.pack import Capacity
+from jaxprompt.corpus.denoise.samples import Run, Sample, join_documents, seq2seq_sample
+from jaxprompt.corpus.denoise.vocabulary import sentinels, special_token_id
 from jaxprompt.data.text.specials import SENTINEL
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
@@ -24,19 +24,19 @@ class Denoiser:
     """Feeds the beginning of a text to the encoder; the decoder generates the rest.
 
     The split point is uniformly random, or fixed by the `share` of the beginning. With a `mark`
-    after the beginning and before the rest, the row looks like T5's span corruption (as PPT adapts
-    T5).
+    after the beginning and before the rest, the sample looks like T5's span corruption (as PPT
+    adapts T5).
     """
 
     length: int
-    start: int  # what the decoder is fed first
+    start: int  # the first input of the decoder
     eos: int
-    end: tuple[int, ...] = ()  # behind the front
-    share: float = 0.0  # of the text in front, 0 = anywhere
+    encoder_end: tuple[int, ...] = ()  # after the beginning
+    share: float = 0.0  # of the beginning, 0 = a random split
     mark: tuple[int, ...] = ()
-    apart: bool = False
+    separate: bool = False
 
-    tail: ClassVar[tuple[int, ...]] = ()
+    end_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
         """Checks values that come from a config."""
@@ -45,35 +45,36 @@ class Denoiser:
                 f"objective.share={self.share}, the share of the text for the encoder, must be "
                 "above 0 and below 1, or 0 for a random split"
             )
-        least = 2 + max(self._behind, 1)
-        if self.length < least:
+        min_length = 2 + max(self._encoder_extra, 1)
+        if self.length < min_length:
             raise InputError(
-                f"data.max_len={self.length} is too short to split; use {least} or more"
+                f"data.max_len={self.length} is too short to split; use {min_length} or more"
             )
 
     @property
-    def _behind(self) -> int:
-        return len(self.mark) + len(self.end)
+    def _encoder_extra(self) -> int:
+        """The number of encoder inputs after the beginning of the text."""
+        return len(self.mark) + len(self.encoder_end)
 
-    def _sizes(self, tokens: int) -> tuple[int, int]:
-        """Places that a text may take in the encoder and in the decoder."""
+    def _max_lengths(self, tokens: int) -> tuple[int, int]:
+        """Returns the maximum lengths of a text's encoder and decoder inputs."""
         if self.share:
-            front = self._front(tokens)
-            return front + self._behind, len(self.mark) + tokens - front + 1
-        # A split that is drawn may leave either side all tokens but one.
-        return tokens - 1 + self._behind, len(self.mark) + tokens
+            prefix = self._prefix_length(tokens)
+            return prefix + self._encoder_extra, len(self.mark) + tokens - prefix + 1
+        # A random split may leave either side all tokens but one.
+        return tokens - 1 + self._encoder_extra, len(self.mark) + tokens
 
-    def _front(self, tokens: int) -> int:
-        # Each side keeps a token: an encoder cannot read nothing, nor a decoder be asked for it.
+    def _prefix_length(self, tokens: int) -> int:
+        """Returns the length of the beginning at a fixed share; both sides have a token."""
         return min(max(round(tokens * self.share), 1), tokens - 1)
 
     @cached_property
     def tokens(self) -> int:
-        """Number of tokens of a row's text, if it is one text."""
+        """Number of tokens of a sample's text, if it is one text."""
         tokens = 2
         # With a fixed share the decoder's width follows from the split; otherwise it is `length`.
-        while self._sizes(tokens + 1)[0] <= self.length and (
-            self.share or self._sizes(tokens + 1)[1] <= self.length
+        while self._max_lengths(tokens + 1)[0] <= self.length and (
+            self.share or self._max_lengths(tokens + 1)[1] <= self.length
         ):
             tokens += 1
         return tokens
@@ -81,35 +82,37 @@ class Denoiser:
     @property
     def lengths(self) -> tuple[int, int]:
         """Widths of the encoder's and the decoder's arrays."""
-        return self.length, self._sizes(self.tokens)[1] if self.share else self.length
+        return self.length, self._max_lengths(self.tokens)[1] if self.share else self.length
 
     @property
-    def reads(self) -> int:
-        """Maximum number of tokens of a row that are predicted."""
+    def max_targets(self) -> int:
+        """Maximum number of tokens of a sample that are predicted."""
         return self.lengths[1]
 
     @property
-    def fit(self) -> Fit:
-        """The amount of text per row."""
-        if not self.apart:
-            return Fit(np.arange(self.tokens + 1)[None], (self.tokens,), least=2)
-        # A piece has 2 tokens or more; the entries below keep the costs from falling.
-        sizes = [self._sizes(max(n, 2)) for n in range(self.tokens + 1)]
-        return Fit(np.array(sizes).T, self.lengths, least=2)
+    def capacity(self) -> Capacity:
+        """The amount of text per sample."""
+        if not self.separate:
+            return Capacity(np.arange(self.tokens + 1)[None], (self.tokens,), min_tokens=2)
+        # A chunk has 2 tokens or more; with the entries below them costs never decrease.
+        costs = [self._max_lengths(max(n, 2)) for n in range(self.tokens + 1)]
+        return Capacity(np.array(costs).T, self.lengths, min_tokens=2)
 
-    def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row from pieces of documents."""
-        texts = pieces if self.apart or len(pieces) == 1 else [np.concatenate(pieces)]
-        # randint leaves its upper bound out, so that the rest has a token at least.
-        fronts = [
-            self._front(len(text)) if self.share else rng.randint(1, len(text)) for text in texts
+    def __call__(self, chunks: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
+        """Makes a sample from chunks of documents."""
+        texts = chunks if self.separate or len(chunks) == 1 else [np.concatenate(chunks)]
+        # The upper bound of randint is exclusive, so that the rest has at least one token.
+        splits = [
+            self._prefix_length(len(text)) if self.share else rng.randint(1, len(text))
+            for text in texts
         ]
-        marks = [(self.mark, Role.LABEL), (self.end, Role.SPECIAL)]
-        pairs = list(zip(texts, fronts, strict=True))
-        encoder = join([[(text[:at], Role.TEXT), *marks] for text, at in pairs], self.apart)
+        pairs = list(zip(texts, splits, strict=True))
+        end = [(self.mark, Role.LABEL), (self.encoder_end, Role.SPECIAL)]
+        prefixes: list[list[Run]] = [[(text[:split], Role.TEXT), *end] for text, split in pairs]
+        encoder = join_documents(prefixes, self.separate)
         mark = np.array(self.mark, np.int32)
-        rests = [np.concatenate([mark, text[at:]]) for text, at in pairs]
-        return write(encoder, rests, self.start, self.eos, self.apart)
+        targets = [np.concatenate([mark, text[split:]]) for text, split in pairs]
+        return seq2seq_sample(encoder, targets, self.start, self.eos, self.separate)
 
 
 def make(
@@ -121,12 +124,12 @@ def make(
     share: float = 0.0,
     mark: bool = False,
     pattern: str = SENTINEL,
-    apart: bool = False,
+    separate: bool = False,
 ) -> Denoiser:
     """Builds the objective for a tokenizer; `start` is the first input of the model's decoder.
 
     `eos`: the encoder's input also ends with </s>. `mark`: the first sentinel separates the two.
     """
-    last = need(tokenizer, "eos", "prefix language modelling")
+    eos_id = special_token_id(tokenizer, "eos", "prefix language modelling")
     marks = tuple(sentinels(tokenizer, 1, pattern).tolist()) if mark else ()
-    return Denoiser(length, start, last, (last,) if eos else (), share, marks, apart)
+    return Denoiser(length, start, eos_id, (eos_id,) if eos else (), share, marks, separate)

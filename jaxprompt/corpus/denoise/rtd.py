@@ -13,7 +13,7 @@ from jaxprompt.corpus.denoise import mlm
 from jaxprompt.data.text.tokenizer import Tokenizer
 
 
-class Replaced(NamedTuple):
+class ReplacedTokens(NamedTuple):
     """The discriminator's input and targets."""
 
     ids: np.ndarray  # int32 [..., T]
@@ -26,27 +26,32 @@ def make(
     *,
     rate: float = 0.15,
     whole_words: bool = False,
-    apart: bool = False,
+    separate: bool = False,
 ) -> mlm.Denoiser:
     """Builds the generator's objective. The paper's rate for large models is 0.25."""
     return mlm.make(
-        tokenizer, length, rate=rate, masked=1.0, random=0.0, whole_words=whole_words, apart=apart
+        tokenizer,
+        length,
+        rate=rate,
+        masked=1.0,
+        random=0.0,
+        whole_words=whole_words,
+        separate=separate,
     )
 
 
-def replace(
-    ids: np.ndarray, label_pos: np.ndarray, targets: np.ndarray, drawn: np.ndarray
-) -> Replaced:
+def replace_masks(
+    ids: np.ndarray, label_pos: np.ndarray, targets: np.ndarray, sampled: np.ndarray
+) -> ReplacedTokens:
     """Replaces the masks by the tokens that the generator sampled.
 
     A sampled token that equals the original counts as original. int [..., T], [..., M] x 3, targets
     -1 where nothing is predicted.
     """
-    # Rows predict different numbers of tokens; the rest of each is padding.
-    there = targets >= 0
-    rows = np.indices(targets.shape)[:-1]
-    at = (*(axis[there] for axis in rows), label_pos[there])
-    shown, labels = ids.copy(), np.zeros(ids.shape, bool)
-    shown[at] = drawn[there]
-    labels[at] = drawn[there] != targets[there]
-    return Replaced(shown, labels)
+    is_target = targets >= 0  # the others are padding
+    leading = np.indices(targets.shape)[:-1]
+    index = (*(axis[is_target] for axis in leading), label_pos[is_target])
+    replaced, labels = ids.copy(), np.zeros(ids.shape, bool)
+    replaced[index] = sampled[is_target]
+    labels[index] = sampled[is_target] != targets[is_target]
+    return ReplacedTokens(replaced, labels)

@@ -1,8 +1,8 @@
 """Span corruption (Raffel et al. 2020, section 3.1.4, 3.3.4): dropped spans are predicted.
 
 Spans of text and of noise alternate and begin with text. In the input the i-th noise span becomes
-sentinel i; in the target the i-th span of text does. Hence a row that ends with noise, as all rows
-here do, has no sentinel after the last span of its target; T5's checkpoints have seen none.
+sentinel i; in the target the i-th span of text does. Hence a text that ends with noise, as all do
+here, has no sentinel after the last span of its target; T5 was trained without one.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxprompt.corpus.denoise.pack import Fit
-from jaxprompt.corpus.denoise.rows import Sample, join, write
-from jaxprompt.corpus.denoise.vocabulary import need, sentinels
+from jaxprompt.corpus.denoise.pack import Capacity
+from jaxprompt.corpus.denoise.samples import Sample, join_documents, seq2seq_sample
+from jaxprompt.corpus.denoise.vocabulary import sentinels, special_token_id
 from jaxprompt.data.text.specials import SENTINEL
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
@@ -23,7 +23,7 @@ from jaxprompt.types import Role
 
 def noise_counts(tokens: int, density: float, span: float) -> tuple[int, int]:
     """Returns how many of 2 or more tokens are noise, and in how many spans."""
-    # As T5's random_spans_noise_mask; the last bound leaves each span a token of text before it.
+    # As T5's random_spans_noise_mask, but each noise span also has a token of text before it.
     noise = min(max(round(tokens * density), 1), tokens - 1)
     return noise, min(max(round(noise / span), 1), tokens - noise)
 
@@ -42,7 +42,7 @@ def tokens_for(length: int, density: float, span: float) -> int:
             f"data.max_len={length} is too short for a token, a sentinel and an end token; use 3 "
             "or more"
         )
-    # The search of T5's random_spans_helper: both counts are rounded, so there is no closed form.
+    # As T5's random_spans_helper: both counts are rounded, so there is no closed form.
     while corrupted_lengths(tokens + 1, density, span)[0] <= length:
         tokens += 1
     return tokens
@@ -52,86 +52,87 @@ def noise_mask(tokens: int, density: float, span: float, rng: np.random.RandomSt
     """Samples which tokens are noise, uniformly over all ways to place the spans. bool [tokens]"""
     noise, spans = noise_counts(tokens, density, span)
     lengths = np.empty(2 * spans, np.int64)
-    # Noise first, as in T5's code: the other order would make other rows of the same seed.
-    lengths[1::2] = _divide(noise, spans, rng)
-    lengths[::2] = _divide(tokens - noise, spans, rng)
+    # Noise first, as in T5's code: the order of the random numbers matters.
+    lengths[1::2] = _random_lengths(noise, spans, rng)
+    lengths[::2] = _random_lengths(tokens - noise, spans, rng)
     return (np.arange(2 * spans) % 2 == 1).repeat(lengths)
 
 
 def corrupt(ids: np.ndarray, noise: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Divides tokens into input and target, without end tokens; `marks` are the sentinels."""
-    return _mark(ids, noise, marks), _mark(ids, ~noise, marks)
+    return _replace_spans(ids, noise, marks), _replace_spans(ids, ~noise, marks)
 
 
-def _mark(ids: np.ndarray, hidden: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """Replaces each hidden span by the next mark."""
-    first = hidden.copy()
-    # Only the first token of a run becomes a sentinel, the others vanish.
-    first[1:] &= ~hidden[:-1]
-    shown = ids.copy()
-    shown[first] = marks[: np.count_nonzero(first)]
-    return shown[first | ~hidden]
+def _replace_spans(ids: np.ndarray, masked: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """Replaces each masked span by the next sentinel."""
+    first = masked.copy()
+    # Only the first token of a span becomes a sentinel, the others are dropped.
+    first[1:] &= ~masked[:-1]
+    replaced = ids.copy()
+    replaced[first] = marks[: np.count_nonzero(first)]
+    return replaced[first | ~masked]
 
 
-def _divide(total: int, parts: int, rng: np.random.RandomState) -> np.ndarray:
-    """Draws `parts` lengths of 1 or more that sum to `total`. -> int [parts]"""
-    # Cuts at `parts - 1` different places of the `total - 1` between tokens: no part is empty, and
-    # all divisions are equally likely, as in T5's _random_segmentation.
+def _random_lengths(total: int, parts: int, rng: np.random.RandomState) -> np.ndarray:
+    """Samples `parts` lengths of 1 or more that sum to `total`. int [parts]"""
+    # Splits at `parts - 1` of the `total - 1` places between tokens: no part is empty, and all
+    # divisions are equally likely, as in T5's _random_segmentation.
     ends = np.sort(rng.permutation(total - 1)[: parts - 1]) + 1
     return np.diff(np.concatenate(([0], ends, [total])))
 
 
 @dataclass(frozen=True, eq=False)
 class Denoiser:
-    """Drops spans of the text and predicts them. A full row's input is exactly `length` long."""
+    """Drops spans of text and predicts them. The input of a full sample has exactly `length`."""
 
     length: int
-    start: int  # what the decoder is fed first
+    start: int  # the first input of the decoder
     eos: int
     marks: np.ndarray  # int32 [spans], the sentinels in order
     density: float = 0.15
     span: float = 3.0
-    apart: bool = False
+    separate: bool = False
 
-    tail: ClassVar[tuple[int, ...]] = ()
+    end_ids: ClassVar[tuple[int, ...]] = ()
 
     @cached_property
     def tokens(self) -> int:
-        """Number of tokens of a row's text, if it is one text."""
+        """Number of tokens of a sample's text, if it is one text."""
         return tokens_for(self.length, self.density, self.span)
 
     @property
     def lengths(self) -> tuple[int, int]:
         """Widths of the encoder's and the decoder's arrays."""
-        # A full row has the longest target, so its width is enough for all.
+        # A full sample has the longest target.
         return self.length, corrupted_lengths(self.tokens, self.density, self.span)[1]
 
     @property
-    def reads(self) -> int:
-        """Maximum number of tokens of a row that are predicted."""
+    def max_targets(self) -> int:
+        """Maximum number of tokens of a sample that are predicted."""
         return self.lengths[1]
 
     @property
-    def fit(self) -> Fit:
-        """The amount of text per row."""
-        if not self.apart:
-            return Fit(np.arange(self.tokens + 1)[None], (self.tokens,), least=2)
-        # A piece has 2 tokens or more; the entries below keep the costs from falling.
-        sizes = [
+    def capacity(self) -> Capacity:
+        """The amount of text per sample."""
+        if not self.separate:
+            return Capacity(np.arange(self.tokens + 1)[None], (self.tokens,), min_tokens=2)
+        # A chunk has 2 tokens or more; with the entries below them costs never decrease.
+        costs = [
             corrupted_lengths(max(n, 2), self.density, self.span) for n in range(self.tokens + 1)
         ]
-        return Fit(np.array(sizes).T, self.lengths, least=2)
+        return Capacity(np.array(costs).T, self.lengths, min_tokens=2)
 
-    def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row from pieces of documents."""
-        texts = pieces if self.apart or len(pieces) == 1 else [np.concatenate(pieces)]
+    def __call__(self, chunks: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
+        """Makes a sample from chunks of documents."""
+        texts = chunks if self.separate or len(chunks) == 1 else [np.concatenate(chunks)]
         pairs = [
             corrupt(text, noise_mask(len(text), self.density, self.span, rng), self.marks)
             for text in texts
         ]
         end = ((self.eos,), Role.SPECIAL)
-        encoder = join([[(shown, Role.TEXT), end] for shown, _ in pairs], self.apart)
-        return write(encoder, [asked for _, asked in pairs], self.start, self.eos, self.apart)
+        inputs, targets = zip(*pairs, strict=True)
+        encoder = join_documents([[(ids, Role.TEXT), end] for ids in inputs], self.separate)
+        return seq2seq_sample(encoder, targets, self.start, self.eos, self.separate)
 
 
 def make(
@@ -142,7 +143,7 @@ def make(
     density: float = 0.15,
     span: float = 3.0,
     pattern: str = SENTINEL,
-    apart: bool = False,
+    separate: bool = False,
 ) -> Denoiser:
     """Builds the objective for a tokenizer; `start` is the first input of the model's decoder.
 
@@ -152,7 +153,7 @@ def make(
         raise InputError(f"objective.rate={density} must be above 0 and below 1; T5's is 0.15")
     if not span >= 1:
         raise InputError(f"objective.span={span} must be at least 1; T5's is 3")
-    eos = need(tokenizer, "eos", "span corruption")
-    _, needed = noise_counts(tokens_for(length, density, span), density, span)
-    marks = sentinels(tokenizer, needed, pattern)
-    return Denoiser(length, start, eos, marks, density, span, apart)
+    eos = special_token_id(tokenizer, "eos", "span corruption")
+    _, num_spans = noise_counts(tokens_for(length, density, span), density, span)
+    marks = sentinels(tokenizer, num_spans, pattern)
+    return Denoiser(length, start, eos, marks, density, span, separate)

@@ -30,11 +30,17 @@ from jaxprompt.files import (
 )
 
 FORMAT = 2
-PUBLISHED = (0.95, 0.5, 0.5, 0.5, 0.7)  # the released code's thresholds, from worst to best
+PUBLISHED_THRESHOLDS = (
+    0.95,
+    0.5,
+    0.5,
+    0.5,
+    0.7,
+)  # released code, worst to best class
 
 _LABELS, _META, _PART = "labels.bin", "meta.json", "part.json"
 _DTYPE = np.dtype("<f2")
-_AT_ONCE = 2**18  # rows
+_BLOCK_UNITS = 2**18  # whose labels are computed at once
 
 
 class Annotations:
@@ -43,7 +49,7 @@ class Annotations:
     def __init__(self, folder: str | os.PathLike):
         """Opens a finished folder; raises InputError if there is none, or it is damaged."""
         self.folder = Path(folder)
-        meta = _read(self.folder / _META)
+        meta = _read_meta(self.folder / _META)
         if meta is None:
             raise InputError(
                 f"{self.folder} has no annotations, or they are not finished; run annotate"
@@ -52,7 +58,7 @@ class Annotations:
         _check_labels(path, meta["labels_crc32"])
         self.classes: tuple[str, ...] = tuple(meta["classes"])
         self.annotator: str = meta["annotator"]  # its fingerprint
-        self._corpus = meta["corpus"]
+        self._text_fingerprint = meta["corpus"]
         shape = meta["units"], len(self.classes)
         self.probabilities = np.asarray(np.memmap(path, _DTYPE, "r", shape=shape))  # [units, C]
 
@@ -62,7 +68,7 @@ class Annotations:
 
     def check(self, corpus: Corpus, classes: int) -> None:
         """Raises InputError if a corpus or a number of classes does not match the labels."""
-        if _text_of(corpus) != self._corpus or corpus.num_units != len(self):
+        if _text_fingerprint(corpus) != self._text_fingerprint or corpus.num_units != len(self):
             raise InputError(
                 f"{self.folder} annotates different text ({len(self):,} units) than "
                 f"{corpus.folder} ({corpus.num_units:,} units), or text that was divided "
@@ -78,28 +84,28 @@ class Annotations:
         """Raises InputError if there is not one threshold per class."""
         check_thresholds(self.classes, thresholds)
 
-    def labels(self, thresholds: Sequence[float] = PUBLISHED) -> np.ndarray:
+    def labels(self, thresholds: Sequence[float] = PUBLISHED_THRESHOLDS) -> np.ndarray:
         """Returns each unit's most probable class if it is above its threshold, else -1. int8"""
-        found = np.empty(len(self), np.int8)
-        for start, part in self._labels(thresholds):
-            found[start : start + len(part)] = part
-        return found
+        labels = np.empty(len(self), np.int8)
+        for start, block in self._label_blocks(thresholds):
+            labels[start : start + len(block)] = block
+        return labels
 
     def counts(self, thresholds: Sequence[float]) -> np.ndarray:
         """Counts the units of each label of `labels`. [C]"""
         total = np.zeros(len(self.classes), np.int64)
-        for _, part in self._labels(thresholds):
-            total += np.bincount(part[part >= 0], minlength=len(total))
+        for _, block in self._label_blocks(thresholds):
+            total += np.bincount(block[block >= 0], minlength=len(total))
         return total
 
-    def _labels(self, thresholds: Sequence[float]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields labels part by part, each with the number of its first unit."""
+    def _label_blocks(self, thresholds: Sequence[float]) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields labels block by block, each with the number of its first unit."""
         self.check_thresholds(thresholds)
         limits = np.array(thresholds, np.float32)
-        for start in range(0, len(self), _AT_ONCE):
-            part = self.probabilities[start : start + _AT_ONCE].astype(np.float32)
-            best = part.argmax(1)
-            above = np.take_along_axis(part, best[:, None], 1)[:, 0] > limits[best]
+        for start in range(0, len(self), _BLOCK_UNITS):
+            block = self.probabilities[start : start + _BLOCK_UNITS].astype(np.float32)
+            best = block.argmax(1)
+            above = np.take_along_axis(block, best[:, None], 1)[:, 0] > limits[best]
             yield start, np.where(above, best, -1)
 
 
@@ -127,8 +133,8 @@ def check_unfinished(folder: str | os.PathLike) -> None:
         raise InputError(f"{folder} already has finished annotations; use another folder")
 
 
-class _Work(NamedTuple):
-    """What is annotated by what, as the metadata has it."""
+class _Job(NamedTuple):
+    """The corpus and the annotator, as in the metadata."""
 
     format: int
     classes: list[str]
@@ -138,7 +144,7 @@ class _Work(NamedTuple):
 
 
 class AnnotationWriter:
-    """Writes annotations unit by unit; a writer of the same work resumes where one stopped.
+    """Writes annotations unit by unit; a writer of the same corpus and annotator resumes them.
 
     If all units are done already, `seal` opens the annotations. One process writes; if several
     annotate, it collects their results.
@@ -147,81 +153,81 @@ class AnnotationWriter:
     def __init__(
         self, folder: str | os.PathLike, corpus: Corpus, classes: Sequence[str], annotator: str
     ):
-        """Opens existing work, or starts; InputError if corpus or annotator differ."""
+        """Opens existing annotations, or starts; InputError if corpus or annotator differ."""
         self.folder = make_folder(folder)
-        self._work = _Work(FORMAT, list(classes), annotator, corpus.num_units, _text_of(corpus))
-        self._row = len(classes) * _DTYPE.itemsize
+        fingerprint = _text_fingerprint(corpus)
+        self._job = _Job(FORMAT, list(classes), annotator, corpus.num_units, fingerprint)
+        self._unit_bytes = len(classes) * _DTYPE.itemsize
         self._file: BinaryIO | None = None
         self.done, self._checksum = corpus.num_units, 0  # done: units
-        finished = _read(self.folder / _META)
+        finished = _read_meta(self.folder / _META)
         if finished is not None:
-            if self._changed(finished):
+            if self._changed_fields(finished):
                 check_unfinished(self.folder)
             return
-        path, begun = self.folder / _LABELS, _read(self.folder / _PART)
-        if begun is None:
+        path, progress = self.folder / _LABELS, _read_meta(self.folder / _PART)
+        if progress is None:
             self.done = 0
             with _writing(path):
-                self._file = open(path, "wb")  # rows without a part.json are of unknown origin
-                self._note(self._file)
+                self._file = open(path, "wb")  # labels without a part.json are of unknown origin
+                self._save_progress(self._file)
             return
-        self._check_work(begun)
-        self.done, self._checksum = begun["done"], begun["labels_crc32"]
+        self._check_job(progress)
+        self.done, self._checksum = progress["done"], progress["labels_crc32"]
         with _writing(path):
             if path.is_file():
-                os.truncate(path, self.done * self._row)  # rows that were not noted
+                os.truncate(path, self.done * self._unit_bytes)  # drops labels after the progress
             _check_labels(path, self._checksum)
             self._file = open(path, "ab")
 
-    def _check_work(self, begun: Mapping[str, Any]) -> None:
-        """Raises InputError where the folder was started by a run with other settings."""
-        # Told apart from the other fields, because its error can name the files that changed.
-        if begun["corpus"] != self._work.corpus:
-            cure = f"delete {self.folder} to annotate again"
-            check_unchanged(begun["corpus"], self._work.corpus, cure)
-        elif changed := self._changed(begun):
+    def _check_job(self, saved: Mapping[str, Any]) -> None:
+        """Raises InputError if the folder was started with another corpus or annotator."""
+        # The error of a corpus can name the files that changed.
+        if saved["corpus"] != self._job.corpus:
+            advice = f"delete {self.folder} to annotate again"
+            check_unchanged(saved["corpus"], self._job.corpus, advice)
+        elif changed := self._changed_fields(saved):
             raise InputError(
                 f"{self.folder} was started with another {changed[0]}; restore it, or delete the "
                 "folder to annotate again"
             )
 
-    def _changed(self, saved: Mapping[str, Any]) -> list[str]:
-        """Lists the fields in which other work differs."""
-        return [name for name, value in self._work._asdict().items() if saved[name] != value]
+    def _changed_fields(self, saved: Mapping[str, Any]) -> list[str]:
+        return [name for name, value in self._job._asdict().items() if saved[name] != value]
 
-    def _note(self, file: BinaryIO) -> None:
-        """Saves the progress, once the rows are on the disk."""
+    def _save_progress(self, file: BinaryIO) -> None:
+        """Saves the progress, once the labels are on the disk."""
         os.fsync(file.fileno())
-        about = self._work._asdict() | {"done": self.done, "labels_crc32": self._checksum}
-        write_atomic(self.folder / _PART, json.dumps(add_checksum(about), indent=1))
+        meta = self._job._asdict() | {"done": self.done, "labels_crc32": self._checksum}
+        write_atomic(self.folder / _PART, json.dumps(add_checksum(meta), indent=1))
 
     def append(self, probabilities: np.ndarray) -> None:
         """Writes the next units. float [units, C], each row sums to 1 or is zeros"""
         total = probabilities.sum(1)
         if not (np.isclose(total, 1, atol=1e-2) | (total == 0)).all():
             raise ValueError(f"rows must sum to 1 or 0, one sums to {total[np.argmax(total)]}")
-        if self._file is None or self.done + len(probabilities) > self._work.units:
-            raise ValueError(f"more than the {self._work.units} units of the corpus")
+        if self._file is None or self.done + len(probabilities) > self._job.units:
+            raise ValueError(f"more than the {self._job.units} units of the corpus")
         data = np.ascontiguousarray(probabilities, _DTYPE).data
         with _writing(self.folder):
             self._file.write(data)
             self._file.flush()
             self.done += len(probabilities)
             self._checksum = zlib.crc32(data, self._checksum)
-            # What a process that is killed has appended is there for the one that goes on.
-            self._note(self._file)
+            # So that another process can resume if this one is killed.
+            self._save_progress(self._file)
 
     def seal(self) -> Annotations:
-        """Finishes the work and opens it."""
-        if self.done != self._work.units:
-            raise ValueError(f"{self.done} of {self._work.units} units are annotated")
+        """Finishes the annotations and opens them."""
+        if self.done != self._job.units:
+            raise ValueError(f"{self.done} of {self._job.units} units are annotated")
         if self._file is None:
             return Annotations(self.folder)
         with _writing(self.folder):
             self._file.close()
-            about = self._work._asdict() | {"labels_crc32": self._checksum}
-            write_atomic(self.folder / _META, json.dumps(add_checksum(about), indent=1))
-            # Last: with neither of the two files, the next writer would begin anew.
+            meta = self._job._asdict() | {"labels_crc32": self._checksum}
+            write_atomic(self.folder / _META, json.dumps(add_checksum(meta), indent=1))
+            # Last: without both files, the next writer would start again.
             (self.folder / _PART).unlink()
         return Annotations(self.folder)
 
@@ -240,33 +246,33 @@ def _writing(path: Path):
         raise write_error(path, error) from error
 
 
-def _text_of(corpus: Corpus) -> dict[str, Any]:
-    """What the numbers of units depend on: all of a fingerprint but the tokenizer."""
-    # Through JSON, as it will be read back.
+def _text_fingerprint(corpus: Corpus) -> dict[str, Any]:
+    """Returns the fingerprint without the tokenizer, on which unit numbers do not depend."""
+    # Via JSON, to compare equal to the saved one.
     return json.loads(json.dumps(dict(corpus.fingerprint, tokenizer="")))
 
 
 def _check_labels(path: Path, checksum: int) -> None:
-    """Raises InputError where the labels do not match their checksum."""
+    """Raises InputError if the labels do not match their checksum."""
     try:
-        is_whole = file_checksum(path) == checksum
+        is_intact = file_checksum(path) == checksum
     except OSError:
-        is_whole = False
-    if not is_whole:
+        is_intact = False
+    if not is_intact:
         raise _damage_error(path)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_meta(path: Path) -> dict[str, Any] | None:
     """Reads the metadata of the labels; None if absent. Raises InputError if damaged."""
     try:
-        about = parse_json(path.read_bytes())
+        meta = parse_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise _damage_error(path) from error
-    if not isinstance(about, dict) or not pop_checksum(about) or about.get("format") != FORMAT:
+    if not isinstance(meta, dict) or not pop_checksum(meta) or meta.get("format") != FORMAT:
         raise _damage_error(path)
-    return about
+    return meta
 
 
 def _damage_error(path: Path) -> InputError:

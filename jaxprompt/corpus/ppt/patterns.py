@@ -1,8 +1,8 @@
 """Patterns and label words of the tasks of PPT (Gu et al. 2022).
 
-A space precedes each text, as the units of a corpus have it; that of the first is implicit here and
-written by `Pattern.text`. Words are in the order of the labels: for pairs from another document to
-the neighbour, for single texts from the worst to the best, for selections the names of the options.
+A space precedes each text, as in the units of a corpus; the first one is added by `Pattern.text`.
+Words are in the order of the labels: for pairs from another document to the neighbour, for single
+texts from the worst to the best, for selections the names of the options.
 """
 
 from typing import NamedTuple
@@ -11,35 +11,35 @@ from jaxprompt.errors import InputError, nearest
 
 _LETTERS = tuple("ABCDEFGHIJKLMNOP")
 _NUMERALS = (*"一二三四五六七八九十", *("十一", "十二", "十三", "十四", "十五", "十六"))
-_PLACE = "{options}"
+_OPTIONS = "{options}"
 
 
 class Pattern(NamedTuple):
-    """One way to ask; see jaxprompt/data/text/template.py for the syntax of templates."""
+    """A template and its label words; see jaxprompt/data/text/template.py for the syntax."""
 
     template: str  # {first} {second}; {query} {options}; {text}
     words: tuple[str, ...]
     option: str = ""  # one option: {name}, which is its word, and {text}; "" = there are none
-    space: bool = True  # words are encoded behind a space
+    space: bool = True  # words are encoded after a space
 
     def text(self, options: int = 0) -> str:
         """Returns the template for a number of options, whose fields are option0, option1 ..."""
-        # By replace, not format: the template's own braces are left for the template's parser.
-        parts = (
+        # By replace, not format, because the template has braces of its own.
+        written = (
             self.option.replace("{name}", word).replace("{text}", f"{{option{i}}}")
             for i, word in enumerate(self.words[:options])
         )
-        return f" {self.template.replace(_PLACE, ''.join(parts))}"
+        return f" {self.template.replace(_OPTIONS, ''.join(written))}"
 
     @property
-    def around(self) -> tuple[str, str, str]:
+    def fixed_texts(self) -> tuple[str, str, str]:
         """The text before the query, between it and the options, and after these."""
-        before, behind = self.template.split(_PLACE)
-        front, between = before.split("{query}")
-        return front, between, behind
+        head, after = self.template.split(_OPTIONS)
+        before, between = head.split("{query}")
+        return before, between, after
 
 
-def fields(task: str, options: int = 0) -> tuple[str, ...]:
+def text_fields(task: str, options: int = 0) -> tuple[str, ...]:
     """Returns the names of the texts of an example."""
     if task == "nsp":
         return ("first", "second")
@@ -48,7 +48,7 @@ def fields(task: str, options: int = 0) -> tuple[str, ...]:
     return ("query", *(f"option{i}" for i in range(options)))
 
 
-# The released code: nothing around the sentinel, and letters glued to what stands before them.
+# The released code: nothing around the sentinel, and no space before the letters.
 _SELECTION = Pattern(
     "{query}?{options}? The correct one is [mask]", _LETTERS, "{name}. {text}.", space=False
 )
@@ -66,8 +66,8 @@ _PAPER = {
     "unified": _PAPER_SELECTION,
     "cls": Pattern("{text}. [mask].", ("terrible", "bad", "maybe", "good", "great")),
 }
-# The paper, appendix B, whose options are named by numerals. It gives six of them; those of the
-# unified task go on.
+# The paper, appendix B, whose options are named by numerals. It gives six of them; the others
+# continue them for the unified task.
 _CHINESE_SELECTION = Pattern(
     "{query}？{options}答案是[mask]。", _NUMERALS, "{name}、 {text}。", space=False
 )
@@ -77,14 +77,14 @@ _CHINESE = {
     "unified": _CHINESE_SELECTION,
     "cls": Pattern("{text}。[mask]。", ("差", "不好", "一般", "好", "赞"), space=False),
 }
-# For backbones that read from left to right, not published: the mask is moved to the end.
+# For causal backbones, not published: the mask is moved to the end.
 _ENGLISH_END = _ENGLISH | {"nsp": Pattern("{first}? {second} [mask]", _ENGLISH["nsp"].words)}
 _CHINESE_END = {
     name: pattern._replace(template=pattern.template.removesuffix("。"))
     for name, pattern in _CHINESE.items()
 } | {"nsp": _CHINESE["nsp"]._replace(template="{first}。 {second}[mask]")}
-# The paper, appendix D: hard prompts, which stand beside the soft one in tuning alone. Words, and
-# how an option is written, are those of pre-training.
+# The paper, appendix D: hard prompts, used with the soft one in tuning only. The words and the form
+# of an option are those of pre-training.
 _HARD = {
     "en": {
         "nsp": "Question: {first}? [mask]. {second}",

@@ -13,17 +13,17 @@ from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.types import Role
 
-# As the released code annotates (tools/infer_roberta.py).
-SHORT = 10  # characters of a text that is too short, at most
-LONG = 10_000  # characters of a text, behind which it is cut
-LEAST = 6  # tokens, special ones counted
-CUT = 256  # tokens of a row, soft ones not counted
+# As in the released code (tools/infer_roberta.py).
+MAX_SHORT_CHARS = 10  # of a text that is too short
+MAX_CHARS = 10_000  # to which a text is truncated
+MIN_TOKENS = 6  # with special ones
+MAX_TOKENS = 256  # of an input, without soft ones
 
 _PROBE = "a"  # stands for a text
 
 
-class Reader:
-    """Makes rows of units. Units that are too short are skipped."""
+class UnitEncoder:
+    """Encodes units for a classifier. Units that are too short are skipped."""
 
     def __init__(
         self,
@@ -33,32 +33,35 @@ class Reader:
         template: Template,
         max_len: int,
     ):
-        """Takes the classifier's tokenizer, by which the corpus is indexed too, and its layout, of
-        one text.
+        """Takes the classifier's tokenizer, which also indexed the corpus, and its template, which
+        has one text.
         """
-        self._corpus, self._tokenizer, (self._name,) = corpus, tokenizer, template.fields
-        self._least = LEAST - tokenizer.num_special_tokens_to_add()
+        self._corpus, self._tokenizer, (self._field,) = corpus, tokenizer, template.fields
+        self._min_tokens = MIN_TOKENS - tokenizer.num_special_tokens_to_add()
         self._form = Form(encoder, template, max_len)
-        (row,) = encoder.encode(Example({self._name: _PROBE}))
-        # A corpus has a space before each unit; behind [CLS] a byte-level tokenizer has none.
-        spaced = encode_texts(tokenizer, [f" {_PROBE}"])[0]
-        self._as_stored = row.ids[row.roles == Role.TEXT].tolist() == spaced
+        (row,) = encoder.encode(Example({self._field: _PROBE}))
+        # A corpus has a space before each unit; after [CLS] a byte-level tokenizer has none.
+        spaced_ids = encode_texts(tokenizer, [f" {_PROBE}"])[0]
+        self._uses_stored_ids = row.ids[row.roles == Role.TEXT].tolist() == spaced_ids
 
     def rows(self, units: range) -> tuple[list[int], list[list[Encoded]]]:
-        """Lays out units; returns those not skipped, counted from units.start, and their rows."""
-        ids = [self._corpus.unit(unit) for unit in units]
-        chosen = [at for at, own in enumerate(ids) if len(own) >= self._least]
-        # To characters and back where needed: the limits are in characters, and the ids stored
-        # are those of a text behind a space.
-        texts = self._tokenizer.batch_decode(
-            [ids[at].tolist() for at in chosen], skip_special_tokens=False,
+        """Encodes units; returns those not skipped, counted from units.start, and their rows."""
+        stored = [self._corpus.unit(unit) for unit in units]
+        long_enough = [i for i, ids in enumerate(stored) if len(ids) >= self._min_tokens]
+        # Decoded, as the limits are in characters.
+        decoded = self._tokenizer.batch_decode(
+            [stored[i].tolist() for i in long_enough],
+            skip_special_tokens=False,
             clean_up_tokenization_spaces=False,
-        )  # fmt: skip
-        known = {at: text.strip() for at, text in zip(chosen, texts, strict=True)}
-        known = {at: text[:LONG] for at, text in known.items() if len(text) > SHORT}
-        # Of the ids fewer are read than LONG characters have.
-        found: Iterable[Ints] = (ids[at] for at in known)
-        if not self._as_stored:
-            found = encode_texts(self._tokenizer, list(known.values()))
-        rows = [[self._form.fill({self._name: np.asarray(own, np.int32)})] for own in found]
-        return list(known), rows
+        )
+        stripped = {i: text.strip() for i, text in zip(long_enough, decoded, strict=True)}
+        texts = {i: text for i, text in stripped.items() if len(text) > MAX_SHORT_CHARS}
+        inputs: Iterable[Ints]
+        if self._uses_stored_ids:
+            # Without the limit of characters: a row has fewer tokens than that.
+            inputs = (stored[i] for i in texts)
+        else:
+            # Encoded again, because the stored ids are those of a text after a space.
+            inputs = encode_texts(self._tokenizer, [text[:MAX_CHARS] for text in texts.values()])
+        rows = [[self._form.fill({self._field: np.asarray(ids, np.int32)})] for ids in inputs]
+        return list(texts), rows

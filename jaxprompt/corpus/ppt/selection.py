@@ -5,109 +5,114 @@ has six options, the unified task 2 to 16, whose lengths and shares are the rele
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form, Forms
-from jaxprompt.corpus.ppt.units import Draws, OfUnits, Query, Units, first_found
+from jaxprompt.corpus.ppt.units import Query, RandomInts, Units, UnitTask, first_example
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 
 
-class Shares(NamedTuple):
-    """The composition of a number of options."""
+class Composition(NamedTuple):
+    """Where a number of options come from, and their lengths."""
 
-    query: int  # tokens, at most
-    option: int  # tokens, at most
-    same: int  # options of the same document, beside the neighbour
+    query: int  # maximum tokens
+    option: int  # maximum tokens
+    same: int  # options of the same document, besides the neighbour
     others: tuple[int, ...]  # options of each other document
 
 
-NSS = {6: Shares(389, 86, 1, (1, 1, 1, 1))}
+NSS = {6: Composition(389, 86, 1, (1, 1, 1, 1))}
 UNIFIED = {
-    2: Shares(400, 50, 1, ()),
-    3: Shares(400, 50, 1, (1,)),
-    4: Shares(400, 50, 1, (1, 1)),
-    5: Shares(400, 40, 1, (1, 1, 1)),
-    6: Shares(300, 40, 1, (1, 1, 1, 1)),
-    7: Shares(250, 30, 2, (1, 1, 1, 1)),
-    8: Shares(200, 30, 2, (2, 1, 1, 1)),
-    9: Shares(200, 30, 2, (2, 2, 1, 1)),
-    10: Shares(150, 20, 2, (2, 2, 2, 1)),
-    11: Shares(150, 20, 3, (2, 2, 2, 1)),
-    12: Shares(150, 20, 3, (2, 2, 2, 2)),
-    13: Shares(150, 20, 3, (3, 2, 2, 2)),
-    14: Shares(150, 20, 3, (3, 3, 2, 2)),
-    15: Shares(150, 20, 3, (3, 3, 3, 2)),
-    16: Shares(150, 20, 3, (3, 3, 3, 3)),
+    2: Composition(400, 50, 1, ()),
+    3: Composition(400, 50, 1, (1,)),
+    4: Composition(400, 50, 1, (1, 1)),
+    5: Composition(400, 40, 1, (1, 1, 1)),
+    6: Composition(300, 40, 1, (1, 1, 1, 1)),
+    7: Composition(250, 30, 2, (1, 1, 1, 1)),
+    8: Composition(200, 30, 2, (2, 1, 1, 1)),
+    9: Composition(200, 30, 2, (2, 2, 1, 1)),
+    10: Composition(150, 20, 2, (2, 2, 2, 1)),
+    11: Composition(150, 20, 3, (2, 2, 2, 1)),
+    12: Composition(150, 20, 3, (2, 2, 2, 2)),
+    13: Composition(150, 20, 3, (3, 2, 2, 2)),
+    14: Composition(150, 20, 3, (3, 3, 2, 2)),
+    15: Composition(150, 20, 3, (3, 3, 3, 2)),
+    16: Composition(150, 20, 3, (3, 3, 3, 3)),
 }
-_LEAST = 5  # tokens of a unit
-_COUNT = {"nss": 5, "unified": 6}  # units of a document
+_MIN_TOKENS = 5  # of a unit
+_MIN_UNITS = {"nss": 5, "unified": 6}  # of a document
 
 
-class Selection(OfUnits):
+class Selection(UnitTask):
     """Examples by row, the query; the number of options is uniformly random."""
 
     def __init__(
-        self, name: str, units: Units, forms: Mapping[int, Form], shares: Mapping[int, Shares]
+        self,
+        name: str,
+        units: Units,
+        forms: Mapping[int, Form],
+        compositions: Mapping[int, Composition],
     ):
         """Raises InputError if there are too few documents for the options."""
         # The query's own document, and one for each entry of `others`.
-        units.need(1 + max(len(own.others) for own in shares.values()), name)
+        units.check_documents(1 + max(len(x.others) for x in compositions.values()), name)
         self.units, self._forms = units, forms
-        self._numbers = tuple(sorted(shares))
-        # Options are compared as they will be shown: a form has room for as much of each.
-        self._shares = {
-            number: own._replace(option=min(own.option, forms[number].room // (number + 1)))
-            for number, own in shares.items()
+        self._counts = tuple(sorted(compositions))
+        # Options are compared as truncated for the form, which has space for equal lengths.
+        self._compositions = {
+            n: composition._replace(
+                option=min(composition.option, forms[n].max_text_tokens // (n + 1))
+            )
+            for n, composition in compositions.items()
         }
-        # Any number n of options is equally likely, and a blind guess is right in 1 / n of cases.
-        self.majority = sum(1 / number for number in shares) / len(shares)
+        # Each number n of options is equally likely, and a random guess is right in 1 / n of cases.
+        self.majority = sum(1 / n for n in compositions) / len(compositions)
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
         """Makes an example and its label, a pure function of the row and the random state."""
-        draws = Draws(rng)
-        # Before any row is tried: a number that is hard to fill must not become rare.
-        number = self._numbers[draws.below(len(self._numbers))]
-        own = self._shares[number]
-        draw = lambda at, alike: self._draw(at, own, draws, alike)
-        query, options = first_found(draw, row, len(self))
-        order = list(range(number))
-        # A Fisher-Yates shuffle by the example's own numbers; option 0 is the neighbour.
-        for last in range(number - 1, 0, -1):
-            other = draws.below(last + 1)
+        random = RandomInts(rng)
+        # Once per example, not per row tried, so that counts that are hard to fill stay as likely.
+        count = self._counts[random.below(len(self._counts))]
+        composition = self._compositions[count]
+        sample = partial(self._sample, composition=composition, random=random)
+        query, options = first_example(sample, row, len(self))
+        order = list(range(count))
+        # A Fisher-Yates shuffle; option 0 is the neighbour.
+        for last in range(count - 1, 0, -1):
+            other = random.below(last + 1)
             order[last], order[other] = order[other], order[last]
-        texts = {"query": query}
-        for place, i in enumerate(order):
-            texts[f"option{place}"] = options[i]
-        return self._forms[number].fill(texts), order.index(0)
+        texts = {f"option{place}": options[i] for place, i in enumerate(order)}
+        return self._forms[count].fill({"query": query} | texts), order.index(0)
 
-    def _draw(
-        self, at: int, own: Shares, draws: Draws, alike: bool
+    def _sample(
+        self, unit: int, matched: bool, *, composition: Composition, random: RandomInts
     ) -> tuple[np.ndarray, list[np.ndarray]] | None:
-        """Draws the options, the neighbour first. -> texts of the query, of the options"""
-        query = Query(self.units, at, draws, cut=own.option, alike=alike)
+        """Samples options. Returns the texts of the query and of the options, neighbour first."""
+        query = Query(self.units, unit, random, max_tokens=composition.option, matched=matched)
         options = [query.neighbour]
-        for found in (query.same(own.same), *map(query.other, own.others)):
-            if found is None:
+        for units in (query.same(composition.same), *map(query.other, composition.others)):
+            if units is None:
                 return None
-            options += found
-        texts = query.shown(options)
-        return None if texts is None else (self.units.ids(at)[: own.query], texts)
+            options += units
+        texts = query.texts(options)
+        return None if texts is None else (self.units.ids(unit)[: composition.query], texts)
 
 
-def numbers_of_options(task: str, least: int = 2, most: int = 16) -> tuple[int, ...]:
+def option_counts(task: str, min_options: int = 2, max_options: int = 16) -> tuple[int, ...]:
     """Lists the numbers of options that a task samples from, for its forms."""
     if task == "nss":
         return tuple(NSS)
-    if not min(UNIFIED) <= least <= most <= max(UNIFIED):
+    if not min(UNIFIED) <= min_options <= max_options <= max(UNIFIED):
         raise InputError(
-            f"{least} to {most} options are not valid: the unified task has 2 to 16; set both "
-            "limits within that range, the lower first"
+            f"{min_options} to {max_options} options are not valid: the unified task has 2 to 16; "
+            "set both limits within that range, the lower first"
         )
-    return tuple(range(least, most + 1))
+    return tuple(range(min_options, max_options + 1))
 
 
 def make(
@@ -115,13 +120,18 @@ def make(
 ) -> Selection:
     """Makes nss or the unified task from some documents of a corpus; see Units for `matched`."""
     table = NSS if task == "nss" else UNIFIED
-    if odd := sorted(forms.forms.keys() - table.keys()):
-        known = ", ".join(map(str, table))
-        raise InputError(f"{odd[0]} options are not valid: {task} has {known}; use these numbers")
-    shares = {number: table[number] for number in forms.forms}
-    # No option is shown longer, so lengths beyond need not be told apart.
-    cap = max(own.option for own in shares.values())
+    if invalid := sorted(forms.forms.keys() - table.keys()):
+        valid = ", ".join(map(str, table))
+        raise InputError(
+            f"{invalid[0]} options are not valid: {task} has {valid}; use these numbers"
+        )
+    compositions = {count: table[count] for count in forms.forms}
     units = Units(
-        corpus, documents, least=_LEAST, count=_COUNT[task], cap=cap, matched=matched
-    )  # fmt: skip
-    return Selection(task, units, forms.forms, shares)
+        corpus,
+        documents,
+        min_tokens=_MIN_TOKENS,
+        min_units=_MIN_UNITS[task],
+        max_length=max(composition.option for composition in compositions.values()),
+        matched=matched,
+    )
+    return Selection(task, units, forms.forms, compositions)

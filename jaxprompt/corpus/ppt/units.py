@@ -6,8 +6,8 @@ the shortest: with equal lengths no function of the lengths can prefer one. Clas
 enough: within a class the neighbour is still the nearest to the query. If negatives were the units
 nearest to the neighbour in length, the neighbour would be the one in the middle.
 
-Each other document is equally likely, however long it is: the released code reads each document
-beside another of a shuffled copy of the corpus (tools/preprocess_pretrain_data_nsp.py).
+Each other document is equally likely, however long it is: the released code pairs each document
+with another one of a shuffled copy of the corpus (tools/preprocess_pretrain_data_nsp.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,59 +18,60 @@ import numpy as np
 from jaxprompt.corpus import Corpus
 from jaxprompt.errors import InputError
 
-_STEP = 1.25  # from one class of lengths to the next
-_ROWS = (32, 1000)  # tried for an example: within a class of lengths, in all
-_TRIES = 8  # draws for a unit
-_DOCUMENTS = 64  # draws for a document that has units of a length
+_LENGTH_STEP = 1.25  # from one length class to the next
+_MATCHED_ROWS, _ALL_ROWS = 32, 1000  # tried for an example: with matched lengths, in all
+_UNIT_TRIES = 8  # random choices for a unit
+_DOCUMENT_TRIES = 64  # random choices for a document with units of a length
 
-Found = TypeVar("Found")
+Example = TypeVar("Example")
 
 
-class Draws:
-    """Random numbers of one example."""
+class RandomInts:
+    """Random integers of one example."""
 
     def __init__(self, rng: np.random.RandomState):
         """Samples from `rng`, a block at a time."""
         self._rng = rng
-        self._left: list[float] = []
+        self._buffer: list[float] = []
 
     def below(self, n: int) -> int:
         """Samples from range(n)."""
-        if not self._left:
-            # A call of numpy takes far longer than to make the number.
-            self._left = self._rng.random_sample(64).tolist()
-        return int(self._left.pop() * n)
+        if not self._buffer:
+            # In blocks, because a call of numpy takes far longer than a number.
+            self._buffer = self._rng.random_sample(64).tolist()
+        return int(self._buffer.pop() * n)
 
 
 class Units:
     """The usable units of some documents, numbered consecutively, document after document."""
 
     def __init__(
-        self, corpus: Corpus, documents: Sequence[int], *, least: int, count: int, cap: int,
-        matched: bool = True,
+        self, corpus: Corpus, documents: Sequence[int], *, min_tokens: int, min_units: int,
+        max_length: int, matched: bool = True,
     ):  # fmt: skip
-        """Drops units below `least` tokens, then documents with fewer than `count` units.
+        """Drops units below `min_tokens`, then documents with fewer than `min_units` units.
 
-        The units around a dropped unit are neighbours. Lengths from `cap` on are treated as equal.
-        Without `matched` negatives have any length and are not truncated to one length.
+        The units around a dropped unit are neighbours. Lengths from `max_length` on are treated as
+        equal. Without `matched` negatives have any length and are not truncated to one length.
         """
-        self._corpus, self._least, self._count = corpus, least, count
+        self._corpus, self._min_tokens, self._min_units = corpus, min_tokens, min_units
         self.matched = matched
-        self._offered, self.short = len(documents), 0
-        none = np.zeros(0, np.int64)
-        numbers, lengths, first = [none], [none], [0]
+        self._num_candidates, self.num_short = len(documents), 0
+        empty = np.zeros(0, np.int64)
+        numbers, lengths, first = [empty], [empty], [0]
         for document in documents:
             sizes = corpus.unit_lengths(document)
-            usable = np.flatnonzero(sizes >= least)
-            self.short += len(sizes) - len(usable)
+            usable = np.flatnonzero(sizes >= min_tokens)
+            self.num_short += len(sizes) - len(usable)
             # Negatives of the same document need more than the unit and its neighbours.
-            if len(usable) >= count:
+            if len(usable) >= min_units:
                 numbers.append(usable + corpus.units(document).start)
                 lengths.append(sizes[usable])
                 first.append(first[-1] + len(usable))
         self._numbers = np.concatenate(numbers)
         self._first = np.array(first, np.int64)
-        self._edges = np.array(_edges(least, cap) if matched else [least])
+        edges = length_class_edges(min_tokens, max_length) if matched else [min_tokens]
+        self._edges = np.array(edges)
         classes = self._edges.searchsorted(np.concatenate(lengths), side="right") - 1
         self._classes = classes.astype(np.int16)
 
@@ -80,50 +81,53 @@ class Units:
 
     @property
     def documents(self) -> int:
-        """Number of documents in use."""
+        """The number of documents in use."""
         return len(self._first) - 1
 
-    def need(self, documents: int, task: str) -> None:
+    def check_documents(self, count: int, task: str) -> None:
         """Raises InputError if a task needs more documents than there are."""
-        if self.documents < documents:
+        if self.documents < count:
             raise InputError(
-                f"only {self.documents} of {self._offered} documents have {self._count} units of "
-                f"{self._least} tokens or more, but {task} needs {documents} such documents; set "
-                "corpus.units=sentence if a document is one paragraph, raise corpus.held_out if "
-                "these are held out, or add text"
+                f"only {self.documents} of {self._num_candidates} documents have "
+                f"{self._min_units} units of {self._min_tokens} tokens or more, but {task} needs "
+                f"{count} such documents; set corpus.units=sentence if a document is one "
+                "paragraph, raise corpus.held_out if these are held out, or add text"
             )
 
     def summary(self) -> str:
         """Returns a message with what is used and what is excluded."""
         return (
-            f"{len(self):,} units of {self.documents:,} documents; excluded: {self.short:,} units "
-            f"below {self._least} tokens, {self._offered - self.documents:,} documents with fewer "
-            f"than {self._count} other units"
+            f"{len(self):,} units of {self.documents:,} documents; excluded: {self.num_short:,} "
+            f"units below {self._min_tokens} tokens, {self._num_candidates - self.documents:,} "
+            f"documents with fewer than {self._min_units} other units"
         )
 
-    def ids(self, at: int) -> np.ndarray:
+    def ids(self, unit: int) -> np.ndarray:
         """Returns the token ids of a unit. [tokens]"""
-        return self._corpus.unit(int(self._numbers[at]))
+        return self._corpus.unit(int(self._numbers[unit]))
 
-    def document(self, at: int) -> int:
+    def document(self, unit: int) -> int:
         """Returns the document of a unit, counted among those in use."""
-        return int(self._first.searchsorted(at, side="right")) - 1
+        return int(self._first.searchsorted(unit, side="right")) - 1
 
     def span(self, document: int) -> range:
         """Returns the units of a document."""
         return range(int(self._first[document]), int(self._first[document + 1]))
 
-    def class_of(self, length: int) -> int:
+    def length_class(self, length: int) -> int:
         """Returns the class of a length."""
         return max(int(self._edges.searchsorted(length, side="right")) - 1, 0)
 
-    def within(self, span: range, at: int, top: int) -> np.ndarray:
-        """Finds a span's units in the length class of `at`; classes from `top` on are one."""
-        classes = np.minimum(self._classes[span.start : span.stop], top)
-        return span.start + (classes == min(self._classes[at], top)).nonzero()[0]
+    def same_length(self, span: range, unit: int, max_class: int) -> np.ndarray:
+        """Finds a span's units in the length class of `unit`.
+
+        Classes from `max_class` on count as one.
+        """
+        classes = np.minimum(self._classes[span.start : span.stop], max_class)
+        return span.start + (classes == min(self._classes[unit], max_class)).nonzero()[0]
 
 
-class OfUnits:
+class UnitTask:
     """A task with a row for each unit in use."""
 
     units: Units
@@ -138,101 +142,102 @@ class OfUnits:
 
 
 class Query:
-    """A unit, its neighbour, and the units sampled beside the neighbour.
+    """A unit, its neighbour, and the negatives that are sampled for it.
 
-    No text occurs in an example twice, nor that of the other neighbour at all; `cut` tokens are
-    shown.
+    No text occurs in an example twice, and that of the other neighbour does not occur. Texts are
+    truncated to `max_tokens`.
     """
 
-    def __init__(self, units: Units, at: int, draws: Draws, *, cut: int, alike: bool):
-        """Samples the neighbour. Unless `alike`, the others have any length."""
-        self._units, self._draws, self._cut = units, draws, cut
-        document = units.document(at)
-        self._span, self._barred = units.span(document), {document}
-        self._beside = [i for i in (at - 1, at + 1) if i in self._span]
-        self.at, self.neighbour = at, self._beside[draws.below(len(self._beside))]
-        # 0 makes all classes one, so that any length will do.
-        self._top = units.class_of(cut) if alike else 0
-        self._shown = set(self._texts((at, *self._beside), cut))
+    def __init__(
+        self, units: Units, unit: int, random: RandomInts, *, max_tokens: int, matched: bool
+    ):
+        """Samples the neighbour. Without `matched` the negatives have any length."""
+        self._units, self._random, self._max_tokens = units, random, max_tokens
+        document = units.document(unit)
+        self._span, self._used_documents = units.span(document), {document}
+        self._neighbours = [i for i in (unit - 1, unit + 1) if i in self._span]
+        self.unit = unit
+        self.neighbour = self._neighbours[random.below(len(self._neighbours))]
+        # 0 makes all length classes one.
+        self._max_class = units.length_class(max_tokens) if matched else 0
+        self._used_texts = set(self._truncated((unit, *self._neighbours), max_tokens))
 
     def same(self, count: int) -> list[int] | None:
-        """Samples units of the same document that are not neighbours. None = there are too few."""
-        found = self._near(self._span)
-        return self._pick(count, found[np.abs(found - self.at) > 1])
+        """Samples units of the same document that are not neighbours; None if too few."""
+        candidates = self._matching(self._span)
+        return self._sample(count, candidates[np.abs(candidates - self.unit) > 1])
 
     def other(self, count: int) -> list[int] | None:
-        """Samples units of another document, a new one in each call."""
-        for _ in range(_DOCUMENTS):
-            document = self._draws.below(self._units.documents)
-            if document in self._barred:
+        """Samples units of another document, a new one in each call; None if not found."""
+        for _ in range(_DOCUMENT_TRIES):
+            document = self._random.below(self._units.documents)
+            if document in self._used_documents:
                 continue
-            found = self._pick(count, self._near(self._units.span(document)))
-            # A document stays barred where it has too few: it is not tried again.
-            self._barred.add(document)
-            if found is not None:
-                return found
+            # Not tried again, even if it has too few units.
+            self._used_documents.add(document)
+            units = self._sample(count, self._matching(self._units.span(document)))
+            if units is not None:
+                return units
         return None
 
-    def shown(self, units: Sequence[int]) -> list[np.ndarray] | None:
-        """Truncates texts, to one length if requested; returns the ids of each.
+    def texts(self, units: Sequence[int]) -> list[np.ndarray] | None:
+        """Returns the token ids of units, truncated, to one length if lengths are matched.
 
-        None = after that two are the same, or one is the query's or another neighbour's.
+        Returns None if truncation makes two of them equal, or one equal to the query or to the
+        other neighbour.
         """
-        texts = [self._units.ids(unit)[: self._cut] for unit in units]
-        length = min(map(len, texts)) if self._units.matched else self._cut
-        # Cut like the options: two texts may become the same only by the cut.
-        query, *beside = self._texts((self.at, *self._beside), length)
-        known = {query, *beside}
-        for unit, text in zip(units, self._texts(units, length), strict=True):
-            if text == query or (unit != self.neighbour and text in known):
+        texts = [self._units.ids(unit)[: self._max_tokens] for unit in units]
+        length = min(map(len, texts)) if self._units.matched else self._max_tokens
+        query, *neighbours = self._truncated((self.unit, *self._neighbours), length)
+        used = {query, *neighbours}
+        for unit, text in zip(units, self._truncated(units, length), strict=True):
+            if text == query or (unit != self.neighbour and text in used):
                 return None
-            known.add(text)
+            used.add(text)
         return [text[:length] for text in texts]
 
-    def _near(self, span: range) -> np.ndarray:
-        return self._units.within(span, self.neighbour, self._top)
+    def _matching(self, span: range) -> np.ndarray:
+        return self._units.same_length(span, self.neighbour, self._max_class)
 
-    def _pick(self, count: int, units: np.ndarray) -> list[int] | None:
-        picked = []
-        for _ in range(_TRIES * count if len(units) else 0):
-            one = int(units[self._draws.below(len(units))])
-            if self._show(one):
-                picked.append(one)
-                if len(picked) == count:
-                    break
-        return picked if len(picked) == count else None
+    def _sample(self, count: int, candidates: np.ndarray) -> list[int] | None:
+        """Samples units whose texts are new; None if not found."""
+        sampled: list[int] = []
+        for _ in range(_UNIT_TRIES * count if len(candidates) else 0):
+            unit = int(candidates[self._random.below(len(candidates))])
+            (text,) = self._truncated([unit], self._max_tokens)
+            if text not in self._used_texts:
+                self._used_texts.add(text)
+                sampled.append(unit)
+                if len(sampled) == count:
+                    return sampled
+        return None
 
-    def _show(self, unit: int) -> bool:
-        """Shows a text. Returns whether it is new."""
-        (text,) = self._texts([unit], self._cut)
-        is_new = text not in self._shown
-        self._shown.add(text)
-        return is_new
-
-    def _texts(self, units: Iterable[int], length: int) -> list[bytes]:
+    def _truncated(self, units: Iterable[int], length: int) -> list[bytes]:
         return [self._units.ids(unit)[:length].tobytes() for unit in units]
 
 
-def first_found(draw: Callable[[int, bool], Found | None], row: int, rows: int) -> Found:
-    """Returns the first example that `draw(row, alike)` makes, starting at a row.
+def first_example(
+    sample: Callable[[int, bool], Example | None], row: int, num_rows: int
+) -> Example:
+    """Returns the first example that `sample(row, matched)` returns, starting at `row`.
 
     A row is skipped, whatever its label would be, if there are no units as long as its neighbour;
     if that continues, they may have any length.
     """
-    for step in range(_ROWS[1]):
-        found = draw((row + step) % rows, step < _ROWS[0])
-        if found is not None:
-            return found
+    for step in range(_ALL_ROWS):
+        example = sample((row + step) % num_rows, step < _MATCHED_ROWS)
+        if example is not None:
+            return example
     raise InputError(
-        f"no example was found in {_ROWS[1]} units: documents repeat the same text; remove the "
+        f"no example was found in {_ALL_ROWS} units: documents repeat the same text; remove the "
         "duplicates from the corpus"
     )
 
 
-def _edges(least: int, cap: int) -> list[int]:
+def length_class_edges(min_length: int, max_length: int) -> list[int]:
     """Returns the shortest length of each class."""
-    edges = [least]
-    while edges[-1] < cap:
-        # Steps in proportion, but at least a token: 1.25 times a short length is the same length.
-        edges.append(min(max(edges[-1] + 1, int(edges[-1] * _STEP)), cap))
+    edges = [min_length]
+    while edges[-1] < max_length:
+        # At least a token more, as 1.25 times a short length is the same length.
+        edges.append(min(max(edges[-1] + 1, int(edges[-1] * _LENGTH_STEP)), max_length))
     return edges

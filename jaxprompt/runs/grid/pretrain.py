@@ -18,7 +18,7 @@ from jaxprompt.build.optimizer import build_optimizer, uses_epoch_length
 from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.config.run import RunConfig
 from jaxprompt.corpus import Corpus
-from jaxprompt.corpus.denoise.batches import Pass
+from jaxprompt.corpus.denoise.batches import EvalBatches
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
 from jaxprompt.runs import denoising, ppt
@@ -118,7 +118,7 @@ def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
 
 def _longest(config: RunConfig, text: ppt.Text) -> Batch:
     batch = config.data.batch
-    return next(iter(Pass(text.rows, batch=batch, seed=config.seed, limit=batch)))
+    return next(iter(EvalBatches(text.rows, batch=batch, seed=config.seed, limit=batch)))
 
 
 def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.convert.folder import read_config
-from jaxprompt.convert.gguf.tensors import _quantized
+from jaxprompt.convert.gguf.tensors import _quantized_type
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.weights import open_weights
 from jaxprompt.data.text.gguf_header import read_header
@@ -171,7 +171,7 @@ def test_a_type_that_cannot_be_unpacked(path, kind, reason):
 
 def test_without_the_package_plain_types_are_read(path, tmp_path, monkeypatch):
     plain = write_model(tmp_path / "plain.gguf", make_model("llama"), "llama")
-    _quantized.cache_clear()
+    _quantized_type.cache_clear()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InputError, match="is quantised, and .* run: pip install gguf$"):
         open_it(path)
