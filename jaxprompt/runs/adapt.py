@@ -58,14 +58,14 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedBackbone(Prepared[AdaptationRecord]):
-    """Running text, and the backbone that trains on it."""
+    """Sequences of a corpus, and the backbone that trains on them."""
 
     tokenizer: Tokenizer
     folder: Path  # of the backbone
     corpus: Corpus
-    rows: DenoisingRows  # to learn from
-    held: DenoisingRows  # held out
-    dev: Pass  # over those
+    rows: DenoisingRows  # for training
+    held_out: DenoisingRows
+    dev: Pass  # over the held-out rows
     adapted: denoising.Adapted
 
 
@@ -88,12 +88,12 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         vocab = backbone.module.cfg.vocab
         corpus = open_corpus(config, tokenizer, vocab, self.workdir, started)
         if saved is not None:
-            # Before rows are planned: with other text the saved position would mean other rows.
+            # Before batches are planned: in other text the saved position means other sequences.
             check_unchanged(saved.corpus, corpus.fingerprint)
-        rows, held = denoising.read_rows(config, corpus, denoiser, tokenizer)
+        rows, held_out = denoising.read_rows(config, corpus, denoiser, tokenizer)
         share = placement.share()
         dev = Pass(
-            held,
+            held_out,
             batch=config.data.eval_batch,
             seed=config.data.seed,
             limit=config.corpus.dev_rows,
@@ -118,13 +118,13 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             folder=backbone.folder,
             corpus=corpus,
             rows=rows,
-            held=held,
+            held_out=held_out,
             dev=dev,
             adapted=adapted,
         )
 
     def build_scores(self, prepared: PreparedBackbone) -> Callable[[Flat], dict[str, float]]:
-        """Returns a function trainable -> scores of held-out sequences."""
+        """Returns a function (trainable) -> scores of held-out sequences."""
         placement, seed = prepared.placement, self.config.seed
         return denoising.build_scores(placement, prepared.adapted, prepared.dev, seed)
 
@@ -146,7 +146,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             drops=config.backbone.dropout != 0,
         )
 
-    def lines(self, prepared: PreparedBackbone, job: Job, where: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedBackbone, job: Job, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         source, report = config.backbone.init or config.backbone.path, adapted.report
@@ -163,44 +163,44 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         )
         yield from corpus.notes()
         yield tree.overview(adapted.trainable, adapted.frozen)
-        yield f"{config.objective.name}: {prepared.milestones.total} steps, {where}"
+        yield f"{config.objective.name}: {prepared.milestones.total} steps, {start_message}"
         yield from tell_kernel(config, prepared.placement, adapted.backbone)
 
-    def finish(self, prepared: PreparedBackbone, job: Job, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedBackbone, job: Job, outcome: Ended) -> RunResult:
         """Writes the backbone as a folder that transformers loads."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         trained = tree.count(adapted.trainable)
-        progress, best = ended.progress, ended.best
+        progress, best = outcome.progress, outcome.best
         result = RunResult(
             objective=config.objective.name, seed=config.seed, trained=trained,
             total=trained + tree.count(adapted.frozen), steps=progress.steps,
             skipped=progress.skipped, best_step=best.step, held_out=best.dev,
-            time=ended.time,
+            time=outcome.time,
         )  # fmt: skip
-        params = tree.merge(ended.numbers, adapted.frozen)
-        card = result.to_json() | {
+        params = tree.merge(outcome.numbers, adapted.frozen)
+        model_card = result.to_json() | {
             "corpus": f"{config.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} "
             "tokens",
             "start": config.backbone.init
             or f"{config.backbone.path} ({adapted.report.fingerprint[:12]})",
         }
-        # Named by what it learned from: a workdir may be moved, or be called otherwise.
-        text = json.dumps(prepared.record.to_json(), sort_keys=True)
-        run = f"adapt {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        # Named by its data: a workdir may be moved or renamed.
+        record_json = json.dumps(prepared.record.to_json(), sort_keys=True)
+        run_name = f"adapt {hashlib.sha256(record_json.encode()).hexdigest()[:16]}"
         save = functools.partial(
-            save_backbone, tokenizer=prepared.folder, card=card, run=run,
+            save_backbone, tokenizer=prepared.folder, card=model_card, run=run_name,
             rescale=config.backbone.rescale,
         )  # fmt: skip
         folder, backbone = Path(self.workdir), adapted.backbone
         save(folder / "backbone", backbone.family, backbone.hf, params["backbone"])
         if adapted.generator is not None:
-            # The embeddings that it shares are the discriminator's, and its file needs them too.
+            # It shares the discriminator's embeddings, which its file must contain, too.
             generator, tied = adapted.generator, tie(params["generator"], params["backbone"])
             save(folder / "generator", generator.family, generator.hf, tied)
         if denoising.objective_of(config).examples:
-            # All processes fill, for the step runs on all devices; the first writes.
+            # All processes predict, because the step runs on all devices; the first writes.
             text = denoising.fill(
-                config, prepared.placement, adapted, ended.numbers, prepared.held,
+                config, prepared.placement, adapted, outcome.numbers, prepared.held_out,
                 prepared.tokenizer,
             )  # fmt: skip
             if processes.is_first():

@@ -49,7 +49,7 @@ from jaxprompt.training.steps import make_count_step
 from jaxprompt.training.throughput import Meter
 from jaxprompt.types import Batch, Objective
 
-# What an objective asks of a backbone: its style, and the head that must be there or is drawn.
+# Objective -> the style of backbone that it needs, and the head, which is created if missing.
 NEEDS = {
     "mlm": ("masked", "mlm"), "rtd": ("masked", "rtd"), "clm": ("causal", "lm"),
     "prefix_lm": ("seq2seq", "lm"), "span_corruption": ("seq2seq", "lm"),
@@ -68,7 +68,7 @@ class Adapted(NamedTuple):
     trainable: tree.Flat  # float32
     frozen: tree.Flat
     report: Report
-    fingerprint: str  # of all weights that it starts from
+    fingerprint: str  # of all initial weights
 
 
 def check_objective(config: RunConfig) -> None:
@@ -78,12 +78,12 @@ def check_objective(config: RunConfig) -> None:
     if not config.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
     need_corpus(config)
-    idle = {
+    unused = {
         "optim.label_smoothing": config.optim.label_smoothing,
         "cache.location": config.cache.location,
         "train.init_head": config.train.init_head, "data.protocol": config.data.protocol.name,
     }  # fmt: skip
-    for field, value in idle.items():
+    for field, value in unused.items():
         if value:
             raise InputError(
                 f"{field}={value} has no effect in adapt, which trains on running text; leave it "
@@ -110,16 +110,16 @@ def read_rows(
     config: RunConfig, corpus: Corpus, objective: Denoiser, tokenizer: Tokenizer
 ) -> tuple[DenoisingRows, DenoisingRows]:
     """Cuts the documents into sequences. Returns those for training and those held out."""
-    shares = divide(len(corpus), config.corpus.held_out, config.data.seed)
+    document_splits = divide(len(corpus), config.corpus.held_out, config.data.seed)
     pad = tokenizer.pad_token_id
-    # Padding is masked, so any id will do where a tokenizer has none, as GPT-2's.
+    # Padding is masked, so any id will do for a tokenizer without a padding token, e.g. GPT-2's.
     pad = tokenizer.eos_token_id if pad is None else pad
     assert pad is not None
-    train, held = (
-        DenoisingRows(corpus, share, objective, packed=objective_of(config).packed, pad_id=pad)
-        for share in shares
+    train, held_out = (
+        DenoisingRows(corpus, documents, objective, packed=objective_of(config).packed, pad_id=pad)
+        for documents in document_splits
     )
-    return train, held
+    return train, held_out
 
 
 def make_denoiser(config: RunConfig, tokenizer: Tokenizer, backbone: Backbone) -> Denoiser:
@@ -133,15 +133,15 @@ def make_denoiser(config: RunConfig, tokenizer: Tokenizer, backbone: Backbone) -
             tokenizer, length, rate=objective.rate, whole_words=objective.whole_words,
             apart=objective.separate_documents,
         )  # fmt: skip
-    of_t5 = dict(
+    seq2seq_options = dict(
         start=backbone.module.cfg.start, pattern=config.backbone.sentinel,
         apart=objective.separate_documents,
     )  # fmt: skip
     if isinstance(objective, PrefixLM):
-        return prefix_lm.make(tokenizer, length, share=objective.share, **of_t5)
+        return prefix_lm.make(tokenizer, length, share=objective.share, **seq2seq_options)
     assert isinstance(objective, SpanCorruption)
     return span_corruption.make(
-        tokenizer, length, density=objective.rate, span=objective.span, **of_t5
+        tokenizer, length, density=objective.rate, span=objective.span, **seq2seq_options
     )
 
 
@@ -164,18 +164,22 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     else:
         backbone = open_backbone(config.backbone)
     if backbone.module.STYLE != style:
-        known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
+        usable = ", ".join(
+            name
+            for name, (objective_style, _) in NEEDS.items()
+            if objective_style == backbone.module.STYLE
+        )
         raise InputError(
             f"objective.name={config.objective.name} does not work with "
-            f"{with_article(backbone.family)}; use {known or 'a BERT, ELECTRA, GPT-2 or T5'}"
+            f"{with_article(backbone.family)}; use {usable or 'a BERT, ELECTRA, GPT-2 or T5'}"
         )
     if head == "rtd" and not config.backbone.init:
-        new_backbone.as_electra(backbone)  # says so before the text is read
-    most = for_words(backbone.module).dims.max_len
-    if config.data.max_len > most:
+        new_backbone.as_electra(backbone)  # raises before the text is read
+    max_positions = for_words(backbone.module).dims.max_len
+    if config.data.max_len > max_positions:
         raise InputError(
-            f"data.max_len={config.data.max_len} exceeds the {most} positions of "
-            f"{backbone.folder}; use at most {most}"
+            f"data.max_len={config.data.max_len} exceeds the {max_positions} positions of "
+            f"{backbone.folder}; use at most {max_positions}"
         )
     check_mesh(placement, backbone)
     if head == "rtd":
@@ -193,15 +197,19 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         if head == "rtd":
             backbone = new_backbone.as_electra(backbone)
         # A checkpoint without a mask decoder gets none.
-        own = sorted({head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads})
-        backbone, loaded = new_backbone.with_heads(backbone, loaded, own, placement, config.seed)
+        head_names = sorted({head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads})
+        backbone, loaded = new_backbone.with_heads(
+            backbone, loaded, head_names, placement, config.seed
+        )
     params: dict[str, tree.Params] = {"backbone": loaded.params}
-    generator, mark = None, loaded.report.fingerprint
+    generator, fingerprint = None, loaded.report.fingerprint
     model: Model | Pair
     if isinstance(config.objective, ReplacedTokens):
-        generator, drawn = _load_generator(config, backbone, placement)
-        params["generator"] = untie(drawn.params)
-        mark = hashlib.sha256(f"{mark} {drawn.report.fingerprint}".encode()).hexdigest()
+        generator, generator_weights = _load_generator(config, backbone, placement)
+        params["generator"] = untie(generator_weights.params)
+        fingerprint = hashlib.sha256(
+            f"{fingerprint} {generator_weights.report.fingerprint}".encode()
+        ).hexdigest()
         model = make_pair(generator.module, backbone.module)
         objectives = make_objectives(_replaced_tokens(config).weight)
     else:
@@ -209,41 +217,45 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
         model = Model(module, method, heads, last_layer=config.backbone.last_layer, varies=False)
         objectives = [Objective("main", on_targets, sums=count_hits)]
-    # All of it trains unless the config says otherwise, unlike in tuning.
+    # All parameters train unless the config says otherwise, unlike in tuning.
     patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
     check_padding(placement, trainable, backbone.module.cfg.vocab)
-    # Copied: a step takes the state's buffers over.
+    # Copied, because a step donates the buffers of its state.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
-    return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report, mark)
+    return Adapted(
+        backbone, generator, model, objectives, trainable, frozen, loaded.report, fingerprint
+    )
 
 
 def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
     """Returns a generator config derived from the discriminator, or opens a trained generator."""
-    objective, block = _replaced_tokens(config), config.backbone  # it computes like the other
+    objective, block = _replaced_tokens(config), config.backbone  # of the discriminator
     if not objective.generator_path:
         hf = generator_config(
             backbone.hf, width=objective.generator, layers=objective.generator_layers
         )
         block = dataclasses.replace(block, family="electra")
         return _in_float32(shape_backbone(block, backbone.folder, hf, ("mlm",)))
-    opened = open_backbone(
+    generator = open_backbone(
         dataclasses.replace(block, path=objective.generator_path, revision="", family="", init="")
     )
-    words = [load_tokenizer(folder).get_vocab() for folder in (opened.folder, backbone.folder)]
-    # What the generator draws is fed to the discriminator by its id.
-    if words[0] != words[1]:
+    vocabularies = [
+        load_tokenizer(folder).get_vocab() for folder in (generator.folder, backbone.folder)
+    ]
+    # The discriminator reads the ids that the generator samples.
+    if vocabularies[0] != vocabularies[1]:
         raise InputError(
             f"objective.generator_path={objective.generator_path!r} has a different vocabulary "
             f"than {backbone.folder}; use a generator with the same tokenizer"
         )
-    if "mlm" not in opened.module.cfg.model_heads:
+    if "mlm" not in generator.module.cfg.model_heads:
         raise InputError(
             f"objective.generator_path={objective.generator_path!r} has no masked-LM head; use a "
             "model that `adapt` trained with mlm, or leave it empty for a random generator"
         )
-    return _in_float32(opened)
+    return _in_float32(generator)
 
 
 def _replaced_tokens(config: RunConfig) -> ReplacedTokens:
@@ -260,12 +272,12 @@ def _load_generator(
     config: RunConfig, backbone: Backbone, placement: Placement
 ) -> tuple[Backbone, Loaded]:
     """Randomly initialises or loads the weights of the generator."""
-    opened = _open_generator(config, backbone)
+    generator = _open_generator(config, backbone)
     if not _replaced_tokens(config).generator_path:
-        return new_backbone.draw_weights(opened, placement, config.seed, part="generator")
-    opened, loaded = load_weights(opened, placement)
+        return new_backbone.draw_weights(generator, placement, config.seed, part="generator")
+    generator, loaded = load_weights(generator, placement)
     return new_backbone.with_heads(
-        opened, loaded, ("mlm",), placement, config.seed, part="generator"
+        generator, loaded, ("mlm",), placement, config.seed, part="generator"
     )
 
 
@@ -274,14 +286,14 @@ def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> 
 
     They are three times those of the forward pass: the backward pass has two products for each.
     """
-    shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    step_shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
     count = make_count_step(spelt_out(adapted.model), adapted.objectives)
-    given = adapted.trainable, adapted.frozen, jax.tree.map(shape, like), jax.random.key(0)
-    return 3 * count_flops(within(placement, count), *given)
+    inputs = adapted.trainable, adapted.frozen, jax.tree.map(step_shape, like), jax.random.key(0)
+    return 3 * count_flops(within(placement, count), *inputs)
 
 
 def spelt_out(model: Model | Pair) -> Model | Pair:
-    """Returns a model without fused kernels, whose FLOPs cannot be counted, and recomputation."""
+    """Returns a model without recomputation and fused kernels, whose FLOPs cannot be counted."""
     if isinstance(model, Pair):
         return Pair(_spelt_out(model.generator), _spelt_out(model.discriminator))
     return _spelt_out(model)
@@ -296,7 +308,7 @@ def _spelt_out(model: Model) -> Model:
 
 
 class Learned(Protocol):
-    """Interface of what is needed to score held-out sequences."""
+    """Interface of a model whose held-out sequences can be scored."""
 
     @property
     def model(self) -> Model | Pair:
@@ -333,34 +345,34 @@ def score_sums(sums: Sums) -> dict[str, float]:
     """Computes scores from the sums of objectives."""
     if "main" in sums:
         return metrics.score_targets(sums["main"])
-    found = metrics.score_detection(sums["discriminator"])
-    other = metrics.score_targets(sums["generator"])
-    return found | {f"generator_{name}": value for name, value in other.items()}
+    scores = metrics.score_detection(sums["discriminator"])
+    generator_scores = metrics.score_targets(sums["generator"])
+    return scores | {f"generator_{name}": value for name, value in generator_scores.items()}
 
 
 def build_scores(
-    placement: Placement, learned: Learned, held: Pass, seed: int,
+    placement: Placement, trainable_model: Learned, held_out: Pass, seed: int,
     score: Callable[[Sums], dict[str, float]] = score_sums,
 ) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
-    """Returns a function trainable -> held-out scores, with the same random masks in every pass."""
-    count = make_count_step(learned.model, learned.objectives)
+    """Returns a function (trainable) -> held-out scores, with the same masks in every pass."""
+    count = make_count_step(trainable_model.model, trainable_model.objectives)
     step = jit(within(placement, count), out_shardings=placement.replicated)
     key = rng.key_for(seed, "held out")
 
     def measure(trainable: tree.Flat) -> dict[str, float]:
         total: dict[str, dict[str, np.float64]] = {}
-        found = (
+        batch_sums = (
             step(
-                trainable, learned.frozen, put_batch(placement, batch),
+                trainable, trainable_model.frozen, put_batch(placement, batch),
                 jax.random.fold_in(key, number),
             )
-            for number, batch in enumerate(held)
+            for number, batch in enumerate(held_out)
         )  # fmt: skip
-        for own in ahead(found):
-            # In float64, on the host: in float32 counts beyond 2^24 would stop growing.
+        for sums in ahead(batch_sums):
+            # In float64 on the host, because float32 counts stop growing at 2^24.
             add = lambda old, new: old + np.float64(new)
-            own = jax.device_get(own)
-            total = jax.tree.map(add, total, own) if total else jax.tree.map(np.float64, own)
+            sums = jax.device_get(sums)
+            total = jax.tree.map(add, total, sums) if total else jax.tree.map(np.float64, sums)
         return score(total)
 
     return measure
@@ -371,23 +383,26 @@ def fill(
     placement: Placement,
     adapted: Adapted,
     trainable: tree.Flat,
-    held: DenoisingRows,
+    held_out: DenoisingRows,
     tokenizer: Tokenizer,
 ) -> str:
     """Returns the model's predictions on some held-out sequences as text."""
-    devices = placement.mesh.shape[DATA]
-    # A batch must divide over the devices; the rows beyond are filling.
+    data_shards = placement.mesh.shape[DATA]
+    # The data axis must divide the batch; the additional rows are padding.
     examples = objective_of(config).examples
-    size = -(-examples // devices) * devices
-    given = dict(batch=size, seed=config.data.seed, limit=examples)
-    own = next(iter(Pass(held, share=placement.share(), **given)))
+    batch_size = -(-examples // data_shards) * data_shards
+    options = dict(batch=batch_size, seed=config.data.seed, limit=examples)
+    local_batch = next(iter(Pass(held_out, share=placement.share(), **options)))
     step = jax.jit(
         within(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
     )
     key = rng.key_for(config.seed, "held out")
-    found = step(trainable, adapted.frozen, put_batch(placement, own), key)
-    # Once more without `share`, because the report shows the rows of all processes.
-    whole = next(iter(Pass(held, **given)))
+    predictions = step(trainable, adapted.frozen, put_batch(placement, local_batch), key)
+    # Again without `share`, because the report shows the rows of all processes.
+    global_batch = next(iter(Pass(held_out, **options)))
     return (
-        "\n\n".join(render(config.objective.name, tokenizer, whole, *jax.device_get(found))) + "\n"
+        "\n\n".join(
+            render(config.objective.name, tokenizer, global_batch, *jax.device_get(predictions))
+        )
+        + "\n"
     )

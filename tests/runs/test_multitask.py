@@ -66,18 +66,18 @@ def test_the_mean_counts_each_task_by_its_metric_and_alike():
 
     trainable = {"prompt/table": 0, "head/qa/kernel": 1, "head/nli/kernel": 2}
     frozen, scores = {"backbone/x": 0}, dict.fromkeys(tasks, measure)
-    found = multitask._score("dev", tasks, scores, trainable, frozen)
+    found = multitask._score_tasks("dev", tasks, scores, trainable, frozen)
     assert found["mean"] == pytest.approx((0.75 + 0.25) / 2)
     assert found["qa/f1"] == 0.75 and found["nli/exact_match"] == 0.5 and len(found) == 7
     leaves = ["head/main/kernel", "prompt/table"], ["backbone/x"]
     assert seen == [("qa rows", *leaves), ("nli rows", *leaves)]
-    assert "mean" not in multitask._score("test", tasks, scores, trainable, frozen)
+    assert "mean" not in multitask._score_tasks("test", tasks, scores, trainable, frozen)
 
 
 def test_what_a_task_uses_is_the_prompt_and_its_own_head():
     flat = {"prompt/table": 1, "head/qa/kernel": 2, "head/qa2/kernel": 3, "backbone/w": 4}
     expected = {"prompt/table": 1, "head/main/kernel": 2, "backbone/w": 4}
-    assert multitask._of_task(flat, "qa") == expected
+    assert multitask._select_params(flat, "qa") == expected
 
 
 def test_counts_of_tokens_are_added_over_the_tasks():
