@@ -80,7 +80,7 @@ def evaluate(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
         )
     # Scored all the same, with a message: the files may have been fixed since.
-    for line in trained.others if processes.is_first() else ():
+    for line in trained.changed_splits if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
     scorer, part = share_front(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.

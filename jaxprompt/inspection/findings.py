@@ -132,7 +132,7 @@ def inspect(
         steps += Checkpoints(workdir).steps()
     pictured = _choose_steps(options.steps, steps, best, workdir)
     findings = Findings(_about(config, trained, options.split), best)
-    findings.remarks += trained.others
+    findings.remarks += trained.changed_splits
     if first is None:
         findings.remarks.append(f"the initial parameters are not known: {unknown}")
 

@@ -64,7 +64,7 @@ def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | N
     if texts and "train" not in trained.splits:
         return None, f"prompt.start={texts[0]} needs its text, which is not read here"
     # Other examples may give other initial words.
-    if any(line.startswith("train:") for line in trained.others):
+    if any(line.startswith("train:") for line in trained.changed_splits):
         return None, "the training examples are not those of the run"
     tuned = any(name.startswith("backbone/") for name in weights.trainable)
     try:

@@ -79,14 +79,14 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         check_config(self.config)
         denoising.check_objective(self.config)
 
-    def prepare(self, saved: AdaptationRecord | None, started: int | None) -> PreparedBackbone:
+    def prepare(self, saved: AdaptationRecord | None, resume_step: int | None) -> PreparedBackbone:
         """Indexes the corpus if needed, and loads or randomly initialises the backbone."""
         config, placement = self.config, build_placement(self.config)
         backbone = denoising.open_adaptable(config, placement)
         tokenizer = load_tokenizer(backbone.folder)
         denoiser = denoising.make_denoiser(config, tokenizer, backbone)
         vocab = backbone.module.cfg.vocab
-        corpus = open_corpus(config, tokenizer, vocab, self.workdir, started)
+        corpus = open_corpus(config, tokenizer, vocab, self.workdir, resume_step)
         if saved is not None:
             # Before batches are planned: in other text the saved position means other sequences.
             check_unchanged(saved.corpus, corpus.fingerprint)

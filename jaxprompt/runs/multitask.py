@@ -98,8 +98,8 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
         if shared_field is not None:
             raise InputError(
                 f"{path}: {shared_field} is shared by all tasks; give fields of "
-                f"{', '.join(_TASK_BLOCKS)} by their full "
-                'names, e.g. {"task.name": "conll2003"}'
+                f"{', '.join(_TASK_BLOCKS)} by their full names, e.g. "
+                '{"task.name": "conll2003"}'
             )
         try:
             task_config = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
@@ -199,10 +199,8 @@ def read_tasks(config: RunConfig) -> Tasks:
     if jax.process_count() > 1:
         # Every process reads all rows, and trains on its share of them.
         for name, task in by_name.items():
-            splits = task.splits.items()
-            processes.agree(
-                {f"{split_name} of {name}": split.digest() for split_name, split in splits}
-            )
+            digests = {f"{part} of {name}": split.digest() for part, split in task.splits.items()}
+            processes.agree(digests)
     # All windows and copies of an example count, as in a run of one task.
     sizes = {name: len(task.splits["train"].rows) for name, task in by_name.items()}
     batch_sizes = {name: task.config.data.batch for name, task in by_name.items()}
@@ -282,9 +280,9 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
                 "shared.tasks"
             )
 
-    def prepare(self, saved: SharedRecord | None, started: int | None) -> PreparedTasks:
+    def prepare(self, saved: SharedRecord | None, resume_step: int | None) -> PreparedTasks:
         """Loads and encodes the splits of all tasks, and loads the backbone."""
-        del saved, started
+        del saved, resume_step
         tasks = read_tasks(self.config)
         backbone, loaded = NOTHING.load(tasks.backbone, tasks.placement)
         tasks = tasks.with_backbone(backbone)

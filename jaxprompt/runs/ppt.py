@@ -93,37 +93,37 @@ def check_ppt(config: RunConfig) -> None:
     need_corpus(config)
     if not config.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
-    _check_idle(config)
+    _check_unused(config)
     check_learner(config)
     open_annotations(config)
 
 
-def _check_idle(config: RunConfig) -> None:
+def _check_unused(config: RunConfig) -> None:
     """Raises InputError for fields that define a task: the pre-training task replaces them."""
-    idle = TaskConfig().leaves("task.")
-    named = ("source", "only", "protocol.name", "files.train", "files.dev", "files.test")
-    idle |= {"ppt.hard": False} | {f"data.{name}": "" for name in named}
-    leaves = config.leaves()
-    # Sorted, so that all processes name the same one.
-    for field in sorted(idle.keys() - {"task.answer", "task.eos"}):
-        value = leaves[field]
-        if value != idle[field]:
-            shown = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
+    unused = TaskConfig().leaves("task.")
+    data_fields = ("source", "only", "protocol.name", "files.train", "files.dev", "files.test")
+    unused |= {"ppt.hard": False} | {f"data.{name}": "" for name in data_fields}
+    values = config.leaves()
+    # Sorted, so that all processes name the same field.
+    for field in sorted(unused.keys() - {"task.answer", "task.eos"}):
+        value = values[field]
+        if value != unused[field]:
+            text = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
             raise InputError(
-                f"{field}={shown} has no effect in pretrain, whose examples and label "
+                f"{field}={text} has no effect in pretrain, whose examples and label "
                 f"words come from ppt.task={config.ppt.task}; leave it out"
             )
 
 
 def tell_idle(config: RunConfig) -> list[str]:
     """Returns log lines for fields of the block `ppt` that have no effect on its task."""
-    read = {
+    tasks_by_field = {
         "min_options": ("unified",), "max_options": ("unified",), "annotations": ("cls",),
         "thresholds": ("cls",), "matched": ("nsp", "nss", "unified"),
     }  # fmt: skip
     return [
         f"ppt.{name}={brief(value)} has no effect: ppt.task is {config.ppt.task}"
-        for name, tasks in read.items()
+        for name, tasks in tasks_by_field.items()
         for value in [getattr(config.ppt, name)]
         if config.ppt.task not in tasks and value != getattr(PPTConfig(), name)
     ]
@@ -135,7 +135,7 @@ def check_learner(config: RunConfig) -> None:
         raise InputError(
             f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix"
         )
-    # A made-up vocabulary tells whether the method would store the words of one.
+    # A dummy vocabulary shows whether the method stores the words of one.
     if method_of(config).with_vocabulary(np.zeros(1, int)).seen:
         raise InputError(
             "prompt.rows=seen stores the vectors of words in training examples, which pretrain "
@@ -219,8 +219,8 @@ def _pattern(config: RunConfig) -> Pattern:
 
 def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> Scorer:
     """Formats the task, with its most options, like a downstream classification task."""
-    pattern, most = _pattern(config), max(options_of(config))
-    template, style = pattern.text(most), backbone.module.STYLE
+    pattern, max_options = _pattern(config), max(options_of(config))
+    template, style = pattern.text(max_options), backbone.module.STYLE
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
             f"ppt.task={config.ppt.task} with ppt.patterns={config.ppt.patterns} has text after "
@@ -228,9 +228,13 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
             f"{config.ppt.patterns.partition('_')[0]}_end, or use another backbone"
         )
     task = Task(
-        config.ppt.task, fields_of(config.ppt.task, most), labels=pattern.words, template=template,
-        words=tuple((word,) for word in pattern.words), spaced=pattern.space,
-    )  # fmt: skip
+        config.ppt.task,
+        fields_of(config.ppt.task, max_options),
+        labels=pattern.words,
+        template=template,
+        words=tuple((word,) for word in pattern.words),
+        spaced=pattern.space,
+    )
     return build_scorer(
         backbone,
         task,
@@ -251,7 +255,7 @@ class Text(NamedTuple):
 
     corpus: Corpus
     tasks: tuple[Examples, Examples]
-    rows: PptRows  # to learn from
+    rows: PptRows  # for training
     held: Pass
     data: PretrainingData
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
@@ -263,18 +267,23 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
     `share` is (part, parts): which part of a held-out batch this process loads.
     """
     labels = open_annotations(config)
-    parts = divide(len(corpus), config.corpus.held_out, config.data.seed)
-    train, dev = (_make(config, corpus, part, ppt_task.forms, labels) for part in parts)
-    rows, held_rows = (PptRows(x, ppt_task.forms, ppt_task.scorer.layout) for x in (train, dev))
-    held = Pass(
-        held_rows,
+    document_splits = divide(len(corpus), config.corpus.held_out, config.data.seed)
+    train, dev = (
+        _make_examples(config, corpus, documents, ppt_task.forms, labels)
+        for documents in document_splits
+    )
+    rows, dev_rows = (
+        PptRows(examples, ppt_task.forms, ppt_task.scorer.layout) for examples in (train, dev)
+    )
+    held_out = Pass(
+        dev_rows,
         batch=config.data.eval_batch,
         seed=config.data.seed,
         limit=config.corpus.dev_rows,
         share=share,
     )
     options = options_of(config)
-    about = CorpusInfo(
+    info = CorpusInfo(
         task=config.ppt.task,
         patterns=config.ppt.patterns,
         options=(min(options), max(options)) if max(options) else None,
@@ -282,22 +291,24 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
         documents=len(corpus),
         tokens=corpus.num_tokens,
     )
-    used: tuple[object, ...] | None = None
+    label_record: tuple[object, ...] | None = None
     if labels is not None:
         assert isinstance(train, cls.Classification) and isinstance(dev, cls.Classification)
-        used = (labels.annotator, *train.counts.tolist(), train.digest, dev.digest)
+        label_record = (labels.annotator, *train.counts.tolist(), train.digest, dev.digest)
     data = PretrainingData(
         corpus=corpus.fingerprint,
         store=corpus.checksums,
-        labels=used,
-        about=about,
+        labels=label_record,
+        about=info,
         identity=identity_of(ppt_task.scorer),
         template=ppt_task.scorer.template,
     )
-    return Text(corpus, (train, dev), rows, held, data, () if labels is None else labels.classes)
+    return Text(
+        corpus, (train, dev), rows, held_out, data, () if labels is None else labels.classes
+    )
 
 
-def _make(
+def _make_examples(
     config: RunConfig, corpus: Corpus, documents: Sequence[int], forms: Forms,
     labels: Annotations | None,
 ) -> Examples:  # fmt: skip
@@ -332,7 +343,7 @@ def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
 
 
 def examples_key(config: RunConfig) -> str:
-    """Returns a key of everything that examples depend on and that may differ between runs."""
+    """Returns a key of the fields that examples depend on and that may differ between runs."""
     return json.dumps([config.ppt.to_dict(), config.data.seed], sort_keys=True)
 
 
@@ -348,7 +359,7 @@ def check_same(saved: PretrainingData | None, data: PretrainingData, config: Run
         )
 
 
-# -- numbers --------------------------------------------------------------------------------------
+# -- params ---------------------------------------------------------------------------------------
 
 
 def make_learner(
@@ -365,26 +376,28 @@ def make_learner(
 
 def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Objective]]:
     """Makes the losses of downstream tuning with accuracy counts. Returns (model, losses)."""
-    method_modules = model.prompt.modules()
-    heads = {name: head for name, head in model.heads.items() if name not in method_modules}
-    kind = head_of(config)
-    assert isinstance(kind, verbalizer.Head)  # by `check_learner`
-    heads, objective = kind.counted(heads, config.optim.label_smoothing)
-    model = dataclasses.replace(model, heads=method_modules | heads)
+    prompt_modules = model.prompt.modules()
+    heads = {name: head for name, head in model.heads.items() if name not in prompt_modules}
+    verbalizer_head = head_of(config)
+    assert isinstance(verbalizer_head, verbalizer.Head)  # by `check_learner`
+    heads, objective = verbalizer_head.counted(heads, config.optim.label_smoothing)
+    model = dataclasses.replace(model, heads=prompt_modules | heads)
     return model, [objective, *model.prompt.objectives()]
 
 
 def flops_of(
-    learned: Learner, tx: optax.GradientTransformation, state: TrainState, like: Batch, rows: int,
+    ppt_model: Learner, tx: optax.GradientTransformation, state: TrainState, like: Batch, rows: int,
     placement: Placement,
 ) -> float:  # fmt: skip
     """Counts the model FLOPs of a training step on `rows` sequences like those of a batch.
 
     The backward pass computes no gradients of frozen weights.
     """
-    shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-    step = make_train_step(spelt_out(learned.model), tx, learned.objectives)
-    return count_flops(within(placement, step), state, learned.frozen, jax.tree.map(shape, like))
+    step_shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    step = make_train_step(spelt_out(ppt_model.model), tx, ppt_model.objectives)
+    return count_flops(
+        within(placement, step), state, ppt_model.frozen, jax.tree.map(step_shape, like)
+    )
 
 
 def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:
@@ -404,11 +417,13 @@ def restore(config: RunConfig, workdir: str) -> Trained:
     ppt_task = open_task(config, placement, restored=True)
     backbone, loaded = load_weights(ppt_task.backbone, placement)
     ppt_task = ppt_task.with_backbone(backbone)
-    learned = make_learner(config, ppt_task, loaded, placement, restored=True)
-    records.check_backbone(record, learned.report.fingerprint, workdir, {})
-    trainable, saved = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
-    best = Evaluation(**saved)
-    weights = Weights(trainable, learned.frozen, learned.report)
+    ppt_model = make_learner(config, ppt_task, loaded, placement, restored=True)
+    records.check_backbone(record, ppt_model.report.fingerprint, workdir, {})
+    trainable, evaluation = Checkpoints(workdir).restore_best(
+        ppt_model.trainable, step, or_newer=True
+    )
+    best = Evaluation(**evaluation)
+    weights = Weights(trainable, ppt_model.frozen, ppt_model.report)
     return Trained(placement, ppt_task.scorer, {}, weights, best, ppt_task.backbone.family, record)
 
 

@@ -82,7 +82,7 @@ def prepare_run(
 class PromptJob(Job):
     """A job that pre-trains a prompt."""
 
-    learner: ppt.Learner  # before the first step
+    ppt_model: ppt.Learner  # before the first step
 
 
 class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
@@ -95,12 +95,12 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         check_config(self.config)
         ppt.check_ppt(self.config)
 
-    def prepare(self, saved: PretrainingRecord | None, started: int | None) -> PreparedPrompt:
+    def prepare(self, saved: PretrainingRecord | None, resume_step: int | None) -> PreparedPrompt:
         """Indexes the corpus if needed, and loads the backbone."""
         config, placement = self.config, build_placement(self.config)
         ppt_task = ppt.open_task(config, placement)
         vocab = ppt_task.backbone.module.cfg.vocab
-        corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, started)
+        corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, resume_step)
         text = ppt.read_text(config, corpus, ppt_task, placement.share())
         ppt.check_same(saved, text.data, config)
         backbone, loaded = load_weights(ppt_task.backbone, placement)
@@ -110,48 +110,53 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
     def build(self, prepared: PreparedPrompt) -> PromptJob:
         """Initialises the prompt, makes the step, and counts its FLOPs."""
         config, placement, text = self.config, prepared.placement, prepared.text
-        task, held = text.tasks
-        learner = ppt.make_learner(
+        train_examples, held_out = text.tasks
+        ppt_model = ppt.make_learner(
             config, prepared.ppt_task, prepared.loaded, placement, prepared.counts
         )
         score_held = denoising.build_scores(
-            placement, learner, text.held, config.seed, ppt.scoring(held)
+            placement, ppt_model, text.held, config.seed, ppt.scoring(held_out)
         )
-        tx, state = make_state(config, prepared, learner.trainable)
+        tx, state = make_state(config, prepared, ppt_model.trainable)
         flops = ppt.flops_of(
-            learner, tx, state, next(iter(text.held)), config.data.batch, placement
+            ppt_model, tx, state, next(iter(text.held)), config.data.batch, placement
         )
         accumulate = config.optim.accumulate
         return PromptJob(
-            step=make_train_step(learner.model, tx, learner.objectives, accumulate=accumulate),
+            step=make_train_step(ppt_model.model, tx, ppt_model.objectives, accumulate=accumulate),
             state=state,
-            frozen=learner.frozen,
+            frozen=ppt_model.frozen,
             feed=functools.partial(
-                denoising.feed_rows, config, text.rows, placement, ppt.scoring(task), flops
+                denoising.feed_rows,
+                config,
+                text.rows,
+                placement,
+                ppt.scoring(train_examples),
+                flops,
             ),
             measure=score_held,
             value=denoising.held_out_value,
             # None is the dropout of config.json, and so counts as some.
             drops=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
-            learner=learner,
+            ppt_model=ppt_model,
         )
 
-    def lines(self, prepared: PreparedPrompt, job: PromptJob, where: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedPrompt, job: PromptJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what was left out, and what trains."""
-        config, learner, backbone = self.config, job.learner, prepared.ppt_task.backbone
-        yield from ppt.tell_corpus(config, backbone, learner.report, prepared.text.corpus)
+        config, ppt_model, backbone = self.config, job.ppt_model, prepared.ppt_task.backbone
+        yield from ppt.tell_corpus(config, backbone, ppt_model.report, prepared.text.corpus)
         yield from ppt.tell_task(prepared.ppt_task, prepared.text)
-        yield tree.overview(learner.trainable, learner.frozen)
-        size = f"{config.data.batch} x {config.data.max_len} tokens"
-        yield f"{prepared.milestones.total} steps of {size}, {where}"
+        yield tree.overview(ppt_model.trainable, ppt_model.frozen)
+        batch_shape = f"{config.data.batch} x {config.data.max_len} tokens"
+        yield f"{prepared.milestones.total} steps of {batch_shape}, {start_message}"
         yield from tell_kernel(config, prepared.placement, backbone)
 
-    def finish(self, prepared: PreparedPrompt, job: PromptJob, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedPrompt, job: PromptJob, outcome: Ended) -> RunResult:
         """Makes the result; `export` writes the prompt."""
-        config, trained = self.config, tree.count(job.learner.trainable)
-        progress, best = ended.progress, ended.best
+        config, trained = self.config, tree.count(job.ppt_model.trainable)
+        progress, best = outcome.progress, outcome.best
         return RunResult(
             task=config.ppt.task, method=config.prompt.name, seed=config.seed, trained=trained,
             total=trained + tree.count(job.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, held_out=best.dev, time=ended.time,
+            skipped=progress.skipped, best_step=best.step, held_out=best.dev, time=outcome.time,
         )  # fmt: skip

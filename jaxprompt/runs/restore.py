@@ -41,7 +41,7 @@ class Trained(NamedTuple):
     best: Evaluation | None  # None where nothing trains
     family: str
     record: TaskRecord | PretrainingRecord
-    others: tuple[str, ...] = ()  # says which splits are not those of the run
+    changed_splits: tuple[str, ...] = ()  # a message for each split that differs from the run's
 
 
 def is_zero_shot(config: RunConfig) -> bool:
@@ -50,38 +50,40 @@ def is_zero_shot(config: RunConfig) -> bool:
 
 
 def restore(
-    config: RunConfig, workdir: str, wanted: Sequence[str] = (), given: Given = NOTHING
+    config: RunConfig, workdir: str, split_names: Sequence[str] = (), inputs: Given = NOTHING
 ) -> Trained:
-    """Restores the best prompt of a workdir and loads the `wanted` splits.
+    """Restores the best prompt of a workdir and loads the splits `split_names`.
 
     If nothing trains (zero-shot), no checkpoint is read. Raises InputError for a workdir that is
     untrained or has a different config, and for a backbone with different weights.
     """
     check_config(config)
     check_tunes(config)
-    # A frozen prompt that started from text has its numbers from that text alone.
+    # A frozen prompt that was initialised from text is computed again from that text.
     from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(starts_of(config))
     record, best_step = None, None
     if not is_zero_shot(config):
-        own = [f"head.{name}" for name in head_of(config).CHANGEABLE]
-        free = [n for n in (*FREE_TRAINED, *own) if not (from_text and n in OF_DATA)]
+        head_fields = [f"head.{name}" for name in head_of(config).CHANGEABLE]
+        free = [
+            field for field in (*FREE_TRAINED, *head_fields) if not (from_text and field in OF_DATA)
+        ]
         record, best_step = read_trained(workdir, config, (*FREE, *free), TaskRecord)
     placement = build_placement(config)
     backbone = open_fitting(config, placement, restored=True)
     if from_text:
-        wanted = (*wanted, "train")
-    shown = ("train",) if shows_demos(config) else ()
-    examples = read_examples(config, (*wanted, *shown), record, given.rows)
+        split_names = (*split_names, "train")
+    demo_splits = ("train",) if shows_demos(config) else ()
+    examples = read_examples(config, (*split_names, *demo_splits), record, inputs.rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
     if record is not None and record.seen:
         scorer = scorer.with_prompt(scorer.model.prompt.clone(seen=record.seen))
     data = make_task_data(examples, scorer)
-    if shown and record is not None:
+    if demo_splits and record is not None:
         check_shown(record, data, workdir)
-    if shown and "train" not in wanted:  # it is shown, and not scored
+    if demo_splits and "train" not in split_names:  # only for demonstrations, not to be scored
         del examples.splits["train"]
     splits = encode_splits(scorer, examples)
-    backbone, loaded = given.load(backbone, placement)
+    backbone, loaded = inputs.load(backbone, placement)
     scorer = scorer.with_backbone(backbone)
     if record is None:
         params = scorer.model.init(
@@ -92,7 +94,7 @@ def restore(
         record = make_record(config, data, BackboneRecord(backbone.family, fingerprint))
         return Trained(placement, scorer, splits, weights, None, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir, data.identity)
-    others = other_splits(record, data)
+    changed_splits = other_splits(record, data)
     counts = None
     if from_text:
         check_start(config, record, data, workdir)
@@ -100,11 +102,13 @@ def restore(
             config, splits["train"], lambda: count_corpus(config, scorer, workdir)
         )
     weights = start(config, scorer, loaded, counts, placement, restored=True)
-    if any(name.startswith("prompt/") for name in weights.frozen):  # made again, in no checkpoint
+    if any(name.startswith("prompt/") for name in weights.frozen):  # not in the checkpoints
         check_origins(config, record, workdir)
     checkpoints = Checkpoints(workdir)
-    trainable, saved = checkpoints.restore_best(weights.trainable, best_step, or_newer=True)
-    best = Evaluation(**saved)
+    trainable, evaluation = checkpoints.restore_best(weights.trainable, best_step, or_newer=True)
+    best = Evaluation(**evaluation)
     weights = weights._replace(trainable=trainable)
     scorer = scorer.fitted(best.dev)
-    return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
+    return Trained(
+        placement, scorer, splits, weights, best, backbone.family, record, changed_splits
+    )

@@ -42,9 +42,9 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 
 
-def run(config: RunConfig, workdir: str, given: Given = NOTHING) -> RunResult | None:
+def run(config: RunConfig, workdir: str, inputs: Given = NOTHING) -> RunResult | None:
     """Runs `train` in a workdir. Returns the result, see `running.carry_out`."""
-    return carry_out(Tuning(config, workdir, given))
+    return carry_out(Tuning(config, workdir, inputs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,15 +66,15 @@ def read_inputs(
     """Loads and encodes the splits of a config; `rows` by split replace its files."""
     examples, scorer, splits = prepare_task(config, placement, backbone, rows)
     scorer = share_front(config, scorer).with_vocabulary_of(splits["train"])
-    count = len(splits["train"].rows)
-    steps_per_epoch = -(-count // config.data.batch)
+    num_rows = len(splits["train"].rows)
+    steps_per_epoch = -(-num_rows // config.data.batch)
     return TaskInputs(
         scorer=scorer,
         splits=splits,
         notes=examples.notes,
         data=make_task_data(examples, scorer),
         steps_per_epoch=steps_per_epoch,
-        milestones=plan_of(config, steps_per_epoch, count),
+        milestones=plan_of(config, steps_per_epoch, num_rows),
     )
 
 
@@ -127,27 +127,27 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
 
     DONE, RECORD = "trained", TaskRecord
 
-    def __init__(self, config: RunConfig, workdir: str, given: Given):
+    def __init__(self, config: RunConfig, workdir: str, inputs: Given):
         super().__init__(config, workdir)
-        self.given = given
+        self.inputs = inputs
 
     def check(self) -> None:
         """Checks the config."""
         check_config(self.config)
 
-    def prepare(self, saved: TaskRecord | None, started: int | None) -> PreparedTask:
+    def prepare(self, saved: TaskRecord | None, resume_step: int | None) -> PreparedTask:
         """Loads and encodes the splits, and loads the backbone."""
-        # `check_repeated` compares the records, once this run's own is made.
-        del saved, started
+        # `check_repeated` compares the records later.
+        del saved, resume_step
         config = self.config
         placement = build_placement(config)
         backbone = open_fitting(config, placement)
-        inputs = read_inputs(config, placement, backbone, self.given.rows)
+        inputs = read_inputs(config, placement, backbone, self.inputs.rows)
         if jax.process_count() > 1:
-            # Every process reads for itself, and takes its share of the same rows.
-            rows = {f"the rows of {name}": part.digest() for name, part in inputs.splits.items()}
+            # Every process reads all rows, and trains on its share of them.
+            rows = {f"the rows of {name}": split.digest() for name, split in inputs.splits.items()}
             processes.agree(rows)
-        backbone, loaded = self.given.load(backbone, placement)
+        backbone, loaded = self.inputs.load(backbone, placement)
         return prepare_run(config, inputs, placement, backbone, loaded)
 
     def build(self, prepared: PreparedTask) -> TaskJob:
@@ -175,46 +175,49 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
             score=score,
         )
 
-    def lines(self, prepared: PreparedTask, job: TaskJob, where: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedTask, job: TaskJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, scorer, (trainable, frozen, report) = self.config, prepared.scorer, job.weights
         family = prepared.backbone.family
         yield f"backbone {config.backbone.path} ({family}), weights {report.fingerprint[:12]}"
         yield f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}"
         if report.unused:
-            shown = ", ".join(report.unused[:5])
-            yield f"  unused tensors in the checkpoint: {len(report.unused)}, e.g. {shown}"
+            examples = ", ".join(report.unused[:5])
+            yield f"  unused tensors in the checkpoint: {len(report.unused)}, e.g. {examples}"
         if report.requantized:
             quantize = config.backbone.quantize
             yield f"  {report.requantized} matrices of the file were quantised again, to {quantize}"
         yield from tell_init(config, scorer.model.backbone.dims)
         yield f"task {scorer.task.name}, template {scorer.template!r}"
-        yield "  " + ", ".join(f"{name} {part.size}" for name, part in prepared.splits.items())
+        yield "  " + ", ".join(f"{name} {split.size}" for name, split in prepared.splits.items())
         for line in tell_examples(scorer, prepared.splits, prepared.notes):
             yield f"  {line}"
         yield tree.overview(trainable, frozen)
-        fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
-        if fresh and config.train.init_head:
-            yield f"head initialised from {config.prompt.get('init')}: {', '.join(fresh)}"
-        elif fresh:
-            yield f"randomly initialised: {', '.join(fresh)}"
-        yield f"{prepared.milestones.total} steps, {where}"
+        new_heads = sorted(
+            {"/".join(path.split("/")[:3]) for path in trainable if path.startswith("head/")}
+        )
+        if new_heads and config.train.init_head:
+            yield f"head initialised from {config.prompt.get('init')}: {', '.join(new_heads)}"
+        elif new_heads:
+            yield f"randomly initialised: {', '.join(new_heads)}"
+        yield f"{prepared.milestones.total} steps, {start_message}"
         yield from tell_kernel(config, prepared.placement, prepared.backbone)
 
-    def finish(self, prepared: PreparedTask, job: TaskJob, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedTask, job: TaskJob, outcome: Ended) -> RunResult:
         """Evaluates on test once, with the best parameters."""
         config, trained = self.config, tree.count(job.weights.trainable)
-        progress, best, scorer = ended.progress, ended.best, prepared.scorer
+        progress, best, scorer = outcome.progress, outcome.best, prepared.scorer
         has_test = config.train.test and "test" in prepared.splits
-        fitted, score = scorer.fitted(best.dev), job.score
-        # A head may choose something on dev, as a threshold: then it is another program.
-        if fitted.head != scorer.head:
-            score = build_measure(config, fitted, prepared.placement, job.cache)
-        test = score(prepared.splits["test"], ended.numbers, job.frozen) if has_test else None
+        fitted_scorer, score = scorer.fitted(best.dev), job.score
+        # A head that chose e.g. a threshold on dev is another program.
+        if fitted_scorer.head != scorer.head:
+            score = build_measure(config, fitted_scorer, prepared.placement, job.cache)
+        test = score(prepared.splits["test"], outcome.numbers, job.frozen) if has_test else None
         return RunResult(
             method=config.prompt.name, seed=config.seed, trained=trained,
             total=trained + tree.count(job.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test, time=ended.time,
+            skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test,
+            time=outcome.time,
         )  # fmt: skip
 
 

@@ -25,12 +25,12 @@ class Packed(NamedTuple):
     metadata: PromptMetadata
 
 
-def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
+def pack_run(config: RunConfig, workdir: str, inputs: Given = NOTHING) -> Packed:
     """Reads and folds the best prompt of a run, tuned or pre-trained, and makes its metadata."""
     if config.ppt.task:
         trained = ppt.restore(config, workdir)
     else:
-        trained = restore(config, workdir, given=given)
+        trained = restore(config, workdir, inputs=inputs)
     result, best = read_result(workdir), trained.best
     splits = ("dev", "test", "held_out")
     metrics = {name: x for name in splits if (x := getattr(result, name, None)) is not None}

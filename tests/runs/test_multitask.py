@@ -37,7 +37,7 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
     scored, exported = [], []
     score = lambda split, tasks, scores, numbers, frozen: scored.append((split, scores)) or {}
     monkeypatch.setattr(multitask, "build_measure", build_measure)
-    monkeypatch.setattr(multitask, "_score", score)
+    monkeypatch.setattr(multitask, "_score_tasks", score)
     train, prompt = SimpleNamespace(test=True), SimpleNamespace(name="prefix")
     work = SharedTuning(SimpleNamespace(train=train, prompt=prompt, seed=0), "run")
     work._export = lambda prepared, job, fitted, ended, test: exported.append(fitted)

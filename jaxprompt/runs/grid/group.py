@@ -41,17 +41,17 @@ class Member(NamedTuple):
 
     run: GridRun
     scorer: Scorer
-    model: Model  # what trains
+    model: Model  # to train
     plan: Milestones
     steps_per_epoch: int
-    shape: tuple  # what runs of one program have in common besides their configs
-    source: Any  # what its batches are made of; of runs with the same batches the same object
+    shape: tuple  # equal in all runs of one program, besides their configs
+    source: Any  # the data of its batches; runs with the same batches have the same object
     feed: Callable[[], Feed]
     longest: Callable[[], Batch]  # a training batch as long as any
-    held: Any  # what it is scored by, see the scorer of its kind
-    record: RunRecord  # what it learns from
-    counts: np.ndarray | None = None  # of the text that its prompt starts from
-    kept: FeatureCache | None = None  # states of frozen layers, of `source` too
+    held: Any  # the data for evaluation, see the scorer of its kind
+    record: RunRecord  # of its data
+    counts: np.ndarray | None = None  # of tokens, to initialise its prompt
+    kept: FeatureCache | None = None  # cached states of frozen layers
 
     @property
     def keeps(self) -> bool:
@@ -78,7 +78,7 @@ class Start(NamedTuple):
     """The initial parameters of a run."""
 
     state: TrainState
-    own: tree.Flat  # frozen, yet drawn from the run's seed
+    own: tree.Flat  # frozen, but randomly initialised from the run's seed
     tx: optax.GradientTransformation
 
 
@@ -92,9 +92,9 @@ class Shared(NamedTuple):
     make_scorer: Callable[
         [Any, Sequence[Member], Any], Any
     ]  # (Shared, members, Programs) -> scorer
-    says: Sequence[str]  # what is told at the start
-    pretrains: bool = False  # on a corpus, and chooses by held-out documents of it
-    # (members, say): computes the states that these runs keep
+    says: Sequence[str]  # lines for the log
+    pretrains: bool = False  # whether runs train on a corpus, and are selected by held-out loss
+    # (members, log): computes the cached states of these runs
     fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
 
 
@@ -124,9 +124,11 @@ def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     key = rng.key_for(config.seed, "dropout", config.rng)
     state = make_state(weights.trainable, tx, key)
     is_common = lambda name: name.startswith("backbone/") or BASE.fullmatch(name)
-    common = {n: leaf for n, leaf in weights.frozen.items() if is_common(n)}
-    own = {n: leaf for n, leaf in weights.frozen.items() if n not in common}
-    return Start(state, own, tx), common
+    shared_frozen = {name: value for name, value in weights.frozen.items() if is_common(name)}
+    run_frozen = {
+        name: value for name, value in weights.frozen.items() if name not in shared_frozen
+    }
+    return Start(state, run_frozen, tx), shared_frozen
 
 
 def by_shape(members: Sequence[Member]) -> list[list[Member]]:
@@ -138,17 +140,17 @@ def by_shape(members: Sequence[Member]) -> list[list[Member]]:
 
 
 def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member]]:
-    """Groups members of equal shapes that are worth training at once.
+    """Groups members of equal shapes by which should train at once.
 
     On a CPU these are runs with the same batches, e.g. the learning rates of a seed. Other batches
     would be padded to the longest of all, and a few runs keep all cores busy.
     """
-    sets: dict[tuple, list[Member]] = {}
+    by_batches: dict[tuple, list[Member]] = {}
     for member in members:
-        sets.setdefault((member.run.config.seed, id(member.source)), []).append(member)
+        by_batches.setdefault((member.run.config.seed, id(member.source)), []).append(member)
     is_cpu = jax.default_backend() == "cpu" and placement.mesh.size == 1
-    worth = is_cpu and max(map(len, sets.values())) > 1
-    return list(sets.values()) if worth else [list(members)]
+    split = is_cpu and max(map(len, by_batches.values())) > 1
+    return list(by_batches.values()) if split else [list(members)]
 
 
 def same_batches(members: Sequence[Member]) -> bool:
@@ -158,20 +160,20 @@ def same_batches(members: Sequence[Member]) -> bool:
 
 def longest(members: Sequence[Member]) -> Batch:
     """Returns the longest training batch of all runs."""
-    # Runs with the same batches are asked once.
-    some = {id(member.source): member for member in members}.values()
-    each = [member.give(member.longest()) for member in some]
+    # One run for all runs with the same batches.
+    representatives = {id(member.source): member for member in members}.values()
+    batches = [member.give(member.longest()) for member in representatives]
     layout = members[0].scorer.layout
-    return jax.tree.map(lambda x: x[0], stack(each, layout.pad_id, layout.side))
+    return jax.tree.map(lambda array: array[0], stack(batches, layout.pad_id, layout.side))
 
 
 def side_by_side(
     passes: Sequence[Iterable[Batch]], layout: Layout
 ) -> Iterator[tuple[list[Batch], Batch]]:
     """Yields the batches of several passes, and stacked ones; a shorter pass is padded."""
-    for each in zip_longest(*passes):
-        filling = empty(next(batch for batch in each if batch is not None))
-        batches = [filling if batch is None else batch for batch in each]
+    for step_batches in zip_longest(*passes):
+        padding = empty(next(batch for batch in step_batches if batch is not None))
+        batches = [padding if batch is None else batch for batch in step_batches]
         yield batches, stack(batches, layout.pad_id, layout.side)
 
 
@@ -185,13 +187,13 @@ def varying_words(members: Sequence[Member]) -> dict[str, Words]:
     """
     names = [member.run.name for member in members]
     flat, trees = zip(*(jax.tree.flatten(member.words) for member in members), strict=True)
-    same = lambda leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves)
-    if all(map(same, zip(*flat, strict=True))):
+    all_equal = lambda leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves)
+    if all(map(all_equal, zip(*flat, strict=True))):
         return dict.fromkeys(names, {})
-    filled = zip(*map(_fill, zip(*flat, strict=True)), strict=True)
+    padded = zip(*map(_pad_leaves, zip(*flat, strict=True)), strict=True)
     return {
         name: jax.tree.unflatten(trees[0], leaves)
-        for name, leaves in zip(names, filled, strict=True)
+        for name, leaves in zip(names, padded, strict=True)
     }
 
 
@@ -201,8 +203,8 @@ def with_words(model: Model, words: Words) -> Model:
     return dataclasses.replace(model, heads={**model.heads, **heads})
 
 
-def _fill(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _pad_leaves(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Pads arrays to the largest one with -1, which means no word."""
     size = np.max([np.shape(leaf) for leaf in leaves], axis=0)
-    room = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
-    return [np.pad(leaf, room(leaf), constant_values=-1) for leaf in leaves]
+    pad_width = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
+    return [np.pad(leaf, pad_width(leaf), constant_values=-1) for leaf in leaves]

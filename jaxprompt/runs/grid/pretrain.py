@@ -36,7 +36,7 @@ from jaxprompt.types import Batch
 
 
 def prepare(
-    runs: Sequence[GridRun], workdir: Path, failed: Callable[[GridRun, Exception], None]
+    runs: Sequence[GridRun], workdir: Path, mark_failed: Callable[[GridRun, Exception], None]
 ) -> tuple[Shared | None, list[Member]]:
     """Reads the corpus once, and makes the tasks that runs train on.
 
@@ -54,15 +54,15 @@ def prepare(
             if key not in ppt_tasks:
                 ppt_tasks[key] = ppt.open_task(run.config, placement, restored=True)
         except InputError as error:
-            failed(run, error)
+            mark_failed(run, error)
             continue
-        if corpus is None:  # what is wrong with it is so for all runs
+        if corpus is None:  # an error in it is one of all runs
             corpus = _read(config, ppt_tasks[key], workdir)
         try:
             if key not in texts:
                 texts[key] = ppt.read_text(run.config, corpus, ppt_tasks[key], placement.share())
         except InputError as error:
-            failed(run, error)
+            mark_failed(run, error)
             continue
         ppt.check_same(read_record(run.folder, PretrainingRecord), texts[key].data, config)
         readable.append((run, key))
@@ -75,7 +75,7 @@ def prepare(
     for run, key in readable:
         ppt_task = ppt_tasks[key].with_backbone(backbone)
         prompt = method_of(run.config, backbone.module.dims)
-        # One for all that are equal: its programs are compiled once.
+        # Runs with equal models share one, so that its programs are compiled once.
         model = dataclasses.replace(ppt_task.scorer.model, prompt=prompt)
         model = models.setdefault(json.dumps([prompt.block(), key]), model)
         ppt_task = ppt_task._replace(scorer=ppt_task.scorer._replace(model=model))
@@ -85,11 +85,11 @@ def prepare(
             flops[key] = _flops(run.config, prepared)
         members.append(_member(run, prepared, flops[key]))
     objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
-    says = ppt.tell_corpus(config, backbone, loaded.report, corpus)
-    says += tell_kernel(config, placement, backbone)
+    lines = ppt.tell_corpus(config, backbone, loaded.report, corpus)
+    lines += tell_kernel(config, placement, backbone)
     for key, text in texts.items():
-        says += ppt.tell_task(ppt_tasks[key], text)
-    shared = Shared(config, placement, loaded, objectives, HeldOutScorer, says, pretrains=True)
+        lines += ppt.tell_task(ppt_tasks[key], text)
+    shared = Shared(config, placement, loaded, objectives, HeldOutScorer, lines, pretrains=True)
     return shared, members
 
 
@@ -101,7 +101,7 @@ def _read(config: RunConfig, ppt_task: ppt.PptTask, workdir: Path) -> Corpus:
 def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
     config, scorer, text = run.config, prepared.ppt_task.scorer, prepared.text
     score = ppt.scoring(text.tasks[0])
-    # What else depends on the length of an epoch is told by the plan.
+    # All else that depends on the length of an epoch is in the milestones.
     epoch = prepared.steps_per_epoch if counts_epochs(config) else 0
     return Member(
         run, scorer, ppt.make_objectives(config, scorer.model)[0], prepared.milestones,
@@ -122,7 +122,7 @@ def _longest(config: RunConfig, text: ppt.Text) -> Batch:
 def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
     """Counts the model FLOPs of a step of one run."""
     placement, like = prepared.placement, next(iter(prepared.text.held))
-    # Shapes count, so it need not start as the run does.
+    # Only shapes matter, so the run's own initialisation is not needed.
     learner = ppt.make_learner(config, prepared.ppt_task, prepared.loaded, placement, restored=True)
     tx = build_optimizer(config, learner.trainable, prepared.milestones, prepared.steps_per_epoch)
     key = rng.key_for(config.seed, "dropout", config.rng)
@@ -152,18 +152,22 @@ class HeldOutScorer:
         """Returns the held-out scores of the runs `rows`."""
         del split, devs
         texts = [self._members[i].held for i in rows]
-        same = all(text is texts[0] for text in texts)
-        passes = [text.held for text in (texts[:1] if same else texts)]
+        is_shared = all(text is texts[0] for text in texts)
+        passes = [text.held for text in (texts[:1] if is_shared else texts)]
         layout, total = self._members[0].scorer.layout, None
-        found = (
+        batch_sums = (
             self._programs.counts(
-                trainable, each[0] if same else batch, per_run, len(rows), is_shared=same
+                trainable,
+                batches[0] if is_shared else batch,
+                per_run,
+                len(rows),
+                is_shared=is_shared,
             )
-            for each, batch in side_by_side(passes, layout)
+            for batches, batch in side_by_side(passes, layout)
         )
-        for sums in ahead(found):
-            # Sums over many batches: float32 would round away what is small beside them.
+        for sums in ahead(batch_sums):
+            # In float64, because float32 sums over many batches lose small terms.
             sums = jax.tree.map(np.float64, jax.device_get(sums))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
-        own_sums = lambda row: jax.tree.map(lambda x: x[row], total)
-        return [ppt.scoring(text.tasks[1])(own_sums(row)) for row, text in enumerate(texts)]
+        run_sums = lambda row: jax.tree.map(lambda x: x[row], total)
+        return [ppt.scoring(text.tasks[1])(run_sums(row)) for row, text in enumerate(texts)]

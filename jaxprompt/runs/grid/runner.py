@@ -42,6 +42,7 @@ from jaxprompt.runs.grid.group import (
 )
 from jaxprompt.runs.grid.memory import available, fitting
 from jaxprompt.runs.ppt import check_ppt
+from jaxprompt.runs.running import format_start
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_folders import folder_of, rewind
 from jaxprompt.training.log import RunLog
@@ -63,7 +64,8 @@ class RunKind(NamedTuple):
     """A kind of runs."""
 
     check: Callable[[RunConfig], None]
-    prepare: Callable[..., tuple[Shared | None, list[Member]]]  # of runs, a workdir, and what fails
+    # (runs, workdir, mark_failed) -> inputs of all runs, and the runs
+    prepare: Callable[..., tuple[Shared | None, list[Member]]]
 
 
 KINDS = {  # by command
@@ -134,10 +136,10 @@ def train_grid(
 
 def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> dict[str, str]:
     """Returns the runs that were trained on different data than they would be now: name, why."""
-    found: dict[str, str] = {}
+    errors: dict[str, str] = {}
 
     def note(run: GridRun, error: Exception) -> None:
-        found[run.name] = str(error)
+        errors[run.name] = str(error)
 
     for group in by_config(runs):
         try:
@@ -145,18 +147,18 @@ def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> dic
         except InputError as error:
             for run in group:
                 note(run, error)
-    return found
+    return errors
 
 
 def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool) -> bool:
     """Trains the remaining runs. Returns False if a signal stopped them."""
-    # What the checkpoint holds goes first: the next to train take its place on the disk.
+    # The runs of the checkpoint go first, because the next ones replace it.
     groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
     for group in groups:
         try:
             shared, members = KINDS[command].prepare(group, work.workdir, work.fail)
         except InputError as error:
-            # With one config alone there is no other run that could go on.
+            # With only one config there is no other run that could continue.
             if len(groups) == 1 and not others:
                 raise
             for run in group:
@@ -184,8 +186,8 @@ class _Work:
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
         self.failed: dict[str, str] = {}
-        self.made: list[Path] = []  # folders that were not there before
-        self.started: list[str] = []  # the runs of the checkpoint that is there
+        self.new_folders: list[Path] = []  # folders that this call created
+        self.started: list[str] = []  # the runs of the checkpoint
         if self.checkpoints.latest() is not None:
             self.started = list(self.checkpoints.position()["runs"])
         by_name = {run.name: run for run in runs}
@@ -197,8 +199,8 @@ class _Work:
             )
         for name in self.started:
             check_kept(by_name[name].folder, workdir)
-        # A kill between the last result and its clearing leaves a checkpoint that nobody needs.
-        if self.started and all(_is_over(by_name[name]) for name in self.started):
+        # A kill after the last result leaves a checkpoint that is no longer needed.
+        if self.started and all(_is_finished(by_name[name]) for name in self.started):
             self._clear()
 
     def known(self) -> list[GridRun]:
@@ -209,7 +211,7 @@ class _Work:
                 check_workdir(run.folder, run.config.to_dict(), FREE)
                 is_new = not run.folder.exists()
                 make_folder(run.folder)
-                self.made += [run.folder] * is_new
+                self.new_folders += [run.folder] * is_new
                 accepted_runs.append(run)
             except InputError as error:
                 self.fail(run, error)
@@ -217,30 +219,30 @@ class _Work:
 
     def tidy(self) -> None:
         """Removes empty folders of runs."""
-        for folder in self.made:
+        for folder in self.new_folders:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # fails where something lies there
+                folder.rmdir()  # fails if it is not empty
 
     def is_left(self, run: GridRun) -> bool:
         """Returns whether a run has no result yet, or is part of the checkpoint."""
-        return run.name in self.started or not _is_over(run)
+        return run.name in self.started or not _is_finished(run)
 
     def startable(self, shared: Shared, members: Sequence[Member]) -> list[Member]:
         """Returns the members that can start, and marks the others as failed.
 
         Raises InputError if a failed one is in the checkpoint, whose runs must all resume.
         """
-        found: list[Member] = []
+        valid: list[Member] = []
         shapes: dict[int, tree.Params] = {}
         for member in members:
             try:
                 check_start(shared, member, shapes)
-                found.append(member)
+                valid.append(member)
             except InputError as error:
                 if member.run.name in self.started:
                     raise InputError(f"{member.run.name}: {error}") from error
                 self.fail(member.run, error)
-        return found
+        return valid
 
     def train(self, shared: Shared, members: Sequence[Member]) -> bool:
         """Trains runs of one backbone. Returns False if a signal stopped them."""
@@ -258,12 +260,12 @@ class _Work:
         return all(self._train_alike(shared, group) for group in groups)
 
     def note(self) -> None:
-        """Sets what is saved, for the line that a signal prints."""
-        over = sum(map(_is_over, self.runs))
-        step = f", {len(self.started)} runs saved at step {self.checkpoints.latest()}"
+        """Sets the line that a signal prints about what is saved."""
+        num_finished = sum(map(_is_finished, self.runs))
+        saved = f", {len(self.started)} runs saved at step {self.checkpoints.latest()}"
         signals.note(
-            f"with {over} of {len(self.runs)} runs finished{step if self.started else ''}; run "
-            "the same command again to continue"
+            f"with {num_finished} of {len(self.runs)} runs finished"
+            f"{saved if self.started else ''}; run the same command again to continue"
         )
 
     def is_started(self, runs: Sequence[GridRun]) -> bool:
@@ -272,92 +274,99 @@ class _Work:
 
     def _train_alike(self, shared: Shared, members: Sequence[Member]) -> bool:
         """Trains runs of one program, in as many chunks as needed."""
-        total, began = members[0].plan.total, time.monotonic()
-        own, frozen = start(shared, members[0])
-        # Only shapes are read: the arrays would stay in memory beside those that train.
-        own = own._replace(state=jax.eval_shape(lambda x: x, own.state))
-        made: dict[str, Programs] = {}
+        total, start_time = members[0].plan.total, time.monotonic()
+        first_init, frozen = start(shared, members[0])
+        # Only shapes are read, so the arrays are freed.
+        first_init = first_init._replace(state=jax.eval_shape(lambda x: x, first_init.state))
+        programs_by_words: dict[str, Programs] = {}
 
-        def program(some: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
+        def make_programs(chunk: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
             """Returns the programs of some runs, and their label words if they are arguments."""
-            words = varying_words(some)
-            # From the runs of a chunk alone: on a restart the others may be over.
-            own_words = jax.tree.map(np.shape, words[some[0].run.name])
-            # Words that are the same in all runs are part of the program, others by their shapes
-            # alone.
-            key = str(own_words or jax.tree.map(np.ndarray.tolist, some[0].words))
-            if key not in made:
-                made[key] = Programs(
-                    shared.placement, some[0].model, own.tx, shared.objectives, frozen, own.state,
-                    accumulate=shared.config.optim.accumulate, rest=some[0].rest,
-                )  # fmt: skip
-            return made[key], words
+            words = varying_words(chunk)
+            # Only of the runs of a chunk, because after a restart the others may be finished.
+            word_shapes = jax.tree.map(np.shape, words[chunk[0].run.name])
+            # Words that are equal in all runs are constants of the program, others are arguments.
+            key = str(word_shapes or jax.tree.map(np.ndarray.tolist, chunk[0].words))
+            if key not in programs_by_words:
+                programs_by_words[key] = Programs(
+                    shared.placement,
+                    chunk[0].model,
+                    first_init.tx,
+                    shared.objectives,
+                    frozen,
+                    first_init.state,
+                    accumulate=shared.config.optim.accumulate,
+                    tail_model=chunk[0].rest,
+                )
+            return programs_by_words[key], words
 
         with RunLog(self.workdir, tracker="none", total=total) as log:
-            log.say(tree.overview(own.state.trainable, frozen | own.own))
+            log.say(tree.overview(first_init.state.trainable, frozen | first_init.own))
 
-            def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
-                log.say(f"compiling the training step for {count_runs(len(some))}")
-                programs, words = program(some)
-                first = PerRun(words[some[0].run.name], own.own)
+            def max_runs(chunk: Sequence[Member], waiting: Sequence[Member]) -> int:
+                log.say(f"compiling the training step for {count_runs(len(chunk))}")
+                programs, words = make_programs(chunk)
+                per_run = PerRun(words[chunk[0].run.name], first_init.own)
                 free = available(shared.placement.mesh)
-                batch, shares = longest(rest), same_batches(some)
-                return fitting(programs, len(some), batch, first, free, shares=shares)
+                batch, shares = longest(waiting), same_batches(chunk)
+                return fitting(programs, len(chunk), batch, per_run, free, shares_states=shares)
 
-            for chunk in self._chunks(members, shared.placement, fit, log):
+            for chunk in self._chunks(members, shared.placement, max_runs, log):
                 # The checkpoint is of exactly one chunk.
                 resumed = {member.run.name for member in chunk} == set(self.started)
-                newest = self.checkpoints.latest() if resumed else None
-                where = "starting at step 0" if newest is None else f"resumed at step {newest}"
-                log.say(f"{count_runs(len(chunk))} at once, {total} steps, {where}")
-                programs, words = program(chunk)
+                resume_step = self.checkpoints.latest() if resumed else None
+                start_message = format_start(resume_step)
+                log.say(f"{count_runs(len(chunk))} at once, {total} steps, {start_message}")
+                programs, words = make_programs(chunk)
                 states: list[TrainState] = []
                 per_run = []
                 for member in chunk:
-                    begun = start(shared, member)[0]
+                    member_init = start(shared, member)[0]
                     if not resumed:
-                        states.append(begun.state)
-                    per_run.append(PerRun(words[member.run.name], begun.own))
-                del begun
+                        states.append(member_init.state)
+                    per_run.append(PerRun(words[member.run.name], member_init.own))
+                del member_init
                 if not batched_runs.train(
                     Chunk(shared, chunk, programs, per_run), self.workdir, log,
-                    None if resumed else states, time.monotonic() - began, self.stop_signal,
+                    None if resumed else states, time.monotonic() - start_time, self.stop_signal,
                 ):  # fmt: skip
                     return False
                 self._clear()
                 self.note()
-                began = time.monotonic()
+                start_time = time.monotonic()
         return True
 
     def _chunks(
         self, members: Sequence[Member], placement: Placement,
-        fit: Callable[[Sequence[Member], Sequence[Member]], int], log: RunLog,
+        max_runs: Callable[[Sequence[Member], Sequence[Member]], int], log: RunLog,
     ) -> list[list[Member]]:  # fmt: skip
         """Splits members into chunks that train at once; a resumed grid keeps its chunks."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
         saved = _read_chunks(path) if path.exists() else _Chunks(self.size, [])
         # With another size only the runs of the checkpoint have to stay together.
-        known = saved.chunks if saved.size == self.size else [self.started]
-        chunks = [chunk for chunk in known if chunk and set(chunk) <= set(names)]
+        saved_chunks = saved.chunks if saved.size == self.size else [self.started]
+        chunks = [chunk for chunk in saved_chunks if chunk and set(chunk) <= set(names)]
         chunks.sort(key=lambda chunk: chunk != self.started)
-        rest = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
-        if rest:
-            sets = [rest] if self.size else at_once(rest, placement)
-            size = self.size or fit(max(sets, key=len), rest)
-            more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
-            if len(more) > len(sets):
+        waiting = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
+        if waiting:
+            groups = [waiting] if self.size else at_once(waiting, placement)
+            size = self.size or max_runs(max(groups, key=len), waiting)
+            new_chunks = [
+                group[i : i + size] for group in groups for i in range(0, len(group), size)
+            ]
+            counts = f"{len(waiting)} runs in {len(new_chunks)} chunks"
+            if len(new_chunks) > len(groups):
                 limit = f"config.runs.size={self.size}" if self.size else "memory"
-                log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} allows {size} at once")
-            elif len(more) > 1:
+                log.say(f"{counts}: {limit} allows {size} at once")
+            elif len(new_chunks) > 1:
                 log.say(
-                    f"{len(rest)} runs in {len(more)} chunks: on a CPU only runs with the same "
-                    "batches train at once, other batches would need more padding; raise "
-                    "config.runs.size to train more at once"
+                    f"{counts}: on a CPU only runs with the same batches train at once, other "
+                    "batches would need more padding; raise config.runs.size to train more at once"
                 )
-            chunks += [[member.run.name for member in chunk] for chunk in more]
+            chunks += [[member.run.name for member in chunk] for chunk in new_chunks]
             others = [chunk for chunk in saved.chunks if not set(chunk) & set(names)]
-            text = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
-            write_atomic(path, text + "\n")
+            chunks_json = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
+            write_atomic(path, chunks_json + "\n")
         return [[names[name] for name in chunk] for chunk in chunks]
 
     def fail(self, run: GridRun, error: Exception) -> None:
@@ -388,5 +397,5 @@ def _read_chunks(path: Path) -> _Chunks:
     return _Chunks(saved["size"], saved["chunks"])
 
 
-def _is_over(run: GridRun) -> bool:
+def _is_finished(run: GridRun) -> bool:
     return any((run.folder / name).exists() for name in ("result.json", "error.txt"))

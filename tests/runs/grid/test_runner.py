@@ -18,7 +18,7 @@ from jaxprompt.parallel.hlo import read_work
 from jaxprompt.parallel.sharding import make_placement, put
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid import memory
-from jaxprompt.runs.grid.batched_runs import halves
+from jaxprompt.runs.grid.batched_runs import program_sizes
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs, make_group_scores, make_group_step
 from jaxprompt.runs.grid.expand import GridRun, select
 from jaxprompt.runs.grid.group import Member, varying_words
@@ -212,7 +212,7 @@ def make_programs(case, mesh, runs, **options):
     programs = Programs(placement, model, tx, OBJECTIVES, frozen, states[0])
     batches = [batch_of(case, i) for i in range(runs)]
     batch = programs.put_batch(stack(batches, PAD, "right"), runs)
-    return programs, programs.stack(states), batch, programs.put_own([NONE] * runs)
+    return programs, programs.stack(states), batch, programs.put_per_run([NONE] * runs)
 
 
 @pytest.mark.long
@@ -235,7 +235,7 @@ def test_runs_divide_over_the_data_axis(case, mesh, runs, apart):
         whole = read_work(one.compile(expected, same, own).as_text())
         assert work.flops < whole.flops / 4
     state, measured = programs.train(state, batch, own)
-    expected, right = one.train(expected, same, one.put_own([NONE] * runs))
+    expected, right = one.train(expected, same, one.put_per_run([NONE] * runs))
     assert_close(jax.device_get(measured), jax.device_get(right), rtol=1e-4)
     # AdamW's first step is the gradient's sign: what is compared is the gradient's moments.
     assert_close(*(jax.device_get(s.opt_state) for s in (state, expected)), rtol=1e-4)
@@ -261,10 +261,10 @@ def test_computed_prompts_are_folded(mesh):
 def test_rows_are_picked_kept_and_renewed():
     programs, state, _, _ = make_programs("prefix", (4, 1), 8)
     whole = jax.device_get(state.trainable)
-    assert_equal(programs.pick(state.trainable, 5), jax.tree.map(lambda x: x[5], whole))
+    assert_equal(programs.select_run(state.trainable, 5), jax.tree.map(lambda x: x[5], whole))
     better = np.arange(8) % 2 == 0
     twice = jax.tree.map(lambda x: 2 * x, state.trainable)
-    best = programs.renew(jax.tree.map(jnp.copy, state.trainable), twice, better)
+    best = programs.update_best(jax.tree.map(jnp.copy, state.trainable), twice, better)
     for row in range(8):
         expected = jax.tree.map(lambda x, row=row: x[row] * (2 if better[row] else 1), whole)
         assert_equal(jax.tree.map(lambda x, row=row: x[row], best), expected)
@@ -282,7 +282,7 @@ def test_memory_grows_with_the_runs_and_cuts_them():
     assert four - two == pytest.approx(2 * (two - one), rel=0.2)
     fit = lambda wanted, free: memory.fitting(programs, wanted, batch, NONE, free)
     assert fit(4, 2 * four) == 4
-    assert fit(4, two / memory.SHARE + 1) == 2
+    assert fit(4, two / memory.USABLE_SHARE + 1) == 2
     assert fit(4, one) == 1
     assert 2**20 < memory.available(programs.placement.mesh) < 2**50
 
@@ -326,4 +326,4 @@ def test_the_mean_over_folds_chooses():
 
 
 def test_programs_are_compiled_for_few_numbers_of_runs():
-    assert halves(20) == [20, 10, 5, 3, 2, 1] and halves(1) == [1]
+    assert program_sizes(20) == [20, 10, 5, 3, 2, 1] and program_sizes(1) == [1]
