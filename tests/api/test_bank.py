@@ -101,7 +101,7 @@ def close(found, right):
 
 def test_answers_are_those_of_each_prompt_alone(backbone, prompts, bank, mixed):
     found = jp.predict(bank, mixed)
-    assert len(bank.bank.shelves) == 2  # choices take rows of their own
+    assert len(bank.bank.groups) == 2  # choices take rows of their own
     measured = jp.evaluate(bank, mixed)
     for name, (prompt, rows) in prompts.items():
         alone = jp.attach(backbone, prompt)
@@ -293,7 +293,7 @@ def test_prefixes_stand_where_they_do_alone(family, shelves, rows, small, tmp_pa
     for number, (name, prompt) in enumerate(prompts.items()):
         alone = jp.predict(jp.attach(backbone, prompt), rows[1][:8])
         assert close(found[number :: len(prompts)], alone), name
-    assert len(bank.bank.shelves) == shelves
+    assert len(bank.bank.groups) == shelves
 
 
 @pytest.mark.long
