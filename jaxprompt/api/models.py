@@ -146,17 +146,17 @@ def attach(
             del fields_of_head["name"]
             head = Choice("head", name, fields_of_head)
         config = make_config(backbone, task=task, choices=[head], overrides=fields)
-        made = metadata_of_adopted(config, prompt.path, prompt.adopted, backbone)
-        tensors = scale_slots(prompt.tensors, made.backbone.rescale)
-        prompt = Prompt(tensors, made.to_json(), prompt.path)
+        adopted_metadata = metadata_of_adopted(config, prompt.path, prompt.adopted, backbone)
+        tensors = scale_slots(prompt.tensors, adopted_metadata.backbone.rescale)
+        prompt = Prompt(tensors, adopted_metadata.to_json(), prompt.path)
     elif task is not None or head is not None or fields:
-        known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
-        shown = ", ".join([*known, *fields])
-        raise InputError(f"{prompt.path} contains its task and head; remove {shown}")
+        arguments = [name for name, x in {"task": task, "head": head}.items() if x is not None]
+        names = ", ".join([*arguments, *fields])
+        raise InputError(f"{prompt.path} contains its task and head; remove {names}")
     metadata = with_encoder(prompt.metadata, sentence_encoder)
     base = metadata.backbone
     check_fingerprint(base, backbone.loaded.report.fingerprint, force=force)
-    # Soft tokens stand among the embeddings, which `rescale` divides.
+    # Soft tokens are scaled like the embeddings, which `rescale` divides.
     opened = backbone.backbone
     if opened.config.rescale != base.rescale:
         raise InputError(
@@ -206,35 +206,35 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
     if isinstance(model, BankedModel):
         return model.evaluate(rows)
     check_type("model", model, PromptedModel, "the result of jp.attach")
-    # Plain texts have no labels: here a string is the path of a file, as in `train`.
+    # Plain texts have no labels, so a string is the path of a file, as in `train`.
     examples = model.read(Path(rows) if isinstance(rows, str) else rows)
-    found = model.answer(model.params, examples) if examples else None
-    if found is None or not found.known:
+    answers = model.answer(model.params, examples) if examples else None
+    if answers is None or not answers.known:
         labels = model.scorer.task.labels
         raise InputError(
             f"none of {len(examples)} rows has a known label of the task; give rows with "
             + (f"one of {', '.join(labels)}" if labels else "such labels")
         )
-    warn_unlabelled(found.known, len(examples))
-    return found.measured | {"examples": found.known}
+    warn_unlabelled(answers.known, len(examples))
+    return answers.measured | {"examples": answers.known}
 
 
-def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) -> list[str]:
+def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **options: Any) -> list[str]:
     """Generates a text for each text or row, whatever the task of the prompt is.
 
     Args:
       model: result of `attach` with one prompt.
       rows: texts or rows.
-      **how: max_new_tokens, num_beams, length_penalty or early_stopping; by default as in the
+      **options: max_new_tokens, num_beams, length_penalty or early_stopping; by default as in the
         prompt's metadata.
 
     Raises:
       InputError: for a backbone that cannot generate text.
     """
     check_type("model", model, PromptedModel, "the result of attach with one prompt")
-    generation = change_generation(model.prompt.metadata.generate, how)
+    generation = change_generation(model.prompt.metadata.generate, options)
     scorer = model.scorer.writing(generation.max_new_tokens)
-    # Other lengths or beams are other programs; equal ones are compiled once.
+    # Each generation config is compiled once.
     if generation not in model.writers:
         model.writers[generation] = make_answers(
             scorer, generation=generation, placement=model.placement
@@ -262,8 +262,8 @@ def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax
     check_type("model", model, PromptedModel, "the result of attach with one prompt")
     check_type("batch", batch, Batch, "the result of model.encode(rows)")
     check_type("params", params, Mapping, "model.params, or values in the same structure")
-    if lost := model.params.keys() - params.keys():
+    if missing := model.params.keys() - params.keys():
         raise InputError(
-            f"params lack {min(lost)!r}; give model.params, or values in the same structure"
+            f"params lack {min(missing)!r}; give model.params, or values in the same structure"
         )
     return model.scorer.model.forward(params, batch)

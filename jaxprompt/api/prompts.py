@@ -34,9 +34,9 @@ class Prompt:
 
     def __repr__(self) -> str:
         """Returns a one-line description."""
-        parts = ", ".join(f"{name} {list(x.shape)}" for name, x in self.tensors.items())
-        of = f"{self.card['method']} for {self.card['task']['name']}: " if self.card else ""
-        return f"Prompt({of}{parts})"
+        parts = ", ".join(f"{name} {list(value.shape)}" for name, value in self.tensors.items())
+        task = f"{self.card['method']} for {self.card['task']['name']}: " if self.card else ""
+        return f"Prompt({task}{parts})"
 
     @property
     def metadata(self) -> PromptMetadata:
@@ -53,12 +53,12 @@ def load_prompt(path: str | Path) -> Prompt:
     Raises:
       InputError: if it is missing, truncated, or of another kind.
     """
-    cure = "the path of a prompt; the result of train has its prompt as run.prompt"
-    check_type("path", path, str | Path, cure)
+    advice = "the path of a prompt; the result of train has its prompt as run.prompt"
+    check_type("path", path, str | Path, advice)
     path = str(path)
-    where = str(fetch_prompt(path)) if path.startswith(SCHEME) else path
-    if is_adapter(where):
-        adopted = adopt(where)
+    local_path = str(fetch_prompt(path)) if path.startswith(SCHEME) else path
+    if is_adapter(local_path):
+        adopted = adopt(local_path)
         return Prompt(adopted.tensors, {}, path, adopted)
     tensors, metadata = read_export(path)
     return Prompt(tensors, metadata.to_json(), path)

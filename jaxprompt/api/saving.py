@@ -67,28 +67,29 @@ def save_prompt(
     if format == "jaxprompt":
         return write_artifact(path, prompt.tensors, metadata)
     if format == "delta":
-        whole = backbone or load_own_backbone(prompt)
-        # Differences from other weights would add up to wrong weights.
-        check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=False)
-        delta = as_delta(prompt.tensors, whole, "format='delta'").tensors
+        source = backbone or load_source(prompt)
+        # A difference from other weights would give wrong weights.
+        check_fingerprint(metadata.backbone, source.loaded.report.fingerprint, force=False)
+        delta = as_delta(prompt.tensors, source, "format='delta'").tensors
         return write_artifact(path, delta, metadata)
     if format == "stablehlo":
-        # These modules import this one.
+        # Imported here, because these modules import this one.
         from jaxprompt.api.models import attach
         from jaxprompt.api.stablehlo import write_stablehlo
 
-        return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
+        return write_stablehlo(attach(backbone or load_source(prompt), prompt), path)
     check_peft_folder(path, path)
-    opened = backbone.backbone if backbone else open_backbone(
-        backbone_from_metadata(metadata.backbone, BackboneConfig())
-    )  # fmt: skip
+    if backbone is None:
+        opened = open_backbone(backbone_from_metadata(metadata.backbone, BackboneConfig()))
+    else:
+        opened = backbone.backbone
     scorer = scorer_from_metadata(opened, metadata, batch=1)
     adapter = as_peft(scorer, prompt.tensors, metadata)
     paths = write_peft(path, **adapter)
     return (*paths, write_peft_card(path, metadata, outputs_of(adapter)))
 
 
-def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
+def load_source(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
     """Loads the backbone that a prompt was trained on."""
     backbone = prompt.metadata.backbone
     return load_backbone(
