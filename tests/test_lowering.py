@@ -46,7 +46,7 @@ from jaxprompt.planning.compilers import standing_in
 from jaxprompt.runs.grid.batched_steps import (
     PerRun,
     RunsPlacement,
-    make_group_fronts,
+    make_group_prefixes,
     make_group_scores,
     make_group_step,
 )
@@ -416,7 +416,7 @@ def test_the_front_of_a_grid(target):
     place = make_placement(2, 2, devices=jax.devices()[:4])
     place = dataclasses.replace(place, compiled_for=target, runs=True)
     at = RunsPlacement(**vars(place))
-    front = make_group_fronts(model, axis=DATA)
+    front = make_group_prefixes(model, axis=DATA)
     scores = make_group_scores(model, is_shared=True, axis=DATA)
     kept = jax.eval_shape(front, trainable, frozen, own)
     for step, given in ((front, (trainable, frozen, own)),

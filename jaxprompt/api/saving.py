@@ -67,7 +67,7 @@ def save_prompt(
     if format == "jaxprompt":
         return write_artifact(path, prompt.tensors, metadata)
     if format == "delta":
-        source = backbone or load_source(prompt)
+        source = backbone or load_own_backbone(prompt)
         # A difference from other weights would give wrong weights.
         check_fingerprint(metadata.backbone, source.loaded.report.fingerprint, force=False)
         delta = as_delta(prompt.tensors, source, "format='delta'").tensors
@@ -77,7 +77,7 @@ def save_prompt(
         from jaxprompt.api.models import attach
         from jaxprompt.api.stablehlo import write_stablehlo
 
-        return write_stablehlo(attach(backbone or load_source(prompt), prompt), path)
+        return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
     check_peft_folder(path, path)
     if backbone is None:
         opened = open_backbone(backbone_from_metadata(metadata.backbone, BackboneConfig()))
@@ -89,7 +89,7 @@ def save_prompt(
     return (*paths, write_peft_card(path, metadata, outputs_of(adapter)))
 
 
-def load_source(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
+def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
     """Loads the backbone that a prompt was trained on."""
     backbone = prompt.metadata.backbone
     return load_backbone(

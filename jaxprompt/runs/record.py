@@ -137,8 +137,9 @@ def check_start(
     It is not in the checkpoints, but is initialised again from the training split.
     """
     saved_split, split = record.splits.get("train"), data.splits["train"]
-    differs = saved_split is not None and saved_split.digest != split.digest
-    if differs and "task" in starts_of(config):
+    if saved_split is None or "task" not in starts_of(config):
+        return
+    if saved_split.digest != split.digest:
         raise InputError(
             f"{workdir} has a frozen prompt that was initialised from its training split "
             f"(prompt.start=task) of {saved_split.examples} examples, which differ from the "

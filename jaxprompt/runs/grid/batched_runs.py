@@ -177,11 +177,11 @@ class BatchedRuns:
         """Returns the next batch of every run, arrays [R, ...]; see `Programs.put_batch`."""
         batches, layout = [self.feeds[i].take() for i in self.rows], self.members[0].scorer.layout
         members = [self.members[i] for i in self.rows]
-        if not (members[0].keeps and same_batches(members)):
-            batches = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
+        if not (members[0].has_cache and same_batches(members)):
+            batches = [m.add_cached(batch) for m, batch in zip(members, batches, strict=True)]
             return stack(batches, layout.pad_id, layout.side)
         # Read and transferred only once, because states are larger than the rest of a batch.
-        shared_batch = members[0].give(batches[0])
+        shared_batch = members[0].add_cached(batches[0])
         stacked = stack(
             [shared_batch._replace(kept=None)] * len(batches), layout.pad_id, layout.side
         )

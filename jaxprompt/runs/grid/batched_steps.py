@@ -69,7 +69,7 @@ def make_group_step(
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
     """Returns (trainables, frozen, batches, per_run, front_kv) -> scores [R, B, C].
 
-    A shared batch has no R. `front_kv` is the result of `make_group_fronts` for these parameters,
+    A shared batch has no R. `prefix_kv` is the result of `make_group_prefixes`,
     None without a shared prefix.
     """
 
@@ -83,7 +83,7 @@ def make_group_scores(model: Model, *, is_shared: bool, axis=None):
     return jax.vmap(run_scores, in_axes=in_axes, spmd_axis_name=axis)
 
 
-def make_group_fronts(model: Model, *, axis=None):
+def make_group_prefixes(model: Model, *, axis=None):
     """Returns (trainables, frozen, per_run) -> shared prefix of each run [R, L, B|1, ...]."""
 
     def run_prefix(trainable: Flat, frozen: Flat, per_run: PerRun):
@@ -254,7 +254,7 @@ class Programs:
     ) -> tuple[Method, Flat]:
         """Computes the prompt of every run once. `batch` is any batch of one run.
 
-        Returns the method that reads the result, and the parameters, for `front` and `scores`.
+        Returns the method and the parameters, for `shared_prefix` and `scores`.
         """
         if not self._model.prompt.folds():
             return self._model.prompt, trainable
@@ -291,20 +291,20 @@ class Programs:
 
         Returns the argument of `scores`; None without a shared prefix.
         """
-        if self._model.shared_prefix is None:
+        if self._model.front is None:
             return None
         return self._prefixes(prompt, runs)(trainable, self.frozen, per_run)
 
     def _make_prefixes(self, prompt: Method, runs: int):
         model = dataclasses.replace(self._model, prompt=prompt)
-        prefixes = make_group_fronts(model, axis=DATA if self.is_apart(runs) else None)
+        prefixes = make_group_prefixes(model, axis=DATA if self.is_apart(runs) else None)
         return jax.jit(within(self._within(runs), prefixes), out_shardings=self._sharding(runs))
 
     def scores(
         self, prompt: Method, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *,
         is_shared: bool, prefix_kv: KeyValues | None = None,
     ):  # fmt: skip
-        """Scores a batch with every run, [R, B, C]; `front_kv` is the result of `front`."""
+        """Scores a batch with every run, [R, B, C]; `prefix_kv` is that of `shared_prefix`."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         step = self._scores(prompt, runs, is_shared, batch.kept is not None)
         return step(trainable, self.frozen, batch, per_run, prefix_kv)

@@ -148,15 +148,16 @@ def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
         setting = tuple(sorted(other_fields.items())) if FOLD in changes else index
         by_seed.setdefault(seed, {}).setdefault(setting, []).append(index)
 
-    def fold_score(folds: Sequence[int]) -> tuple[int, float]:
+    def fold_score(folds: list[int]) -> tuple[int, float]:
         total = sum(_selection_score(runs[index][1]) for index in folds)
         return len(folds), total / len(folds)
 
     selected: list[int] = []
     for settings in by_seed.values():
         has_choice = len(settings) > 1  # a run that trains nothing has no dev scores to compare
-        candidates = settings.values()
-        selected += max(candidates, key=fold_score) if has_choice else next(iter(candidates))
+        candidates = list(settings.values())
+        best = max(candidates, key=fold_score) if has_choice else candidates[0]
+        selected += best
     return selected
 
 

@@ -48,24 +48,24 @@ class Member(NamedTuple):
     source: Any  # the data of its batches; runs with the same batches have the same object
     feed: Callable[[], Feed]
     longest: Callable[[], Batch]  # a training batch as long as any
-    held: Any  # the data for evaluation, see the scorer of its kind
+    eval_data: Any  # the data for evaluation, see the scorer of its kind
     record: RunRecord  # of its data
     counts: np.ndarray | None = None  # of tokens, to initialise its prompt
-    kept: FeatureCache | None = None  # cached states of frozen layers
+    cache: FeatureCache | None = None  # cached states of frozen layers
 
     @property
-    def keeps(self) -> bool:
+    def has_cache(self) -> bool:
         """Returns whether its batches have cached states."""
-        return self.kept is not None and bool(self.kept.parts)
+        return self.cache is not None and bool(self.cache.parts)
 
     @property
-    def rest(self) -> Model:
+    def tail_model(self) -> Model:
         """The model that continues from cached states; the whole model without a cache."""
-        return self.model if self.kept is None else self.kept.model
+        return self.model if self.cache is None else self.cache.model
 
-    def give(self, batch: Batch) -> Batch:
+    def add_cached(self, batch: Batch) -> Batch:
         """Adds the cached states of its rows to a training batch, if there are any."""
-        return batch if self.kept is None else self.kept.give(self.source, batch)
+        return batch if self.cache is None else self.cache.give(self.source, batch)
 
     @property
     def words(self) -> Words:
@@ -92,7 +92,7 @@ class Shared(NamedTuple):
     make_scorer: Callable[
         [Any, Sequence[Member], Any], Any
     ]  # (Shared, members, Programs) -> scorer
-    says: Sequence[str]  # lines for the log
+    log_lines: Sequence[str]  # lines for the log
     pretrains: bool = False  # whether runs train on a corpus, and are selected by held-out loss
     # (members, log): computes the cached states of these runs
     fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
@@ -162,7 +162,7 @@ def longest(members: Sequence[Member]) -> Batch:
     """Returns the longest training batch of all runs."""
     # One run for all runs with the same batches.
     representatives = {id(member.source): member for member in members}.values()
-    batches = [member.give(member.longest()) for member in representatives]
+    batches = [member.add_cached(member.longest()) for member in representatives]
     layout = members[0].scorer.layout
     return jax.tree.map(lambda array: array[0], stack(batches, layout.pad_id, layout.side))
 

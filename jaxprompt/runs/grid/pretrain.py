@@ -109,7 +109,7 @@ def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
         feed=partial(
             denoising.feed_rows, config, text.rows, prepared.placement, score, flops
         ),
-        longest=partial(_longest, config, text), held=text, record=prepared.record,
+        longest=partial(_longest, config, text), eval_data=text, record=prepared.record,
         counts=prepared.counts,
     )  # fmt: skip
 
@@ -131,7 +131,7 @@ def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
 
 
 class HeldOutScorer:
-    """Evaluates runs of one program on held-out documents. `Member.held` is a Text."""
+    """Evaluates runs of one program on held-out documents. `Member.eval_data` is a Text."""
 
     def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""
@@ -151,7 +151,7 @@ class HeldOutScorer:
     ) -> list[dict[str, float]]:  # fmt: skip
         """Returns the held-out scores of the runs `rows`."""
         del split, devs
-        texts = [self._members[i].held for i in rows]
+        texts = [self._members[i].eval_data for i in rows]
         is_shared = all(text is texts[0] for text in texts)
         passes = [text.held for text in (texts[:1] if is_shared else texts)]
         layout, total = self._members[0].scorer.layout, None

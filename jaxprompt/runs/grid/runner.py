@@ -248,7 +248,7 @@ class _Work:
         """Trains runs of one backbone. Returns False if a signal stopped them."""
         groups = by_shape(members)
         with RunLog(self.workdir, tracker="none") as log:
-            for line in shared.says:
+            for line in shared.log_lines:
                 log.say(line)
             shared.fill(members, log.say)
             if len(groups) > 1:
@@ -296,7 +296,7 @@ class _Work:
                     frozen,
                     first_init.state,
                     accumulate=shared.config.optim.accumulate,
-                    tail_model=chunk[0].rest,
+                    tail_model=chunk[0].tail_model,
                 )
             return programs_by_words[key], words
 

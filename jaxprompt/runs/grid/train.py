@@ -166,13 +166,13 @@ def _plan_caches(
             weights[model] = start(
                 config_of_run, member.scorer, loaded, member.counts, placement, restored=True
             )
-        cache = plan.add(member.scorer, member.held, weights.get(model))
-        cached_members.append(member._replace(kept=cache))
+        cache = plan.add(member.scorer, member.eval_data, weights.get(model))
+        cached_members.append(member._replace(cache=cache))
     plan.check()
 
     def fill(members: Sequence[Member], log: Callable[[str], None]) -> None:
         # In the order of the runs, each split once.
-        parts = list(dict.fromkeys(part for m in members if m.kept for part in m.kept.parts))
+        parts = list(dict.fromkeys(part for m in members if m.cache for part in m.cache.parts))
         plan.open(parts)
         plan.fill(parts, next(iter(weights.values()), None), log)
 
@@ -189,7 +189,7 @@ def _member(run: GridRun, prepared: PreparedTask) -> Member:
     member = Member(
         run, scorer, scorer.model, prepared.milestones, prepared.steps_per_epoch, (),
         source=train, feed=partial(_feed, config, scorer, train),
-        longest=partial(longest_batch, config, scorer, train), held=prepared.splits,
+        longest=partial(longest_batch, config, scorer, train), eval_data=prepared.splits,
         record=prepared.record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))
@@ -208,7 +208,7 @@ def _feed(config: RunConfig, scorer: Scorer, train: Split) -> Feed:
 
 
 class SplitScorer:
-    """Evaluates runs of one program on splits. `Member.held` are the splits."""
+    """Evaluates runs of one program on splits. `Member.eval_data` are the splits."""
 
     def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""
@@ -218,7 +218,7 @@ class SplitScorer:
 
     def has(self, split: str) -> bool:
         """Returns whether there is a split."""
-        return split in self._members[0].held
+        return split in self._members[0].eval_data
 
     def value(self, dev: dict[str, float]) -> float:
         """Returns the selection score; higher is better."""
@@ -236,18 +236,18 @@ class SplitScorer:
         scorer, programs = members[0].scorer, self._programs
         if scorer.head.WRITES:
             return self._score_texts(split, members, trainable, per_run)
-        splits = [member.held[split] for member in members]
+        splits = [member.eval_data[split] for member in members]
         is_shared = all(encoded is splits[0] for encoded in splits)
         # Runs with the same examples share one pass over them.
         pairs = list(zip(members, splits, strict=True))[: 1 if is_shared else None]
         passes = [
-            (member.kept or FeatureCache(member.scorer)).read(encoded) for member, encoded in pairs
+            (member.cache or FeatureCache(member.scorer)).read(encoded) for member, encoded in pairs
         ]
         example = scorer.one_batch(splits[0].rows[:1])
         prompt, trainable = programs.fold(trainable, example, per_run, len(rows))
         scores: list[Any] = [None] * len(members)
         stacked_batches = side_by_side(passes, scorer.layout)
-        prefix_kv = programs.front(prompt, trainable, per_run, len(rows))
+        prefix_kv = programs.shared_prefix(prompt, trainable, per_run, len(rows))
         score = partial(
             programs.scores,
             prompt,
@@ -286,7 +286,7 @@ class SplitScorer:
         for row, member in enumerate(members):
             frozen = programs.frozen | {name: x[row] for name, x in per_run.frozen.items()}
             scores.append(
-                self._texts(member.held[split], programs.select_run(trainable, row), frozen)
+                self._texts(member.eval_data[split], programs.select_run(trainable, row), frozen)
             )
         return scores
 
