@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             if not signals.ending():
                 raise
         if signals.ending():
-            signals.tell()
+            signals.print_stopped()
             return signals.exit_code()
         return code or signals.exit_code()
 

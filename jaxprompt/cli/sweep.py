@@ -115,7 +115,7 @@ def execute(
     if together:
         others = bool(single)
         outcome = runner.train(
-            together, workdir, stop_signal=signals.heard, size=size, others=others
+            together, workdir, stop_signal=signals.stop_requested, size=size, others=others
         )
         if outcome is None:
             return None

@@ -148,7 +148,7 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
             log.say(f"compiling the training step for {_shape_of(batch)}")
         # Nothing is lost before the first step, which compiles; of several processes all must stop.
         stops_at_once = runs.step == first and jax.process_count() == 1
-        with signals.at_once() if stops_at_once else contextlib.nullcontext():
+        with signals.immediate() if stops_at_once else contextlib.nullcontext():
             measured = runs.take_step(batch)
         if is_new:  # it runs from now on, once those before it are done
             ahead.wait()
@@ -172,7 +172,7 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
         if number:
             runs.settle()
             saved = f"at step {runs.step}; saved, run the same command again to resume"
-            log.say(signals.stopped(number, saved))
+            log.say(signals.stop_message(number, saved))
             return None
     return elapsed()
 

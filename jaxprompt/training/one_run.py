@@ -258,7 +258,7 @@ def drive(
         job.fill(log.say)
         traced = settings.profile if processes.is_first() else 0
         with (
-            signals.held() as stop_signal,
+            signals.deferred() as stop_signal,
             profiled(workdir, traced, start.step) as profiler,
             contextlib.closing(feed.batches),
             checkpoints,
@@ -269,7 +269,7 @@ def drive(
     if ended is not None:
         signals.note("after the last step; saved, run the same command again to finish")
         # One that came during the last step, on any process.
-        signals.check(max(map(int, processes.gather(str(stop_signal())))))
+        signals.stop_on_signal(max(map(int, processes.gather(str(stop_signal())))))
     return ended
 
 

@@ -102,11 +102,11 @@ def train(
         runs = BatchedRuns(chunk, start, checkpoints, logs, log, stop_signal)
         seconds_before = start.seconds
         del start  # its arrays are donated or replaced
-        with signals.held(), checkpoints:
+        with signals.deferred(), checkpoints:
             train_seconds = loop.train(runs, log, seconds_before)
         if train_seconds is None:
             return False
-        signals.check(stop_signal())  # a signal during the last step
+        signals.stop_on_signal(stop_signal())  # a signal during the last step
         runs.end(train_seconds)
     return True
 
