@@ -83,7 +83,7 @@ def check_share(name: str, value: float) -> None:
         raise InputError(f"{name}={value} must be in [0, 1)")
 
 
-def choose(name: str, value: Any, known: Collection[str]) -> str:
+def check_known(name: str, value: Any, known: Collection[str]) -> str:
     """Returns `value` if it is one of `known`; `name` is a field, or words such as "the task".
 
     Raises InputError.

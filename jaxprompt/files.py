@@ -61,7 +61,7 @@ def is_run(folder: Path) -> bool:
     return (folder / LOCK).is_file() and (folder / CONFIG).is_file()
 
 
-def is_held(workdir: str | os.PathLike) -> bool:
+def is_locked(workdir: str | os.PathLike) -> bool:
     """Returns whether a process currently holds the lock of a run directory."""
     try:
         descriptor = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
@@ -76,7 +76,7 @@ def is_held(workdir: str | os.PathLike) -> bool:
     return False
 
 
-def utf8_cure(start: bytes) -> str:
+def utf8_advice(start: bytes) -> str:
     """Returns how to convert a file to UTF-8, guessed from its first bytes."""
     if start.startswith(b"\x1f\x8b"):
         return "it is compressed with gzip: decompress it, or give its name the ending .gz"
@@ -126,18 +126,18 @@ def _containers(value: Any) -> list[Any]:
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """Serialises to JSON; NaN and the infinities become strings, see `plain`."""
-    return json.dumps(plain(value), allow_nan=False, **options)
+    """Serialises to JSON; NaN and the infinities become strings, see `to_plain`."""
+    return json.dumps(to_plain(value), allow_nan=False, **options)
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Converts numpy and jax values to Python's, NaN and infinities to strings for float()."""
     if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
+        return {str(name): to_plain(part) for name, part in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [to_plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -308,7 +308,7 @@ def _check_ending(output: str, path: Path, suffix: str) -> None:
         )
 
 
-def check_others(folder: str | os.PathLike, known: Collection[str], writer: str) -> None:
+def check_foreign_files(folder: str | os.PathLike, known: Collection[str], writer: str) -> None:
     """Raises InputError if a folder contains files that `writer` does not create."""
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -367,7 +367,7 @@ def open_scratch(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "r+b")
 
 
-def acquire(path: Path, directory: Path, advice: str) -> int:
+def acquire_lock(path: Path, directory: Path, advice: str) -> int:
     """Opens and locks the lock file `path` of a directory. Returns its file descriptor.
 
     The system releases the lock when the process dies. Without locks in the file system a warning

@@ -27,6 +27,6 @@ def hide(package: str) -> None:
         sys.meta_path[:] = [_Finder if finder is PathFinder else finder for finder in sys.meta_path]
 
 
-def show(package: str) -> None:
+def unhide(package: str) -> None:
     """Makes a hidden package importable again."""
     _HIDDEN.discard(package)

@@ -10,7 +10,7 @@ roles: give it as a file more in `shared.tasks`.
 from pathlib import Path
 
 from configs.ptuning_v2 import MODELS, NER, QA, SHARED, SRL, tune
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 KINDS = {"ner": NER, "srl": SRL, "qa": QA}
 TASKS = Path(__file__).parent / "tasks"
@@ -19,8 +19,8 @@ TASKS = Path(__file__).parent / "tasks"
 def get_config(cell="ner,roberta-large"):
     """Returns one run."""
     kind, _, model = cell.partition(",")
-    names = KINDS[choose("the kind", kind, KINDS)]
-    model = choose("the model", model or "roberta-large", MODELS)
+    names = KINDS[check_known("the kind", kind, KINDS)]
+    model = check_known("the model", model or "roberta-large", MODELS)
     c = tune(names[0], "prefix", model, length=SHARED[names[0]], epochs=10.0)
     c.shared.tasks = tuple(str(TASKS / f"{name}.json") for name in names)
     return c

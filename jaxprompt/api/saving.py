@@ -15,7 +15,7 @@ from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
 from jaxprompt.convert.peft import outputs_of, write_peft
-from jaxprompt.errors import InputError, check_type, choose
+from jaxprompt.errors import InputError, check_known, check_type
 from jaxprompt.files import user_path
 from jaxprompt.serving.adapters import as_peft
 
@@ -45,7 +45,7 @@ def save_prompt(
         InputError: for a prompt that the format does not support, and for a PEFT folder that
             contains other files.
     """
-    choose("format", format, FORMATS)
+    check_known("format", format, FORMATS)
     check_type("prompt", prompt, Prompt, "a prompt of train or load_prompt, or attach(...).prompt")
     if backbone is not None:
         check_type("backbone", backbone, LoadedBackbone, "the result of load_backbone")

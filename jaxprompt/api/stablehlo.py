@@ -20,8 +20,8 @@ from jaxprompt.api.models import PromptedModel, scores
 from jaxprompt.convert import artifact
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.specials import FED
-from jaxprompt.errors import InputError, choose, with_article
-from jaxprompt.files import check_others, make_folder, parse_json, write_atomic
+from jaxprompt.errors import InputError, check_known, with_article
+from jaxprompt.files import check_foreign_files, make_folder, parse_json, write_atomic
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Target, make_placement, within
 from jaxprompt.types import Batch, Tokens
@@ -94,7 +94,7 @@ def check_folder(folder: str | Path) -> None:
     known_files = [artifact.TENSORS, artifact.METADATA]  # of an export to the same folder
     # With a card the other files are an export, too.
     known_files += FILES if _is_export(Path(folder)) else ()
-    check_others(folder, known_files, "--stablehlo export")
+    check_foreign_files(folder, known_files, "--stablehlo export")
 
 
 def _is_export(folder: Path) -> bool:
@@ -107,7 +107,7 @@ def _is_export(folder: Path) -> bool:
 
 def _check_supported(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
     for platform in platforms:
-        choose("platforms", platform, PLATFORMS)
+        check_known("platforms", platform, PLATFORMS)
     if family in _FIXED_LENGTH_FAMILIES:
         raise InputError(
             f"--stablehlo: {with_article(family)} computes distances for a fixed text length, and "

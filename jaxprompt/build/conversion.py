@@ -8,7 +8,7 @@ from jaxprompt.build.backbone import family_of
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import DTYPES, Report, load_backbone
 from jaxprompt.convert.save import check_loadable, save_backbone
-from jaxprompt.errors import InputError, brief, choose
+from jaxprompt.errors import InputError, brief, check_known
 
 
 def convert_backbone(
@@ -28,7 +28,7 @@ def convert_backbone(
     Raises:
       InputError: if the weights cannot be read, or `output` contains anything else.
     """
-    choose("--dtype", dtype, DTYPES)
+    check_known("--dtype", dtype, DTYPES)
     where = resolve(path, revision or None)
     hf = read_config(where)
     kind = hf.get("model_type", "")

@@ -60,7 +60,7 @@ def show(workdir: Path) -> str:
 
 
 def _state(workdir: Path, result: "RunResult | None") -> str:
-    from jaxprompt.files import is_held
+    from jaxprompt.files import is_locked
     from jaxprompt.training.checkpoint import Checkpoints
 
     if result:
@@ -73,7 +73,7 @@ def _state(workdir: Path, result: "RunResult | None") -> str:
         with suppress(InputError):  # a grid in progress may delete what is read here
             step = grid.latest() if workdir.name in grid.position().get("runs", ()) else None
     at = "before its first checkpoint" if step is None else f"saved at step {step}"
-    return f"running, {at}" if is_held(workdir) else f"stopped, {at}; the same command resumes"
+    return f"running, {at}" if is_locked(workdir) else f"stopped, {at}; the same command resumes"
 
 
 def _learned_from(record: "Document") -> list[tuple[str, object]]:

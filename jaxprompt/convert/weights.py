@@ -208,7 +208,7 @@ def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> Entry:
 
 
 def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
-    hidden.show("torch")
+    hidden.unhide("torch")
     try:
         import torch
     except ImportError:

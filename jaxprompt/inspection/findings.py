@@ -17,7 +17,7 @@ from jaxprompt.build.task import eval_batches
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.files import dumps
 from jaxprompt.inspection.instances import Instances, find_instances
 from jaxprompt.inspection.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
@@ -119,7 +119,7 @@ def inspect(
     Raises:
       InputError: for a workdir without a run or a checkpoint, and for unavailable options.
     """
-    choose("--split", options.split, SPLITS)
+    check_known("--split", options.split, SPLITS)
     at_least("--top", options.top, 1)
     at_least("--examples", options.examples, 4)
     at_least("--instances", options.instances, 0)

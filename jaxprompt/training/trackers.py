@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 from jaxprompt.files import make_folder, write_atomic, write_error
 
 _IDENTITY = "tracker.id"
@@ -196,7 +196,7 @@ def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
 
     Raises InputError for a missing package, on every process.
     """
-    made = TRACKERS[choose("train.tracker", name, TRACKERS)]
+    made = TRACKERS[check_known("train.tracker", name, TRACKERS)]
     if made.PACKAGE:
         _load(name)
     return made(workdir) if enabled else Tracker(workdir)

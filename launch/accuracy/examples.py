@@ -13,7 +13,7 @@ from jaxprompt.build.placement import build_placement
 from jaxprompt.config.load import override, to_run
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import row_rng
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.runs import ppt
 
@@ -22,7 +22,7 @@ SPLITS = {"train": (0, 12_000), "dev": (1, 500), "test": (1, 1_000)}  # 1 = held
 
 def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> dict[str, int]:
     """Writes SPLITS as JSON lines, each with random numbers of its own. -> examples by split"""
-    values = pretrain(choose("--task", task, PRETRAINING), "causal-deep")
+    values = pretrain(check_known("--task", task, PRETRAINING), "causal-deep")
     for field, value in settings:
         override(values, field, value)
     c = to_run(values)

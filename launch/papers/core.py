@@ -28,7 +28,7 @@ from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import SweepRun
 from jaxprompt.config.load import fields
 from jaxprompt.config.run import FREE
-from jaxprompt.errors import InputError, choose, escape
+from jaxprompt.errors import InputError, check_known, escape
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.inspection.tables import failures
 from jaxprompt.training.run_folder import (
@@ -120,7 +120,7 @@ def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
     for part in parts:
         if part not in known and set(map(str.strip, part.split(","))) <= set(known):
             raise InputError(f"{flag}={part!r}: put ; between names, of which some have commas")
-    return [choose(flag, part, known) for part in parts]
+    return [check_known(flag, part, known) for part in parts]
 
 
 def tell_left_out(cells: Sequence[Cell], args: Any) -> None:
@@ -345,7 +345,7 @@ def list_changes(
 def main(argv: Sequence[str]) -> int:
     """Runs the cells that are asked for, and prints or draws all that have results."""
     args, overrides = make_parser(argv).read(argv)
-    choose("the paper", args.paper, PAPERS)
+    check_known("the paper", args.paper, PAPERS)
     paper = PAPERS[args.paper]
     if args.table not in paper.TABLES:
         names = ", ".join(paper.TABLES)
