@@ -75,7 +75,7 @@ def train(
     rows = {name: make_rows(x, name, requested_task) for name, x in splits.items() if x is not None}
     inputs = Given(rows, backbone)
     with _folder(workdir) as folder, signals.handled(), signals.keeping(keep_files):
-        result = tune.run(config, str(folder), inputs)
+        result = tune.train_prompt(config, str(folder), inputs)
         if result is None:
             if keep_files:
                 raise KeyboardInterrupt(f"stopped; the same call resumes {folder}")

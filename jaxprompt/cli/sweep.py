@@ -137,7 +137,7 @@ def execute(
         if run.workdir.name not in finished:
             print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
             try:
-                if tune.run(config, str(run.workdir)) is None:
+                if tune.train_prompt(config, str(run.workdir)) is None:
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)

@@ -23,12 +23,12 @@ from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.runs import denoising
 from jaxprompt.runs.replaced_tokens import tie
 from jaxprompt.runs.running import (
-    Work,
+    RunStages,
     agree_on,
-    carry_out,
     facts,
     make_state,
     open_corpus,
+    run_stages,
 )
 from jaxprompt.training import run_folder
 from jaxprompt.training.one_run import Ended, Job, Prepared
@@ -38,14 +38,14 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 
 
-def run(config: RunConfig, workdir: str) -> RunResult | None:
-    """Runs `adapt` in a workdir. Returns the result, see `running.carry_out`."""
-    return carry_out(Adapting(config, workdir))
+def adapt_backbone(config: RunConfig, workdir: str) -> RunResult | None:
+    """Runs `adapt` in a workdir. Returns the result, see `running.run_stages`."""
+    return run_stages(AdaptStages(config, workdir))
 
 
-def score(config: RunConfig, workdir: str) -> dict[str, object]:
+def score_held_out(config: RunConfig, workdir: str) -> dict[str, object]:
     """Evaluates held-out text with the initial weights; writes no config to the workdir."""
-    work = Adapting(config, workdir)
+    work = AdaptStages(config, workdir)
     work.check()
     keep_programs(config.train.compilation_cache)
     with run_folder.lock(workdir):
@@ -69,7 +69,7 @@ class PreparedBackbone(Prepared[AdaptationRecord]):
     adapted: denoising.Adapted
 
 
-class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
+class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
     """Trains on documents of a corpus, evaluates on held-out ones, and writes a backbone."""
 
     DONE, RECORD = "adapted", AdaptationRecord

@@ -215,13 +215,13 @@ def _prepare(
     make_folder(workdir)
     corpus = read_units(config, workdir)
     processes.agree({"the indexed text": corpus.folder.name})
-    if not trained and tune.run(classifier, workdir) is None:
+    if not trained and tune.train_prompt(classifier, workdir) is None:
         return None
     signals.note("with the classifier trained; run the same command again to continue")
     return open_annotator(classifier, config, workdir), corpus
 
 
-def run(
+def annotate_corpus(
     config: RunConfig, classifier: RunConfig, workdir: str, output: str
 ) -> dict[str, object] | None:
     """Labels the corpus of a config. Returns the counts.

@@ -46,7 +46,7 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.expand import is_grid
-from jaxprompt.runs.running import Work, carry_out, make_state
+from jaxprompt.runs.running import RunStages, make_state, run_stages
 from jaxprompt.runs.running import facts as facts_of
 from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
 from jaxprompt.training.loop import Milestones
@@ -61,9 +61,9 @@ ScoreSplit: TypeAlias = Callable[[Split, Flat, Flat], dict[str, float]]  # see `
 _TASK_BLOCKS = ("task", "data", "head")  # of a config, that may differ between tasks
 
 
-def run(config: RunConfig, workdir: str) -> RunResult | None:
+def train_shared_prompt(config: RunConfig, workdir: str) -> RunResult | None:
     """Trains one prompt on all tasks of a config. Returns the result."""
-    return carry_out(SharedTuning(config, workdir))
+    return run_stages(SharedTrainStages(config, workdir))
 
 
 def is_shared(config: RunConfig) -> bool:
@@ -252,7 +252,7 @@ class TasksJob(Job):
     scores: dict[str, ScoreSplit]  # by task
 
 
-class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
+class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
     """Trains on batches of all tasks, and selects the step with the best mean dev metric."""
 
     DONE, RECORD = "trained", SharedRecord

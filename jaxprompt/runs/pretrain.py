@@ -21,10 +21,10 @@ from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.running import (
-    Work,
-    carry_out,
+    RunStages,
     make_state,
     open_corpus,
+    run_stages,
 )
 from jaxprompt.training.one_run import Ended, Job, Prepared
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
@@ -32,10 +32,12 @@ from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
 
 
-def run(config: RunConfig, workdir: str) -> RunResult | None:
-    """Runs `pretrain` in a workdir. Returns the result, see `running.carry_out`."""
+def pretrain_prompt(config: RunConfig, workdir: str) -> RunResult | None:
+    """Runs `pretrain` in a workdir. Returns the result, see `running.run_stages`."""
     return (
-        tune.run(config, workdir) if has_topics(config) else carry_out(Pretraining(config, workdir))
+        tune.train_prompt(config, workdir)
+        if has_topics(config)
+        else run_stages(PretrainStages(config, workdir))
     )
 
 
@@ -85,7 +87,7 @@ class PromptJob(Job):
     ppt_model: ppt.Learner  # before the first step
 
 
-class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
+class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
     """Trains on documents of a corpus, and evaluates on held-out ones."""
 
     DONE, RECORD = "pre-trained", PretrainingRecord

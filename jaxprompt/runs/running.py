@@ -32,7 +32,7 @@ from jaxprompt.tree import Flat
 
 # Paths on a host, which may differ between the processes of a run.
 _HOST_FIELDS = ("backbone.path", "data.cache_dir", "data.source", "data.files")
-# Data may be moved, because `carry_out` compares it with the record, even of a finished run. In a
+# Data may be moved, because `run_stages` compares it with the record, even of a finished run. In a
 # grid or a sweep it may not: these accept a finished run by its config alone.
 _FREE = (*FREE, "data.source", "data.files")
 
@@ -41,8 +41,8 @@ P = TypeVar("P", bound=Prepared)
 J = TypeVar("J", bound=Job)
 
 
-class Work(abc.ABC, Generic[Record, P, J]):
-    """A kind of run: its stages, in the order in which `carry_out` calls them."""
+class RunStages(abc.ABC, Generic[Record, P, J]):
+    """A kind of run: its stages, in the order in which `run_stages` calls them."""
 
     DONE: ClassVar[str]  # the participle of what it does: "trained"
     RECORD: type[Record]
@@ -97,7 +97,7 @@ def open_corpus(
     return corpus
 
 
-def carry_out(work: Work[Record, P, J]) -> RunResult | None:
+def run_stages(work: RunStages[Record, P, J]) -> RunResult | None:
     """Starts or resumes a run in its workdir. Returns its result, None if a signal stopped it.
 
     A finished run returns its saved result. Raises InputError if the workdir belongs to another run

@@ -32,7 +32,7 @@ from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
-from jaxprompt.runs.running import Work, carry_out, make_state
+from jaxprompt.runs.running import RunStages, make_state, run_stages
 from jaxprompt.training.features.cache import FeatureCache, plan_keeping
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
@@ -42,9 +42,9 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 
 
-def run(config: RunConfig, workdir: str, inputs: Given = NOTHING) -> RunResult | None:
-    """Runs `train` in a workdir. Returns the result, see `running.carry_out`."""
-    return carry_out(Tuning(config, workdir, inputs))
+def train_prompt(config: RunConfig, workdir: str, inputs: Given = NOTHING) -> RunResult | None:
+    """Runs `train` in a workdir. Returns the result, see `running.run_stages`."""
+    return run_stages(TrainStages(config, workdir, inputs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,7 +122,7 @@ class TaskJob(Job):
     score: Callable[[Split, Flat, Flat], dict[str, float]]  # see `build_measure`
 
 
-class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
+class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
     """Trains on the train split, selects on dev, and evaluates on test once."""
 
     DONE, RECORD = "trained", TaskRecord

@@ -58,7 +58,7 @@ def validate(config: RunConfig) -> Iterator[str]:
 
 def _validate_shared(config: RunConfig) -> Iterator[str]:
     """Checks a config whose tasks share a prompt, as the run itself does."""
-    multitask.SharedTuning(config, "").check()
+    multitask.SharedTrainStages(config, "").check()
     tasks = multitask.read_tasks(config)
     counts = tasks.count_tokens(config, lambda scorer: None)
     trainable, frozen = _shapes(config, tasks.joined_scorer(), counts)

@@ -11,7 +11,7 @@ from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.tree import flatten
 
 TEMPLATES = {
@@ -70,7 +70,7 @@ def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
 @pytest.mark.long
 @pytest.mark.parametrize("family", OTHERS)
 def test_learns_on_other_families(family, folders, data, tmp_path):
-    result = run(prepare(folders(family), data, family), str(tmp_path / "run")).to_json()
+    result = train_prompt(prepare(folders(family), data, family), str(tmp_path / "run")).to_json()
     assert result["trained"] == result["total"] and result["test"]["accuracy"] > 0.6
 
 
@@ -103,7 +103,7 @@ def test_a_mesh_changes_nothing(family, trainable, folders, data, tmp_path):
     for number, mesh in enumerate([{}, {"mesh.data": 4, "mesh.model": 2}]):
         fields = {"train.total_steps": 4, "train.eval_steps": 2, "train.log_steps": 1} | mesh
         fields |= {"trainable": trainable} if trainable else {}
-        run(prepare(folders(family), data, family, **fields), str(tmp_path / str(number)))
+        train_prompt(prepare(folders(family), data, family, **fields), str(tmp_path / str(number)))
         lines = read_lines(tmp_path / str(number) / "metrics.jsonl")
         found.append([line["loss"] for line in lines if "loss" in line])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)

@@ -19,7 +19,7 @@ from tiny_run import (
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.errors import InputError
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 BASE = ROOT / "configs/base.py"
 TASK = {
@@ -67,7 +67,9 @@ def expected(backbone, data, tmp_path_factory):
     for split in ("train", "dev", "test"):
         write_rows(folder / f"{split}.jsonl", renamed(data / f"{split}.jsonl"))
     fields = TASK | {"data.source": folder}
-    return run(make_config(backbone, folder, "prefix", **fields), str(folder / "run")).to_json()
+    return train_prompt(
+        make_config(backbone, folder, "prefix", **fields), str(folder / "run")
+    ).to_json()
 
 
 @pytest.mark.long
@@ -172,7 +174,7 @@ def test_labels_may_be_numbers(backbone, data, tmp_path, capsys):
     c = make_config(
         backbone, tmp_path, "prefix", backbone__dropout=0, prompt__dropout=0, train__eval_steps=3
     )
-    run(c, str(tmp_path / "run"))
+    train_prompt(c, str(tmp_path / "run"))
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
     card = json.loads((tmp_path / "run/export/prompt.json").read_text())

@@ -17,7 +17,7 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(head__dropout=0)
@@ -58,7 +58,7 @@ def folders(tmp_path_factory):
 def test_learns_exports_and_predicts(case, folders, data, tmp_path, capsys):
     family, method, fields, rate = CASES[case]
     c = make_config(folders[family], data, method, **LONG, **fields, optim__lr=rate)
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     losses = [r["loss"] for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:3]), (losses[:3], losses[-5:])
     assert result["dev"]["accuracy"] >= 0.7  # 30 rows of three classes
@@ -104,7 +104,7 @@ def test_learns_to_write(family, num_beams, folders, tmp_path, capsys):
         folders[family], data, "full", **LONG, **fields, optim__lr=1e-2, data__max_len=30,
         data__multiple=30,
     )  # fmt: skip
-    result = run(c, str(tmp_path / "run")).to_json()
+    result = train_prompt(c, str(tmp_path / "run")).to_json()
     assert result["dev"]["exact_match"] >= 0.75, result
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     written = tmp_path / "written.jsonl"
@@ -127,7 +127,7 @@ def test_learns_to_write(family, num_beams, folders, tmp_path, capsys):
 def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, refused):
     fields = T5 | {"generate.max_new_tokens": 3}
     c = make_config(folders["t5"], data, "soft", **SHORT, **fields, optim__lr=1e-2)
-    run(c, str(tmp_path))
+    train_prompt(c, str(tmp_path))
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
     code, out, err = jaxprompt(
@@ -154,7 +154,7 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     fields = TEXT | {"generate.max_new_tokens": 20}
     c = make_config(folders["gpt2"], data, "full", **LONG, **fields, data__max_len=60)
     c = c.replace({"train.total_steps": 1, "train.eval_steps": 1})
-    run(c, str(tmp_path / "run"))
+    train_prompt(c, str(tmp_path / "run"))
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
     row = read_lines(data / "test.jsonl")[0]
@@ -182,7 +182,7 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
 )
 def test_soft_tokens_go_to_peft(family, kind, folders, data, tmp_path, capsys):
     fields = T5 if family == "t5" else GPT2
-    run(make_config(folders[family], data, "soft", **SHORT, **fields), str(tmp_path))
+    train_prompt(make_config(folders[family], data, "soft", **SHORT, **fields), str(tmp_path))
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     rows = tmp_path / "rows.npy"
     assert jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'a'}", f"--npy={rows}")[0] == 0
@@ -200,7 +200,7 @@ def test_soft_tokens_go_to_peft(family, kind, folders, data, tmp_path, capsys):
 @pytest.mark.long
 def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
     fields = dict(prompt__decoder=3, prompt__dropout=0)
-    run(make_config(folders["t5"], data, "prefix", **SHORT, **fields), str(tmp_path))
+    train_prompt(make_config(folders["t5"], data, "prefix", **SHORT, **fields), str(tmp_path))
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     line = refused("export", *place, f"--peft={tmp_path / 'a'}", started=True)
     assert line.startswith("--peft: for a T5, PEFT only supports soft tokens of the encoder")
@@ -269,7 +269,7 @@ def test_padding_takes_no_room_of_texts(folders, tmp_path):
     write_rows(data / "dev.jsonl", [row | {"text": 80 * "cat "} for row in rows])
     own = {"data.max_len": 60, "data.multiple": 8, "generate.max_new_tokens": 6, "prompt.length": 3}
     short = dict(train__total_steps=1, train__eval_steps=1, train__test=False)
-    result = run(
+    result = train_prompt(
         make_config(folders["gpt2"], data, "soft", **TEXT | own, **STILL | short),
         str(tmp_path / "run"),
     ).to_json()

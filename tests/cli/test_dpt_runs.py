@@ -9,7 +9,7 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_an
 
 from jaxprompt.config.load import with_overrides
 from jaxprompt.prompts import methods
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 torch = pytest.importorskip("torch")
 
@@ -99,7 +99,7 @@ def test_a_mesh_changes_nothing(electra, data, tmp_path):
     found = []
     for number, mesh in enumerate([{}, {"mesh.data": 4, "mesh.model": 2}]):
         fields = {"train.total_steps": 4, "train.eval_steps": 2, "train.log_steps": 1} | mesh
-        run(prepare(electra, data, "dpt", **fields), str(tmp_path / str(number)))
+        train_prompt(prepare(electra, data, "dpt", **fields), str(tmp_path / str(number)))
         lines = read_lines(tmp_path / str(number) / "metrics.jsonl")
         found.append([line["loss"] for line in lines if "loss" in line])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)

@@ -19,7 +19,7 @@ from jaxprompt import tree
 from jaxprompt.__main__ import main
 from jaxprompt.build.task import eval_batches
 from jaxprompt.runs.restore import restore
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.separation import separate
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import predict_scores
@@ -70,7 +70,7 @@ def runs(backbones, data, tmp_path_factory):
             family, method, fields, arguments = RUNS[name]
             workdir = tmp_path_factory.mktemp("run") / "run"
             c = make_config(backbones(family), data, method, arguments=arguments, **KEPT, **fields)
-            assert run(c, str(workdir)) is not None
+            assert train_prompt(c, str(workdir)) is not None
             made[name] = workdir, c
         return made[name]
 
@@ -201,7 +201,7 @@ def test_a_run_that_learns_nothing_stays_where_it_starts(backbone, data, tmp_pat
     fields = KEPT | {"optim.lr": 0, "optim.weight_decay": 0, "train.total_steps": 3}
     fields |= {"train.eval_steps": 1, "train.keep": 3}
     c = make_config(backbone, data, "soft", **fields)
-    run(c, str(tmp_path / "run"))
+    train_prompt(c, str(tmp_path / "run"))
     _, found, _ = look(tmp_path / "run", "--steps=2")
     assert [row["cosine_with_start"] for row in found["rows"]] == [1] * 4
     assert [own["step"] for own in found["separation"]] == [0, 1, 2, 3]  # more than two are kept
@@ -240,7 +240,7 @@ def test_what_has_no_classes_says_so(kind, backbone, tmp_path):
         write_rows(tmp_path / f"{name}.jsonl", make(seed, size))
     still = STILL | {"train.total_steps": 2, "train.eval_steps": 2}
     c = make_config(backbone, tmp_path, "prefix", **still, **fields)
-    run(c, str(tmp_path / "run"))
+    train_prompt(c, str(tmp_path / "run"))
     _, found, page = look(tmp_path / "run")
     assert {"rows", "labels", "states", "confusion"} == set(found["notes"])
     assert all(text in page for text in found["notes"].values())

@@ -33,7 +33,7 @@ from jaxprompt.inspection.instances import Instance
 from jaxprompt.inspection.learned_rows import find_rows
 from jaxprompt.inspection.report import list_instances
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_a_row_for_each_choice_is_right_or_not(backbone, tmp_path):
         "task.fields": "article,question", "task.label": "answer", "task.choices": "options",
         "task.template": "{article} [sep] {choice}", "data.eval_batch": 8,
     }  # fmt: skip
-    run(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
     _, found, page = look(tmp_path / "run", "--steps=4")
     rows = (tmp_path / "dev.jsonl").read_text().splitlines()
     assert len(found["separation"]) == 3 and found["notes"]["confusion"] in html.unescape(page)
@@ -70,7 +70,7 @@ def test_texts_have_no_classes(tmp_path):
         "head.name": "text", "task.target": "answer", "data.max_target": 6,
         "generate.max_new_tokens": 3, "prompt.length": 4,
     }  # fmt: skip
-    run(make_config(t5, tmp_path, "soft", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(t5, tmp_path, "soft", **fields), str(tmp_path / "run"))
     _, found, _ = look(tmp_path / "run")
     assert {"states", "confusion", "labels"} == set(found["notes"])
     assert len(found["rows"]) == 4 and set(found["attention"]) == {"encoder", "cross"}
@@ -83,7 +83,7 @@ def test_equal_states_are_one_point(backbone, tmp_path):
         rows = [{"text": "the cat was near it", "label": own} for own in ("beast", "food")]
         write_rows(tmp_path / f"{name}.jsonl", rows * 4)
     fields = KEPT | {"prompt.length": 2, "task.labels": "beast,food", "train.total_steps": 2}
-    run(make_config(backbone, tmp_path, "soft", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, tmp_path, "soft", **fields), str(tmp_path / "run"))
     told, found, _ = look(tmp_path / "run", "--steps=2")
     assert found["separation"][-1]["inter"] == 0 and "R_D at step 2: nan" in told
     assert {"pca-2.png", "tsne-2.png"} <= {*pictures(tmp_path / "run")}
@@ -159,7 +159,7 @@ def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
     write_rows(tmp_path / "train.jsonl", [row | {"r": [labels[9]], "t": [""]}] * 8)
     write_rows(tmp_path / "dev.jsonl", several)
     fields = {"task.name": "dialog_re", "head.name": "linear", "optim.lr": 0.3}
-    run(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
     _, found, page = look(tmp_path / "run", "--steps=4")
     counts = np.array(found["confusion"]["counts"])
     assert counts[9, 9] == counts.sum() == 3 and "3 of 3 predictions are right" in page
@@ -168,7 +168,7 @@ def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
 @pytest.mark.long
 def test_a_text_of_few_words_has_no_more_soft_tokens(backbone, data, tmp_path):
     fields = KEPT | {"prompt.length": 24, "data.max_len": 40, "data.multiple": 40}
-    run(make_config(backbone, data, "ipt", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, data, "ipt", **fields), str(tmp_path / "run"))
     _, found, _ = look(tmp_path / "run", "--steps=4")
     words = json.loads((data / "dev.jsonl").read_text().splitlines()[0])["text"].split()
     assert len(found["rows"]) == len(words) < 24
@@ -180,7 +180,7 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
 ):
     folder = shutil.copytree(data, tmp_path / "data")
     fields = KEPT | {"prompt.length": 4, "prompt.start": "task"}
-    run(make_config(backbone, folder, "soft", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, folder, "soft", **fields), str(tmp_path / "run"))
     _, found, _ = look(tmp_path / "run", "--steps=4")
     assert [own["step"] for own in found["separation"]] == [0, 2, 4]
     assert all(row["start"]["cosine"] == 1 for row in found["rows"])  # a word of the vocabulary
@@ -195,7 +195,7 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
 @pytest.mark.long
 def test_a_mesh_changes_nothing(backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", arguments={"layers": "1-1"}, **KEPT)
-    run(c, str(tmp_path / "run"))
+    train_prompt(c, str(tmp_path / "run"))
     _, alone, _ = look(tmp_path / "run", "--steps=4")
     words = flags({"mesh.data": 2, "mesh.fsdp": True})
     _, divided, _ = look(tmp_path / "run", "--steps=4", *words)
@@ -212,7 +212,7 @@ def test_exports_are_compared_by_their_mean_tokens(backbone, data, tmp_path, cap
     folder = tmp_path / "prompts"
     means = {}
     for name, fields in {"a": {"seed": 0}, "b/c": {"seed": 1, "prompt.length": 2}}.items():
-        run(make_config(backbone, data, "soft", **KEPT | fields), str(tmp_path / name[-1]))
+        train_prompt(make_config(backbone, data, "soft", **KEPT | fields), str(tmp_path / name[-1]))
         words = [f"--workdir={tmp_path / name[-1]}", f"--output={folder / name}"]
         assert jaxprompt(capsys, "export", *words)[0] == 0
         means[name] = load_file(folder / name / "prompt.safetensors")["prompt/slots"].mean(0)
@@ -225,7 +225,7 @@ def test_exports_are_compared_by_their_mean_tokens(backbone, data, tmp_path, cap
     np.testing.assert_allclose(found["cosines"], [[1, a @ b], [a @ b, 1]], atol=1e-6)
     assert (folder / "similarity.png").read_bytes()[:4] == b"\x89PNG"
     assert "contains 1 exports" in refused("inspect", f"--exports={folder / 'a'}", started=True)
-    run(make_config(backbone, data, "prefix", **KEPT), str(tmp_path / "d"))
+    train_prompt(make_config(backbone, data, "prefix", **KEPT), str(tmp_path / "d"))
     words = [f"--workdir={tmp_path / 'd'}", f"--output={folder / 'd'}"]
     assert jaxprompt(capsys, "export", *words)[0] == 0
     line = refused("inspect", f"--exports={folder}", started=True)
@@ -247,7 +247,7 @@ def test_prompts_of_other_kinds_are_not_compared(
     made = tmp_path_factory.getbasetemp() / "first-layer"
     if not made.exists():
         c = make_config(backbone, data, "prefix", **KEPT, prompt__layers="1-1")
-        run(c, str(tmp_path / "run"))
+        train_prompt(c, str(tmp_path / "run"))
         words = [f"--workdir={tmp_path / 'run'}", f"--output={made}"]
         assert jaxprompt(capsys, "export", *words)[0] == 0
     first, other = (shutil.copytree(made, tmp_path / "prompts" / name) for name in "ab")

@@ -21,7 +21,7 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 # Dropout above what is kept stays.
 COMMON = dict(
@@ -61,7 +61,7 @@ def folders(dropping, tmp_path_factory):
 def start(folder, *args, **fields):
     """Runs a config. -> (result, losses)"""
     c = make_config(*args, **fields)
-    result = run(c, str(folder)).to_json()
+    result = train_prompt(c, str(folder)).to_json()
     lines = read_lines(folder / "metrics.jsonl")
     return timeless(result), [line["loss"] for line in lines if "loss" in line]
 

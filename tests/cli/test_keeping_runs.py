@@ -11,7 +11,7 @@ from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.runs.grid.expand import list_runs
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.training.features import cache as feature_cache
 
 COMMON = dict(
@@ -93,7 +93,7 @@ def test_runs_are_those_of_single_runs_that_keep(folders, data, tmp_path):
     c = make_config(folders["bert"], data, "prefix", **fields)
     assert train_grid(c, str(tmp_path / "grid")) == 0
     for own in list_runs(c, str(tmp_path / "alone")):
-        expected = run(own.config, str(own.folder)).to_json()
+        expected = train_prompt(own.config, str(own.folder)).to_json()
         found = results(tmp_path / "grid")[own.name]
         assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
         np.testing.assert_allclose(

@@ -16,7 +16,7 @@ from tiny_run import (
     split_scores,
 )
 
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(backbone__dropout=0, head__dropout=0)  # without dropout a step compiles faster
@@ -48,7 +48,7 @@ CASES = {
 def test_learns(case, backbone, data, tmp_path):
     method, fields, rate = CASES[case]
     c = make_config(backbone, data, method, **LONG, **fields, optim__lr=rate)
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     losses = [r["loss"] for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert len(losses) == 60
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:3]), (losses[:3], losses[-5:])
@@ -100,7 +100,7 @@ HEAD = (WIDTH + 1) * 3
 def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp_path, capsys):
     method, fields = ROUND_TRIPS[case]
     c = make_config(backbone, data, method, **SHORT, **fields)
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
     assert code == 0, err
@@ -150,7 +150,7 @@ def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp
 @pytest.mark.parametrize("kind", ["npy", "export"])
 def test_a_soft_prompt_starts_from_a_file(kind, backbone, data, tmp_path, capsys):
     first = make_config(backbone, data, "soft", **SHORT)
-    run(first, str(tmp_path / "first"))
+    train_prompt(first, str(tmp_path / "first"))
     place = (f"--config={tmp_path / 'first/config.json'}", f"--workdir={tmp_path / 'first'}")
     rows = tmp_path / "rows.npy"
     assert jaxprompt(capsys, "export", *place, f"--npy={rows}")[0] == 0
@@ -159,7 +159,7 @@ def test_a_soft_prompt_starts_from_a_file(kind, backbone, data, tmp_path, capsys
     # At a rate of 0 the rows stay where they start.
     fields = dict(prompt__start="file", prompt__file=file, optim__lr=0, optim__lr_head=1e-2)
     second = make_config(backbone, data, "soft", **SHORT, **fields)
-    run(second, str(tmp_path / "second"))
+    train_prompt(second, str(tmp_path / "second"))
     place = (f"--config={tmp_path / 'second/config.json'}", f"--workdir={tmp_path / 'second'}")
     again = tmp_path / "again.npy"
     assert jaxprompt(capsys, "export", *place, f"--npy={again}")[0] == 0
@@ -171,7 +171,7 @@ def test_a_soft_prompt_starts_from_a_file(kind, backbone, data, tmp_path, capsys
 def test_other_families_go_the_same_way(family, data, tmp_path, capsys):
     folder = make_backbone(tmp_path / family, family)
     c = make_config(folder, data, "prefix", **SHORT, **LM, task__template="{text} : [mask]")
-    result = run(c, str(tmp_path / "run")).to_json()
+    result = train_prompt(c, str(tmp_path / "run")).to_json()
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
     flags = (f"--workdir={tmp_path / 'run'}", f"--input={data / 'test.jsonl'}")

@@ -57,7 +57,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointWriter, "save", cut)
         try:
-            tune.run(c, workdir)
+            tune.train_prompt(c, workdir)
         except KeyboardInterrupt:
             pass
     assert found and set(found) == {3}
@@ -68,7 +68,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
         Checkpoints, "restore", lambda *given: seen.append(count()) or restore(*given)
     )
     found.clear()
-    assert tune.run(c, workdir).steps == 4
+    assert tune.train_prompt(c, workdir).steps == 4
     assert seen == [0] and set(found) == {3}
 
 

@@ -8,7 +8,7 @@ from tiny_run import ROOT, flags, jaxprompt, make_config, read_lines, tiny_field
 from jaxprompt.build import task
 from jaxprompt.errors import InputError
 from jaxprompt.runs import train
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
@@ -51,7 +51,7 @@ def spoil(monkeypatch):
 def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL)
     spoil(2, 3, 5)
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     lines = [r for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert [r["skipped"] for r in lines] == [0, 1, 2, 2, 3, 3]
     assert [r["streak"] for r in lines] == [0, 1, 2, 0, 1, 0]
@@ -82,7 +82,7 @@ def test_a_run_that_never_was_finite_is_not_told_to_lower_its_learning_rate(
     c = make_config(backbone, data, "prefix", **STOPPED)
     spoil(1, 2, 3, 4, 5)
     with pytest.raises(InputError, match="the first 3 steps had a non-finite loss") as error:
-        run(c, str(tmp_path))
+        train_prompt(c, str(tmp_path))
     assert "optim.lr" not in str(error.value) and "backbone.dtype=float32" in str(error.value)
 
 
@@ -111,7 +111,7 @@ def test_a_streak_is_seen_where_the_loss_is_logged(
     c = make_config(backbone, data, "prefix", **STOPPED | own)
     spoil(*spoilt)
     with pytest.raises(InputError, match=said):
-        run(c, str(tmp_path))
+        train_prompt(c, str(tmp_path))
     assert Checkpoints(tmp_path).latest() == 6
     saved, _ = arrays(tmp_path)
     assert (saved["step"], saved["skipped"], saved["streak"]) == (6, *state)
@@ -133,7 +133,7 @@ def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkey
 
     monkeypatch.setattr(RunLog, "progress", note_step)
     monkeypatch.setattr(loop.jax, "device_get", note_read)
-    run(c, str(tmp_path))
+    train_prompt(c, str(tmp_path))
     # It logs at 4, 8 and 10, saves at 5 and 10, evaluates at 6 and 10.
     read = "read"
     assert seen == [1, 2, 3, read, 4, read, 5, read, 6, 7, read, 8, 9, read, 10]
@@ -146,7 +146,7 @@ def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp
     with pytest.raises(
         InputError, match="3 steps in a row had a non-finite loss or gradient, up to step 5"
     ):
-        run(c, str(tmp_path / "bad"))
+        train_prompt(c, str(tmp_path / "bad"))
     bad, _ = arrays(tmp_path / "bad")
     spoil()
     good = make_config(backbone, data, "prefix", **STOPPED | {"train.total_steps": 9})
@@ -159,7 +159,7 @@ def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp
 
     monkeypatch.setattr(CheckpointWriter, "save", save_then_end)
     with pytest.raises(InterruptedError):
-        run(good, str(tmp_path / "good"))
+        train_prompt(good, str(tmp_path / "good"))
     expected, _ = arrays(tmp_path / "good")
     for name in expected:
         if name not in ("step", "skipped", "streak"):

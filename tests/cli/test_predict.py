@@ -15,7 +15,7 @@ from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, writ
 
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.data.sampling.fewshot import holdout
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=3e-2
@@ -26,7 +26,7 @@ LETTERED = "{text} {choices} : [mask]"
 
 def export(c, workdir, capsys):
     """Trains and exports. -> the folder of the export"""
-    run(c, str(workdir))
+    train_prompt(c, str(workdir))
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
     return workdir / "export"
@@ -38,7 +38,7 @@ def prompt(backbone, data, tmp_path_factory):
     from jaxprompt.__main__ import main
 
     workdir = tmp_path_factory.mktemp("prompt")
-    run(make_config(backbone, data, "prefix", **STILL), str(workdir))
+    train_prompt(make_config(backbone, data, "prefix", **STILL), str(workdir))
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert main(["export", *place]) == 0
     return workdir / "export"
@@ -426,7 +426,7 @@ def test_what_a_new_method_exports_predicts_as_it_does(name, backbone, data, tmp
     place = [f"--config={config}", f"--workdir={tmp_path / 'run'}"]
     out = tmp_path / "test.jsonl"
     with probes.known():
-        run(c, str(tmp_path / "run"))
+        train_prompt(c, str(tmp_path / "run"))
         assert jaxprompt(capsys, "export", *place)[0] == 0
         card = json.loads((tmp_path / "run/export/prompt.json").read_text())
         rows = load_file(tmp_path / "run/export/prompt.safetensors")

@@ -18,7 +18,7 @@ from tiny_run import (
 import jaxprompt as jp
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.errors import InputError
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 SIZES = dict(hidden_size=64, intermediate_size=64)
 LEARNS = {"train__total_steps": 60, "train__eval_steps": 20, "optim__lr": 0.1}
@@ -35,14 +35,16 @@ def served(whole, data, tmp_path_factory):
     """-> config, folder and result of a run on 4 bits"""
     folder = tmp_path_factory.mktemp("served")
     c = make_config(whole, data, "prefix", backbone__quantize="int4", **LEARNS)
-    return c, folder / "run", run(c, str(folder / "run")).to_json()
+    return c, folder / "run", train_prompt(c, str(folder / "run")).to_json()
 
 
 def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
     c = make_config(whole, data, "prefix", backbone__quantize="int8", **LEARNS)
     result, workdir, told = train_and_export(capsys, tmp_path, c)
     assert result["test"]["accuracy"] >= 0.8 and ", weights int8-" in told
-    plain = run(make_config(whole, data, "prefix", **LEARNS), str(tmp_path / "plain")).to_json()
+    plain = train_prompt(
+        make_config(whole, data, "prefix", **LEARNS), str(tmp_path / "plain")
+    ).to_json()
     assert result["total"] == plain["total"] and result["trained"] == plain["trained"]
     card = json.loads((workdir / "export/prompt.json").read_text())
     assert card["backbone"]["quantize"] == "int8"
@@ -94,7 +96,7 @@ def test_other_codes_are_another_run(served, capsys, tmp_path):
 def test_it_is_the_same_run_however_it_is_laid_out(served, whole, data, tmp_path, changes):
     c, workdir, result = served
     other = make_config(whole, data, "prefix", backbone__quantize="int4", **LEARNS, **changes)
-    found = run(other, str(tmp_path / "run")).to_json()
+    found = train_prompt(other, str(tmp_path / "run")).to_json()
     assert found["dev"] == pytest.approx(result["dev"], abs=0.04)
     np.testing.assert_allclose(
         split_scores(other, tmp_path / "run"), split_scores(c, workdir), atol=0.05
@@ -105,9 +107,11 @@ def test_it_is_the_same_run_however_it_is_laid_out(served, whole, data, tmp_path
 def test_a_grid_and_kept_states_give_the_same(whole, data, tmp_path):
     fields = dict(backbone__quantize="int4", backbone__dropout=0, train__total_steps=8)
     fields |= dict(train__eval_steps=4)
-    alone = run(make_config(whole, data, "head_only", **fields), str(tmp_path / "alone")).to_json()
+    alone = train_prompt(
+        make_config(whole, data, "head_only", **fields), str(tmp_path / "alone")
+    ).to_json()
     kept = make_config(whole, data, "head_only", cache__location="host", **fields)
-    assert run(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.04)
+    assert train_prompt(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.04)
     grid = make_config(whole, data, "head_only", runs__seeds="0,1", **fields)
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     found = json.loads((tmp_path / "grid/seed=0/result.json").read_text())
@@ -126,8 +130,8 @@ def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
     )  # fmt: skip
     kept = make_config(folder, data, "prefix", cache__location="host", **fields)
     grid = make_config(folder, data, "prefix", runs__seeds="0,1", **fields)
-    run(make_config(folder, data, "prefix", **fields), str(tmp_path / "alone"))
-    run(kept, str(tmp_path / "kept"))
+    train_prompt(make_config(folder, data, "prefix", **fields), str(tmp_path / "alone"))
+    train_prompt(kept, str(tmp_path / "kept"))
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     losses = lambda name: [
         line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line

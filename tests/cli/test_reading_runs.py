@@ -15,7 +15,7 @@ from jaxprompt.build.task import eval_batches
 from jaxprompt.config.load import load_config
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.runs.restore import restore
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.losses import make_loss
 
 torch = pytest.importorskip("torch")
@@ -66,7 +66,7 @@ def tuned(request, reading, tmp_path_factory):
     backbone = make_backbone(tmp_path_factory.mktemp(kind) / kind, kind)
     workdir = tmp_path_factory.mktemp("run") / kind
     c = make_config(backbone, reading, "soft", **FIELDS, **KINDS[kind])
-    result = run(c, str(workdir)).to_json()
+    result = train_prompt(c, str(workdir)).to_json()
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert main(["export", *place]) == 0
     return kind, backbone, workdir, result
@@ -178,7 +178,7 @@ def test_classes_as_options(data, tmp_path, capsys):
         backbone, data, "soft", **fields, data__max_len=62, data__multiple=62,
         task__words="animal|beast,food,tool", train__total_steps=2, train__eval_steps=2,
     )  # fmt: skip
-    run(c, str(tmp_path / "run"))
+    train_prompt(c, str(tmp_path / "run"))
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
     card = json.loads((tmp_path / "run/export/prompt.json").read_text())

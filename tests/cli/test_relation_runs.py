@@ -22,7 +22,7 @@ from jaxprompt.config.load import load_config, with_overrides
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 ROWS = "{text|soft} {entity1} [soft*2] [mask] [soft*1] {entity2}"
 TEXT = "a a an an is the near"  # words that the tiny vocabulary has
@@ -182,7 +182,7 @@ def test_gpt2_of_figure_2_b_trains(semeval, tmp_path):
         "train.total_epochs": 0, "train.eval_steps": 1, "optim.schedule.warmup_ratio": 0.0,
         "optim.schedule.warmup_steps": 1,
     }  # fmt: skip
-    result = run(with_overrides(c, list(changes.items())), str(tmp_path / "run")).to_json()
+    result = train_prompt(with_overrides(c, list(changes.items())), str(tmp_path / "run")).to_json()
     assert result["trained"] == result["total"]
     assert next(iter(result["test"])) == "micro_f1"  # which table 2 reports selects
 

@@ -8,7 +8,7 @@ import pytest
 from tiny_run import make_config, read_lines, split_scores
 
 from jaxprompt.errors import InputError
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=1e-2,
@@ -37,7 +37,7 @@ def expected(backbone, data, tmp_path_factory):
     """Dev scores after three steps with the defaults."""
     workdir = tmp_path_factory.mktemp("default")
     c = make_config(backbone, data, "prefix", **STILL)
-    run(c, str(workdir))
+    train_prompt(c, str(workdir))
     return split_scores(c, workdir)
 
 
@@ -45,7 +45,7 @@ def expected(backbone, data, tmp_path_factory):
 @pytest.mark.parametrize("case", SAME)
 def test_the_numbers_stay(case, expected, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL | SAME[case])
-    run(c, str(tmp_path))
+    train_prompt(c, str(tmp_path))
     np.testing.assert_allclose(split_scores(c, tmp_path), expected, rtol=0, atol=1e-5)
 
 
@@ -53,7 +53,7 @@ def test_the_numbers_stay(case, expected, backbone, data, tmp_path):
 @pytest.mark.parametrize("case", OTHER)
 def test_a_run_ends_well(case, expected, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL | OTHER[case])
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     scores = split_scores(c, tmp_path)
     assert result["skipped"] == 0 and np.isfinite(scores).all()
     assert np.abs(scores - expected).max() > 1e-6  # the setting does something
@@ -79,7 +79,7 @@ def events(folder) -> dict[tuple[int, str], float]:
 def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
     fields = STILL | dict(train__total_steps=5, train__eval_steps=2, train__log_steps=2)
     c = make_config(backbone, data, "prefix", **fields, train__tracker="tensorboard")
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     lines, shown = read_lines(tmp_path / "metrics.jsonl"), events(tmp_path / "tensorboard")
     assert [r["step"] for r in lines if "loss" in r] == [2, 4, 5]
     assert [r["step"] for r in lines if "dev" in r] == [2, 4, 5]
@@ -101,7 +101,7 @@ def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
 
 @pytest.mark.long
 def test_no_event_files_where_they_are_not_wanted(backbone, data, tmp_path):
-    run(make_config(backbone, data, "prefix", **STILL), str(tmp_path))
+    train_prompt(make_config(backbone, data, "prefix", **STILL), str(tmp_path))
     assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "tensorboard").exists()
 
 
@@ -113,8 +113,12 @@ def test_a_picture_that_cannot_be_drawn_fails_no_run(backbone, data, tmp_path, m
         raise InputError("no space left")
 
     monkeypatch.setattr("jaxprompt.training.pictures.draw_curves", full)
-    assert run(make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "run"))
+    assert train_prompt(
+        make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "run")
+    )
     assert "curves.png was not drawn: no space left" in capsys.readouterr().err
     monkeypatch.undo()
-    assert run(make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "new"))
+    assert train_prompt(
+        make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "new")
+    )
     assert (tmp_path / "new" / "curves.png").stat().st_size > 1000

@@ -17,7 +17,7 @@ from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.models.text_keys import text_keys
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so
 
@@ -31,7 +31,7 @@ def test_frequent_words_are_those_of_the_corpus(backbone, data, tmp_path, capsys
         optim__lr_head=1e-2, corpus__path=tmp_path / "corpus.txt", corpus__processes=1,
         train__total_steps=1, train__eval_steps=1, train__test=False, backbone__dropout=0,
     )  # fmt: skip
-    run(make_config(backbone, data, "soft", **fields), str(tmp_path / "alone"))
+    train_prompt(make_config(backbone, data, "soft", **fields), str(tmp_path / "alone"))
     grid = make_config(backbone, data, "soft", **fields, runs__seeds="(0, 1)")
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     (tmp_path / "corpus.txt").unlink()  # what is learned needs it no more
@@ -57,7 +57,9 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data, tmp_pa
         optim__lr=0, optim__lr_head=1e-2, train__total_steps=1, train__eval_steps=1,
         train__test=False, backbone__dropout=0,
     )  # fmt: skip
-    run(make_config(backbone, data, "prefix", **fields, mesh__model=2), str(tmp_path / "alone"))
+    train_prompt(
+        make_config(backbone, data, "prefix", **fields, mesh__model=2), str(tmp_path / "alone")
+    )
     grid = make_config(backbone, data, "prefix", **fields, runs__seeds="(0, 1)")
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     c = make_config(backbone, data)

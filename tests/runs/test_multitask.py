@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.runs import multitask
-from jaxprompt.runs.multitask import SharedTuning
+from jaxprompt.runs.multitask import SharedTrainStages
 from jaxprompt.training.one_run import Ended
 from jaxprompt.training.progress import Evaluation, Progress
 
@@ -39,7 +39,7 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
     monkeypatch.setattr(multitask, "build_measure", build_measure)
     monkeypatch.setattr(multitask, "_score_tasks", score)
     train, prompt = SimpleNamespace(test=True), SimpleNamespace(name="prefix")
-    work = SharedTuning(SimpleNamespace(train=train, prompt=prompt, seed=0), "run")
+    work = SharedTrainStages(SimpleNamespace(train=train, prompt=prompt, seed=0), "run")
     work._export = lambda prepared, job, fitted, ended, test: exported.append(fitted)
     prepared = SimpleNamespace(tasks=SimpleNamespace(by_name=tasks), placement=None)
     compiled = {name: f"compiled {name}" for name in tasks}

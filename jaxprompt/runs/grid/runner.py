@@ -283,7 +283,6 @@ class _Work:
         def make_programs(chunk: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
             """Returns the programs of some runs, and their label words if they are arguments."""
             words = varying_words(chunk)
-            # Only of the runs of a chunk, because after a restart the others may be finished.
             word_shapes = jax.tree.map(np.shape, words[chunk[0].run.name])
             # Words that are equal in all runs are constants of the program, others are arguments.
             key = str(word_shapes or jax.tree.map(np.ndarray.tolist, chunk[0].words))
@@ -314,8 +313,7 @@ class _Work:
             for chunk in self._chunks(members, shared.placement, max_runs, log):
                 # The checkpoint is of exactly one chunk.
                 resumed = {member.run.name for member in chunk} == set(self.started)
-                resume_step = self.checkpoints.latest() if resumed else None
-                start_message = format_start(resume_step)
+                start_message = format_start(self.checkpoints.latest() if resumed else None)
                 log.say(f"{count_runs(len(chunk))} at once, {total} steps, {start_message}")
                 programs, words = make_programs(chunk)
                 states: list[TrainState] = []
