@@ -88,9 +88,12 @@ def warn_unlabelled(known: int, count: int, stacklevel: int = 3) -> None:
 
 
 def attach_several(
-    backbone: LoadedBackbone, prompts: Sequence[Prompt] | Mapping[str, Prompt], by: str, batch: int,
+    backbone: LoadedBackbone,
+    prompts: Sequence[Prompt] | Mapping[str, Prompt],
+    by: str,
+    batch: int,
     force: bool,
-) -> BankedModel:  # fmt: skip
+) -> BankedModel:
     """Attaches several prompts to a backbone, see `attach`."""
     if not prompts:
         raise InputError("attach needs at least one prompt; give one")

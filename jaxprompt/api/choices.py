@@ -164,9 +164,13 @@ def _full_name(name: str, known_fields: Mapping[str, Any]) -> str:
 
 
 def make_config(
-    backbone: "LoadedBackbone", *, task: str | Mapping[str, Any] | None,
-    choices: Sequence[Choice | None] = (), overrides: Mapping[str, Any], keep_files: bool = True,
-) -> RunConfig:  # fmt: skip
+    backbone: "LoadedBackbone",
+    *,
+    task: str | Mapping[str, Any] | None,
+    choices: Sequence[Choice | None] = (),
+    overrides: Mapping[str, Any],
+    keep_files: bool = True,
+) -> RunConfig:
     """Returns the config of a run on a loaded backbone.
 
     Args:

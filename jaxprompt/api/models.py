@@ -73,25 +73,43 @@ class PromptedModel:
 
 @overload
 def attach(
-    backbone: LoadedBackbone, prompt: Prompt | None, *, task: str | Mapping[str, Any] | None = None,
-    head: Choice | None = None, batch: int = 64, force: bool = False, sentence_encoder: str = "",
-    pretrained: str = "", **fields: Any,
-) -> PromptedModel: ...  # fmt: skip
+    backbone: LoadedBackbone,
+    prompt: Prompt | None,
+    *,
+    task: str | Mapping[str, Any] | None = None,
+    head: Choice | None = None,
+    batch: int = 64,
+    force: bool = False,
+    sentence_encoder: str = "",
+    pretrained: str = "",
+    **fields: Any,
+) -> PromptedModel: ...
 
 
 @overload
 def attach(
-    backbone: LoadedBackbone, prompt: Sequence[Prompt] | Mapping[str, Prompt], *, batch: int = 64,
-    force: bool = False, by: str = "prompt",
-) -> BankedModel: ...  # fmt: skip
+    backbone: LoadedBackbone,
+    prompt: Sequence[Prompt] | Mapping[str, Prompt],
+    *,
+    batch: int = 64,
+    force: bool = False,
+    by: str = "prompt",
+) -> BankedModel: ...
 
 
 def attach(
-    backbone: LoadedBackbone, prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt] | None, *,
-    task: str | Mapping[str, Any] | None = None, head: Choice | None = None, batch: int = 64,
-    force: bool = False, sentence_encoder: str = "", pretrained: str = "", by: str = "prompt",
+    backbone: LoadedBackbone,
+    prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt] | None,
+    *,
+    task: str | Mapping[str, Any] | None = None,
+    head: Choice | None = None,
+    batch: int = 64,
+    force: bool = False,
+    sentence_encoder: str = "",
+    pretrained: str = "",
+    by: str = "prompt",
     **fields: Any,
-) -> PromptedModel | BankedModel:  # fmt: skip
+) -> PromptedModel | BankedModel:
     """Attaches one prompt or several to a backbone.
 
     Args:

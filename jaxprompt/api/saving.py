@@ -23,9 +23,12 @@ FORMATS = ("jaxprompt", "delta", "peft", "npy", "stablehlo")
 
 
 def save_prompt(
-    prompt: Prompt, path: str | Path, format: str = "jaxprompt",
-    *, backbone: LoadedBackbone | None = None,
-) -> tuple[Path, ...]:  # fmt: skip
+    prompt: Prompt,
+    path: str | Path,
+    format: str = "jaxprompt",
+    *,
+    backbone: LoadedBackbone | None = None,
+) -> tuple[Path, ...]:
     """Saves a prompt.
 
     Args:
@@ -93,6 +96,9 @@ def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
     """Loads the backbone that a prompt was trained on."""
     backbone = prompt.metadata.backbone
     return load_backbone(
-        backbone.id, revision=backbone.revision, rescale=backbone.rescale,
-        quantize=backbone.quantize, dtype=dtype,
-    )  # fmt: skip
+        backbone.id,
+        revision=backbone.revision,
+        rescale=backbone.rescale,
+        quantize=backbone.quantize,
+        dtype=dtype,
+    )

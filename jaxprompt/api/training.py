@@ -33,11 +33,17 @@ class TrainedPrompt:
 
 
 def train(
-    backbone: LoadedBackbone, train: AnyRows, dev: AnyRows | None = None,
-    *, test: AnyRows | None = None, task: str | Mapping[str, Any] | None = None,
-    method: Choice | None = None, head: Choice | None = None,
-    workdir: str | Path | None = None, **overrides: Any,
-) -> TrainedPrompt:  # fmt: skip
+    backbone: LoadedBackbone,
+    train: AnyRows,
+    dev: AnyRows | None = None,
+    *,
+    test: AnyRows | None = None,
+    task: str | Mapping[str, Any] | None = None,
+    method: Choice | None = None,
+    head: Choice | None = None,
+    workdir: str | Path | None = None,
+    **overrides: Any,
+) -> TrainedPrompt:
     """Trains a prompt for a frozen backbone, like the command `train`, on rows in memory.
 
     Args:

@@ -67,14 +67,14 @@ def evaluate(
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import keep_programs
-    from jaxprompt.runs.restore import is_zero_shot, restore
+    from jaxprompt.runs.restore import is_zero_shot, restore_run
 
     _check_split(split)
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
     place = processes.on_first(lambda: check_output(output, data_files(config)) if output else None)
     keep_programs(config.train.compilation_cache)
-    trained = restore(config, workdir or "", [split])  # zero-shot reads no workdir
+    trained = restore_run(config, workdir or "", [split])  # zero-shot reads no workdir
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"

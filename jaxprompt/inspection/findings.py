@@ -24,7 +24,7 @@ from jaxprompt.inspection.learned_rows import LABEL, LearnedRow, find_rows, star
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.prompts import Method
-from jaxprompt.runs.restore import Trained, restore
+from jaxprompt.runs.restore import RestoredRun, restore_run
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
 from jaxprompt.training.checkpoint import Checkpoints
@@ -178,13 +178,13 @@ def _has_soft_tokens(prompt: Method) -> bool:
     return bool(prompt.num_slots()) and not prompt.components()
 
 
-def _restore(config: RunConfig, workdir: str, split: str) -> Trained:
+def _restore(config: RunConfig, workdir: str, split: str) -> RestoredRun:
     """Restores a run; with the training examples if its prompt was initialised from them."""
     trained = None
     if "task" in starts_of(config):
         with contextlib.suppress(InputError):  # they may not exist any more
-            trained = restore(config, workdir, [split, "train"])
-    trained = trained or restore(config, workdir, [split])
+            trained = restore_run(config, workdir, [split, "train"])
+    trained = trained or restore_run(config, workdir, [split])
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
@@ -213,7 +213,7 @@ def _choose_steps(
     return tuple(sorted(chosen))
 
 
-def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
+def _about(config: RunConfig, trained: RestoredRun, split: str) -> dict[str, str]:
     task, trainable = trained.scorer.task, trained.weights.trainable
     rows = {
         "task": f"{task.name} ({KINDS[task.kind].name})",
@@ -260,7 +260,7 @@ def _some(split: Split, limit: int) -> Split:
 
 
 def _find_states(
-    findings: Findings, trained: Trained, workdir: str, part: Split, steps: Sequence[int],
+    findings: Findings, trained: RestoredRun, workdir: str, part: Split, steps: Sequence[int],
     pictured: Sequence[int], first: tree.Flat | None, tell: Callable[[str], None],
 ) -> None:  # fmt: skip
     scorer = trained.scorer
@@ -309,7 +309,7 @@ def _find_states(
     findings.states = States(names, labels[there], separations, kept)
 
 
-def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat | None:
+def _numbers(trained: RestoredRun, workdir: str, step: int) -> tree.Flat | None:
     """Returns the trained parameters of a step; the best ones are loaded already.
 
     Returns None if a run that is still training has removed the step.
@@ -343,7 +343,9 @@ def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.n
 # -- answers --------------------------------------------------------------------------------------
 
 
-def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, split: Split) -> None:
+def _find_confusion(
+    findings: Findings, config: RunConfig, trained: RestoredRun, split: Split
+) -> None:
     scorer, names = trained.scorer, trained.scorer.task.labels
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
@@ -378,7 +380,7 @@ def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, spl
 
 
 def _find_attention(
-    findings: Findings, trained: Trained, part: Split, whole: Mapping[str, Any]
+    findings: Findings, trained: RestoredRun, part: Split, whole: Mapping[str, Any]
 ) -> None:
     scorer = trained.scorer
     model, choices = scorer.model, scorer.layout.num_rows

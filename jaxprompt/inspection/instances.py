@@ -13,7 +13,7 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.inspection.learned_rows import show_tokens, unit_rows
 from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.models.scorer import Scorer
-from jaxprompt.runs.restore import Trained
+from jaxprompt.runs.restore import RestoredRun
 from jaxprompt.training.evaluation import place_step, predict_scores
 from jaxprompt.types import Batch, Injection, Role
 
@@ -44,7 +44,13 @@ class Instances(NamedTuple):
 
 
 def find_instances(
-    trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
+    trained: RestoredRun,
+    part: Split,
+    labels: np.ndarray,
+    names: Sequence[str],
+    *,
+    shown: int,
+    top: int,
 ) -> Instances:
     """Compares texts with their prompts (Jiang et al. 2022, sections 5.3 and 5.4).
 
@@ -60,7 +66,13 @@ def find_instances(
 
 
 def _mark_words(
-    trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
+    trained: RestoredRun,
+    part: Split,
+    labels: np.ndarray,
+    names: Sequence[str],
+    *,
+    shown: int,
+    top: int,
 ) -> list[Instance]:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
@@ -72,7 +84,9 @@ def _mark_words(
     return instances
 
 
-def _find_places(trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str]) -> Places:
+def _find_places(
+    trained: RestoredRun, part: Split, labels: np.ndarray, names: Sequence[str]
+) -> Places:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     choices = scorer.layout.num_rows
 

@@ -172,7 +172,7 @@ def _check_planned(config: RunConfig) -> None:
             "texts, which needs the most memory, with its fields"
         )
     if config.ppt.task:
-        ppt.check_learner(config)
+        ppt.check_trainable_prompt(config)
 
 
 def _lay(scorer: Scorer, example: Example, size: int, *, targets: bool) -> Batch:

@@ -21,12 +21,12 @@ from jaxprompt.files import write_atomic
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.runs import denoising
-from jaxprompt.runs.replaced_tokens import tie
+from jaxprompt.runs.replaced_tokens import tie_embeddings
 from jaxprompt.runs.running import (
     RunStages,
     agree_on,
-    facts,
-    make_state,
+    agreed_settings,
+    init_train_state,
     open_corpus,
     run_stages,
 )
@@ -49,7 +49,7 @@ def score_held_out(config: RunConfig, workdir: str) -> dict[str, object]:
     work.check()
     keep_programs(config.train.compilation_cache)
     with run_folder.lock(workdir):
-        processes.agree(facts(config))
+        processes.agree(agreed_settings(config))
         prepared = work.prepare(None, None)
         agree_on(prepared.record)
         scores = work.build_scores(prepared)(prepared.adapted.trainable)
@@ -66,7 +66,7 @@ class PreparedBackbone(Prepared[AdaptationRecord]):
     rows: DenoisingRows  # for training
     held_out: DenoisingRows
     dev: Pass  # over the held-out rows
-    adapted: denoising.Adapted
+    adapted: denoising.AdaptableModel
 
 
 class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
@@ -90,7 +90,7 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
         if saved is not None:
             # Before batches are planned: in other text the saved position means other sequences.
             check_unchanged(saved.corpus, corpus.fingerprint)
-        rows, held_out = denoising.read_rows(config, corpus, denoiser, tokenizer)
+        rows, held_out = denoising.make_denoising_rows(config, corpus, denoiser, tokenizer)
         share = placement.share()
         dev = Pass(
             held_out,
@@ -126,13 +126,15 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
     def build_scores(self, prepared: PreparedBackbone) -> Callable[[Flat], dict[str, float]]:
         """Returns a function (trainable) -> scores of held-out sequences."""
         placement, seed = prepared.placement, self.config.seed
-        return denoising.build_scores(placement, prepared.adapted, prepared.dev, seed)
+        return denoising.make_held_out_scorer(placement, prepared.adapted, prepared.dev, seed)
 
     def build(self, prepared: PreparedBackbone) -> Job:
         """Makes the step, and counts its FLOPs."""
         config, placement, adapted = self.config, prepared.placement, prepared.adapted
-        tx, state = make_state(config, prepared, adapted.trainable)
-        flops = denoising.flops_of(adapted, next(iter(prepared.dev)), config.data.batch, placement)
+        tx, state = init_train_state(config, prepared, adapted.trainable)
+        flops = denoising.count_adapt_flops(
+            adapted, next(iter(prepared.dev)), config.data.batch, placement
+        )
         accumulate = config.optim.accumulate
         return Job(
             step=make_train_step(adapted.model, tx, adapted.objectives, accumulate=accumulate),
@@ -172,11 +174,16 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
         trained = tree.count(adapted.trainable)
         progress, best = outcome.progress, outcome.best
         result = RunResult(
-            objective=config.objective.name, seed=config.seed, trained=trained,
-            total=trained + tree.count(adapted.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, held_out=best.dev,
+            objective=config.objective.name,
+            seed=config.seed,
+            trained=trained,
+            total=trained + tree.count(adapted.frozen),
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            held_out=best.dev,
             time=outcome.time,
-        )  # fmt: skip
+        )
         params = tree.merge(outcome.numbers, adapted.frozen)
         model_card = result.to_json() | {
             "corpus": f"{config.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} "
@@ -188,21 +195,31 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
         record_json = json.dumps(prepared.record.to_json(), sort_keys=True)
         run_name = f"adapt {hashlib.sha256(record_json.encode()).hexdigest()[:16]}"
         save = functools.partial(
-            save_backbone, tokenizer=prepared.folder, card=model_card, run=run_name,
+            save_backbone,
+            tokenizer=prepared.folder,
+            card=model_card,
+            run=run_name,
             rescale=config.backbone.rescale,
-        )  # fmt: skip
+        )
         folder, backbone = Path(self.workdir), adapted.backbone
         save(folder / "backbone", backbone.family, backbone.hf, params["backbone"])
         if adapted.generator is not None:
             # It shares the discriminator's embeddings, which its file must contain, too.
-            generator, tied = adapted.generator, tie(params["generator"], params["backbone"])
+            generator, tied = (
+                adapted.generator,
+                tie_embeddings(params["generator"], params["backbone"]),
+            )
             save(folder / "generator", generator.family, generator.hf, tied)
         if denoising.objective_of(config).examples:
             # All processes predict, because the step runs on all devices; the first writes.
-            text = denoising.fill(
-                config, prepared.placement, adapted, outcome.numbers, prepared.held_out,
+            text = denoising.render_predictions(
+                config,
+                prepared.placement,
+                adapted,
+                outcome.numbers,
+                prepared.held_out,
                 prepared.tokenizer,
-            )  # fmt: skip
+            )
             if processes.is_first():
                 write_atomic(folder / "examples.txt", text)
         return result

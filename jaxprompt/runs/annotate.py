@@ -42,8 +42,8 @@ from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.ppt import thresholds_of
-from jaxprompt.runs.restore import Trained, is_zero_shot, restore
-from jaxprompt.runs.running import facts
+from jaxprompt.runs.restore import RestoredRun, is_zero_shot, restore_run
+from jaxprompt.runs.running import agreed_settings
 from jaxprompt.scoring.decisions import probabilities
 from jaxprompt.training.evaluation import predict_scores, scoring_step
 from jaxprompt.training.pace import Pace
@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 class Annotator(NamedTuple):
     """A trained classifier that labels units."""
 
-    trained: Trained
+    trained: RestoredRun
     classes: tuple[str, ...]  # from worst to best
     max_len: int
     description: str  # identifies it: task, weights and parameters
@@ -125,7 +125,7 @@ def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> An
 
     Raises InputError if its classes do not match the thresholds of `config`.
     """
-    trained = restore(classifier, workdir)
+    trained = restore_run(classifier, workdir)
     scorer = trained.scorer
     check_thresholds(scorer.task.labels, thresholds_of(config))
     description = (
@@ -137,7 +137,7 @@ def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> An
     return Annotator(trained, scorer.task.labels, max_len, description)
 
 
-def _digest(trained: Trained) -> str:
+def _digest(trained: RestoredRun) -> str:
     """Returns a digest of a classifier: its parameters, its labels and its template.
 
     Checkpoint files are not hashed: they depend on times and on the order of threads.
@@ -211,7 +211,7 @@ def _prepare(
     if not trained:  # whether they belong to this classifier is only known after its training
         check_unfinished(output)
     check_saved(classifier, workdir, trained)
-    processes.agree(facts(config) | {"--output": output, "result.json": str(trained)})
+    processes.agree(agreed_settings(config) | {"--output": output, "result.json": str(trained)})
     make_folder(workdir)
     corpus = read_units(config, workdir)
     processes.agree({"the indexed text": corpus.folder.name})

@@ -40,7 +40,13 @@ from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batc
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.fill_report import make_fill_step, render
 from jaxprompt.runs.grid.expand import is_grid
-from jaxprompt.runs.replaced_tokens import Pair, generator_config, make_objectives, make_pair, untie
+from jaxprompt.runs.replaced_tokens import (
+    Pair,
+    generator_config,
+    make_objectives,
+    make_pair,
+    untie_embeddings,
+)
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.training.evaluation import ahead
@@ -58,7 +64,7 @@ NEEDS = {
 Sums = Mapping[str, Mapping[str, float]]  # objective -> what it counts
 
 
-class Adapted(NamedTuple):
+class AdaptableModel(NamedTuple):
     """A backbone, its pre-training objectives, and its initial parameters."""
 
     backbone: Backbone
@@ -106,7 +112,7 @@ def objective_of(config: RunConfig) -> OnText:
     return config.objective
 
 
-def read_rows(
+def make_denoising_rows(
     config: RunConfig, corpus: Corpus, objective: Denoiser, tokenizer: Tokenizer
 ) -> tuple[DenoisingRows, DenoisingRows]:
     """Cuts the documents into sequences. Returns those for training and those held out."""
@@ -130,13 +136,17 @@ def make_denoiser(config: RunConfig, tokenizer: Tokenizer, backbone: Backbone) -
     if isinstance(objective, MaskedLM):
         make = rtd.make if isinstance(objective, ReplacedTokens) else mlm.make
         return make(
-            tokenizer, length, rate=objective.rate, whole_words=objective.whole_words,
+            tokenizer,
+            length,
+            rate=objective.rate,
+            whole_words=objective.whole_words,
             apart=objective.separate_documents,
-        )  # fmt: skip
+        )
     seq2seq_options = dict(
-        start=backbone.module.cfg.start, pattern=config.backbone.sentinel,
+        start=backbone.module.cfg.start,
+        pattern=config.backbone.sentinel,
         apart=objective.separate_documents,
-    )  # fmt: skip
+    )
     if isinstance(objective, PrefixLM):
         return prefix_lm.make(tokenizer, length, share=objective.share, **seq2seq_options)
     assert isinstance(objective, SpanCorruption)
@@ -187,7 +197,7 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     return _in_float32(backbone)
 
 
-def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) -> Adapted:
+def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) -> AdaptableModel:
     """Loads or randomly initialises the weights, and makes the model that trains them."""
     head = NEEDS[config.objective.name][1]
     if config.backbone.init:
@@ -206,7 +216,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
     model: Model | Pair
     if isinstance(config.objective, ReplacedTokens):
         generator, generator_weights = _load_generator(config, backbone, placement)
-        params["generator"] = untie(generator_weights.params)
+        params["generator"] = untie_embeddings(generator_weights.params)
         fingerprint = hashlib.sha256(
             f"{fingerprint} {generator_weights.report.fingerprint}".encode()
         ).hexdigest()
@@ -224,7 +234,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
     # Copied, because a step donates the buffers of its state.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
-    return Adapted(
+    return AdaptableModel(
         backbone, generator, model, objectives, trainable, frozen, loaded.report, fingerprint
     )
 
@@ -281,18 +291,20 @@ def _load_generator(
     )
 
 
-def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> float:
+def count_adapt_flops(
+    adapted: AdaptableModel, like: Batch, rows: int, placement: Placement
+) -> float:
     """Counts the model FLOPs of a training step on `rows` sequences like those of a batch.
 
     They are three times those of the forward pass: the backward pass has two products for each.
     """
     step_shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-    count = make_count_step(spelt_out(adapted.model), adapted.objectives)
+    count = make_count_step(without_kernels(adapted.model), adapted.objectives)
     inputs = adapted.trainable, adapted.frozen, jax.tree.map(step_shape, like), jax.random.key(0)
     return 3 * count_flops(within(placement, count), *inputs)
 
 
-def spelt_out(model: Model | Pair) -> Model | Pair:
+def without_kernels(model: Model | Pair) -> Model | Pair:
     """Returns a model without recomputation and fused kernels, whose FLOPs cannot be counted."""
     if isinstance(model, Pair):
         return Pair(_spelt_out(model.generator), _spelt_out(model.discriminator))
@@ -307,7 +319,7 @@ def _spelt_out(model: Model) -> Model:
 # -- scores ---------------------------------------------------------------------------------------
 
 
-class Learned(Protocol):
+class ScoredModel(Protocol):
     """Interface of a model whose held-out sequences can be scored."""
 
     @property
@@ -324,9 +336,12 @@ class Learned(Protocol):
 
 
 def feed_rows(
-    config: RunConfig, rows: Rows, placement: Placement,
-    score: Callable[[Sums], dict[str, float]], flops: float,
-) -> Feed:  # fmt: skip
+    config: RunConfig,
+    rows: Rows,
+    placement: Placement,
+    score: Callable[[Sums], dict[str, float]],
+    flops: float,
+) -> Feed:
     """Returns the training batches of running text, with scores and throughput for the log.
 
     `flops` are the model FLOPs of a step on all devices together.
@@ -350,10 +365,13 @@ def score_sums(sums: Sums) -> dict[str, float]:
     return scores | {f"generator_{name}": value for name, value in generator_scores.items()}
 
 
-def build_scores(
-    placement: Placement, trainable_model: Learned, held_out: Pass, seed: int,
+def make_held_out_scorer(
+    placement: Placement,
+    trainable_model: ScoredModel,
+    held_out: Pass,
+    seed: int,
     score: Callable[[Sums], dict[str, float]] = score_sums,
-) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
+) -> Callable[[tree.Flat], dict[str, float]]:
     """Returns a function (trainable) -> held-out scores, with the same masks in every pass."""
     count = make_count_step(trainable_model.model, trainable_model.objectives)
     step = jit(within(placement, count), out_shardings=placement.replicated)
@@ -363,11 +381,13 @@ def build_scores(
         total: dict[str, dict[str, np.float64]] = {}
         batch_sums = (
             step(
-                trainable, trainable_model.frozen, put_batch(placement, batch),
+                trainable,
+                trainable_model.frozen,
+                put_batch(placement, batch),
                 jax.random.fold_in(key, number),
             )
             for number, batch in enumerate(held_out)
-        )  # fmt: skip
+        )
         for sums in ahead(batch_sums):
             # In float64 on the host, because float32 counts stop growing at 2^24.
             add = lambda old, new: old + np.float64(new)
@@ -378,10 +398,10 @@ def build_scores(
     return measure
 
 
-def fill(
+def render_predictions(
     config: RunConfig,
     placement: Placement,
-    adapted: Adapted,
+    adapted: AdaptableModel,
     trainable: tree.Flat,
     held_out: DenoisingRows,
     tokenizer: Tokenizer,

@@ -8,7 +8,7 @@ import numpy as np
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads.pretraining import LikeliestHead
 from jaxprompt.models.model import Model
-from jaxprompt.runs.replaced_tokens import Pair, replace
+from jaxprompt.runs.replaced_tokens import Pair, replace_tokens
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
@@ -33,7 +33,7 @@ def make_fill_step(model: Model | Pair):
         def step(trainable: Flat, frozen: Flat, batch: Batch, key):
             params = merge(trainable, frozen)
             generated = model.forward(params, batch, head="generator", key=key)
-            detected = model.forward(params, replace(batch, generated), head="discriminator")
+            detected = model.forward(params, replace_tokens(batch, generated), head="discriminator")
             return generated.drawn, detected.hit
 
         return step
@@ -74,9 +74,11 @@ def render(
 
 
 def _inline(
-    tokenizer: Tokenizer, ids: np.ndarray, predictions: dict[int, tuple[int, int]],
+    tokenizer: Tokenizer,
+    ids: np.ndarray,
+    predictions: dict[int, tuple[int, int]],
     row_hits: np.ndarray | None,
-) -> str:  # fmt: skip
+) -> str:
     """Formats a sequence with marks; `predictions` are (predicted id, target id) by position."""
     subwords = _subwords(tokenizer, ids.tolist())
     for position in range(len(subwords)):

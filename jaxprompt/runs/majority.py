@@ -35,7 +35,11 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
     judgements = judge(task, examples)
     predictions = np.full_like(labels, majority)
     scores = metrics.score(
-        task.metric, labels, predictions, len(task.labels), judgements,
+        task.metric,
+        labels,
+        predictions,
+        len(task.labels),
+        judgements,
         scores=np.broadcast_to(counts, (len(labels), len(task.labels))),
-    )  # fmt: skip
+    )
     return {"split": split, "examples": len(examples), "majority": task.labels[majority], **scores}

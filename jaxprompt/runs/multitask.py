@@ -46,8 +46,7 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.expand import is_grid
-from jaxprompt.runs.running import RunStages, make_state, run_stages
-from jaxprompt.runs.running import facts as facts_of
+from jaxprompt.runs.running import RunStages, agreed_settings, init_train_state, run_stages
 from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
@@ -114,7 +113,7 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class TaskInputs:
+class SharedTaskInputs:
     """The inputs of one of several tasks."""
 
     config: RunConfig
@@ -135,7 +134,7 @@ class Tasks:
 
     placement: Placement
     backbone: Backbone
-    by_name: dict[str, TaskInputs]
+    by_name: dict[str, SharedTaskInputs]
     mix: TaskMix
     milestones: Milestones
 
@@ -177,7 +176,7 @@ def read_tasks(config: RunConfig) -> Tasks:
             for field, value in values.items()
         }
     )
-    by_name: dict[str, TaskInputs] = {}
+    by_name: dict[str, SharedTaskInputs] = {}
     for name, task_config in configs.items():
         backbone = open_fitting(task_config, placement)
         try:
@@ -187,7 +186,7 @@ def read_tasks(config: RunConfig) -> Tasks:
             raise InputError(f"task {name}: {error}") from error
         data = make_task_data(examples, scorer)
         record = SharedTask(**vars(data), fields=fields[name])
-        by_name[name] = TaskInputs(
+        by_name[name] = SharedTaskInputs(
             config=task_config, scorer=scorer, splits=splits, notes=examples.notes, record=record
         )
     _check_prompts(config, by_name)
@@ -215,7 +214,7 @@ def read_tasks(config: RunConfig) -> Tasks:
     )
 
 
-def _check_prompts(config: RunConfig, tasks: Mapping[str, TaskInputs]) -> None:
+def _check_prompts(config: RunConfig, tasks: Mapping[str, SharedTaskInputs]) -> None:
     """Raises InputError for a method that depends on the task, or has its own objective."""
     prompts = {name: task.scorer.model.prompt for name, task in tasks.items()}
     first = next(iter(prompts))
@@ -312,7 +311,7 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
             name: build_measure(task.config, task.scorer, placement)
             for name, task in tasks.by_name.items()
         }
-        tx, state = make_state(config, prepared, weights.trainable)
+        tx, state = init_train_state(config, prepared, weights.trainable)
         steps = {
             name: _make_task_step(name, task, scorer.model, tx)
             for name, task in tasks.by_name.items()
@@ -358,9 +357,11 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
             scorers[name] = task.scorer.fitted(_select_scores(best.dev, name))
             # A head with another threshold is another program; otherwise the compiled one is used.
             is_same_head = scorers[name].head == task.scorer.head
-            scores[name] = job.scores[name] if is_same_head else build_measure(
-                task.config, scorers[name], prepared.placement
-            )  # fmt: skip
+            scores[name] = (
+                job.scores[name]
+                if is_same_head
+                else build_measure(task.config, scorers[name], prepared.placement)
+            )
         test: dict[str, float] = {}
         if config.train.test:
             test = _score_tasks("test", tasks, scores, outcome.numbers, job.frozen)
@@ -368,16 +369,27 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
         if processes.is_first():
             self._export(prepared, job, scorers, outcome, test)
         return RunResult(
-            method=config.prompt.name, seed=config.seed, tasks=tuple(tasks),
-            trained=trained, total=trained + tree.count(job.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test or None,
+            method=config.prompt.name,
+            seed=config.seed,
+            tasks=tuple(tasks),
+            trained=trained,
+            total=trained + tree.count(job.frozen),
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            dev=best.dev,
+            test=test or None,
             time=outcome.time,
-        )  # fmt: skip
+        )
 
     def _export(
-        self, prepared: PreparedTasks, job: TasksJob, scorers: Mapping[str, Scorer], outcome: Ended,
+        self,
+        prepared: PreparedTasks,
+        job: TasksJob,
+        scorers: Mapping[str, Scorer],
+        outcome: Ended,
         test: Mapping[str, float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         family = prepared.tasks.backbone.family
         for name, scorer in scorers.items():
             config = prepared.tasks.by_name[name].config
@@ -386,11 +398,14 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
                 "test": _select_scores(test, name),
             }
             tensors, metadata = pack(
-                scorer, _select_params(outcome.numbers, name), _select_params(job.frozen, name),
+                scorer,
+                _select_params(outcome.numbers, name),
+                _select_params(job.frozen, name),
                 backbone=dataclasses.replace(config.backbone, family=family),
-                fingerprint=prepared.loaded.report.fingerprint, config=config,
+                fingerprint=prepared.loaded.report.fingerprint,
+                config=config,
                 metrics={split: values for split, values in task_scores.items() if values},
-            )  # fmt: skip
+            )
             metadata = dataclasses.replace(metadata, init=prepared.record.init)
             write_artifact(Path(self.workdir) / "export" / name, tensors, metadata)
 
@@ -405,7 +420,7 @@ def _feed(tasks: Tasks, seed: int) -> Feed:
 
 
 def _make_task_step(
-    name: str, task: TaskInputs, model: Model, tx: optax.GradientTransformation
+    name: str, task: SharedTaskInputs, model: Model, tx: optax.GradientTransformation
 ) -> TrainStep:
     """Returns the train step of a task; `model` has the heads of all tasks."""
     terms = build_objectives(task.config, task.scorer.model)
@@ -414,9 +429,12 @@ def _make_task_step(
 
 
 def _score_tasks(
-    split: str, tasks: Mapping[str, TaskInputs], scores: Mapping[str, ScoreSplit], trainable: Flat,
+    split: str,
+    tasks: Mapping[str, SharedTaskInputs],
+    scores: Mapping[str, ScoreSplit],
+    trainable: Flat,
     frozen: Flat,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Evaluates a split of every task, and averages their metrics."""
     values: dict[str, float] = {}
     task_metrics: list[float] = []
@@ -437,7 +455,7 @@ def _task_fields(config: RunConfig) -> dict[str, str]:
     """Returns the fields that differ between tasks, without file paths."""
     return {
         field: value
-        for field, value in facts_of(config).items()
+        for field, value in agreed_settings(config).items()
         if field.split(".")[0] in _TASK_BLOCKS
     }
 

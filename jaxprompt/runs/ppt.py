@@ -48,8 +48,8 @@ from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import Placement, within
 from jaxprompt.runs import record as records
-from jaxprompt.runs.denoising import Sums, spelt_out
-from jaxprompt.runs.restore import Trained
+from jaxprompt.runs.denoising import Sums, without_kernels
+from jaxprompt.runs.restore import RestoredRun
 from jaxprompt.scoring import metrics
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.progress import Evaluation
@@ -73,7 +73,7 @@ class PptTask(NamedTuple):
         return self._replace(backbone=backbone, scorer=self.scorer.with_backbone(backbone))
 
 
-class Learner(NamedTuple):
+class PptModel(NamedTuple):
     """The model, and its initial parameters."""
 
     model: Model
@@ -94,7 +94,7 @@ def check_ppt(config: RunConfig) -> None:
     if not config.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
     _check_unused(config)
-    check_learner(config)
+    check_trainable_prompt(config)
     open_annotations(config)
 
 
@@ -115,7 +115,7 @@ def _check_unused(config: RunConfig) -> None:
             )
 
 
-def tell_idle(config: RunConfig) -> list[str]:
+def unused_field_lines(config: RunConfig) -> list[str]:
     """Returns log lines for fields of the block `ppt` that have no effect on its task."""
     tasks_by_field = {
         "min_options": ("unified",), "max_options": ("unified",), "annotations": ("cls",),
@@ -129,7 +129,7 @@ def tell_idle(config: RunConfig) -> list[str]:
     ]
 
 
-def check_learner(config: RunConfig) -> None:
+def check_trainable_prompt(config: RunConfig) -> None:
     """Raises InputError if `pretrain` cannot train what a config asks for, whatever the text."""
     if not method_of(config).LEARNS:
         raise InputError(
@@ -250,7 +250,7 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
 # -- text -----------------------------------------------------------------------------------------
 
 
-class Text(NamedTuple):
+class CorpusExamples(NamedTuple):
     """The examples of a corpus, from training documents and from held-out ones."""
 
     corpus: Corpus
@@ -261,7 +261,9 @@ class Text(NamedTuple):
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
 
-def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple[int, int]) -> Text:
+def make_corpus_examples(
+    config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple[int, int]
+) -> CorpusExamples:
     """Makes the examples. Raises InputError if there are too few documents.
 
     `share` is (part, parts): which part of a held-out batch this process loads.
@@ -303,15 +305,18 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
         identity=identity_of(ppt_task.scorer),
         template=ppt_task.scorer.template,
     )
-    return Text(
+    return CorpusExamples(
         corpus, (train, dev), rows, held_out, data, () if labels is None else labels.classes
     )
 
 
 def _make_examples(
-    config: RunConfig, corpus: Corpus, documents: Sequence[int], forms: Forms,
+    config: RunConfig,
+    corpus: Corpus,
+    documents: Sequence[int],
+    forms: Forms,
     labels: Annotations | None,
-) -> Examples:  # fmt: skip
+) -> Examples:
     if labels is not None:
         return cls.make(corpus, documents, forms, labels, thresholds_of(config))
     if config.ppt.task == "nsp":
@@ -319,17 +324,19 @@ def _make_examples(
     return selection.make(config.ppt.task, corpus, documents, forms, matched=config.ppt.matched)
 
 
-def tell_corpus(config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
+def corpus_lines(
+    config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus
+) -> list[str]:
     """Returns log lines about the backbone and the corpus."""
     lines = [f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
     lines += tell_init(config, backbone.module.dims)
     lines.append(
         f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens"
     )
-    return lines + corpus.notes() + tell_idle(config)
+    return lines + corpus.notes() + unused_field_lines(config)
 
 
-def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
+def task_lines(ppt_task: PptTask, text: CorpusExamples) -> list[str]:
     """Returns log lines about the task: label words, and which text is used or left out."""
     words = ppt_task.forms.verbalizer.words
     first_words = ", ".join(entry[0] for entry in words)
@@ -362,16 +369,21 @@ def check_same(saved: PretrainingData | None, data: PretrainingData, config: Run
 # -- params ---------------------------------------------------------------------------------------
 
 
-def make_learner(
-    config: RunConfig, ppt_task: PptTask, loaded: Loaded, placement: Placement,
-    counts: np.ndarray | None = None, *, restored: bool = False,
-) -> Learner:  # fmt: skip
+def make_ppt_model(
+    config: RunConfig,
+    ppt_task: PptTask,
+    loaded: Loaded,
+    placement: Placement,
+    counts: np.ndarray | None = None,
+    *,
+    restored: bool = False,
+) -> PptModel:
     """Initialises the prompt of a task whose backbone is loaded; otherwise as `start`."""
     trainable, frozen, report = start(
         config, ppt_task.scorer, loaded, counts, placement, restored=restored
     )
     model, objectives = make_objectives(config, ppt_task.scorer.model)
-    return Learner(model, objectives, trainable, frozen, report)
+    return PptModel(model, objectives, trainable, frozen, report)
 
 
 def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Objective]]:
@@ -379,22 +391,26 @@ def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Object
     prompt_modules = model.prompt.modules()
     heads = {name: head for name, head in model.heads.items() if name not in prompt_modules}
     verbalizer_head = head_of(config)
-    assert isinstance(verbalizer_head, verbalizer.Head)  # by `check_learner`
+    assert isinstance(verbalizer_head, verbalizer.Head)  # by `check_trainable_prompt`
     heads, objective = verbalizer_head.counted(heads, config.optim.label_smoothing)
     model = dataclasses.replace(model, heads=prompt_modules | heads)
     return model, [objective, *model.prompt.objectives()]
 
 
-def flops_of(
-    ppt_model: Learner, tx: optax.GradientTransformation, state: TrainState, like: Batch, rows: int,
+def count_ppt_flops(
+    ppt_model: PptModel,
+    tx: optax.GradientTransformation,
+    state: TrainState,
+    like: Batch,
+    rows: int,
     placement: Placement,
-) -> float:  # fmt: skip
+) -> float:
     """Counts the model FLOPs of a training step on `rows` sequences like those of a batch.
 
     The backward pass computes no gradients of frozen weights.
     """
     step_shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-    step = make_train_step(spelt_out(ppt_model.model), tx, ppt_model.objectives)
+    step = make_train_step(without_kernels(ppt_model.model), tx, ppt_model.objectives)
     return count_flops(
         within(placement, step), state, ppt_model.frozen, jax.tree.map(step_shape, like)
     )
@@ -408,8 +424,8 @@ def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:
 # -- what comes out -------------------------------------------------------------------------------
 
 
-def restore(config: RunConfig, workdir: str) -> Trained:
-    """Restores the best prompt of a workdir, without text. Errors as in runs.restore.restore."""
+def restore_pretrained(config: RunConfig, workdir: str) -> RestoredRun:
+    """Restores the best prompt of a workdir, without text. Errors as in restore_run."""
     check_config(config)
     free = (*FREE, *FREE_TRAINED)
     record, step = records.read_trained(workdir, config, free, PretrainingRecord)
@@ -417,17 +433,19 @@ def restore(config: RunConfig, workdir: str) -> Trained:
     ppt_task = open_task(config, placement, restored=True)
     backbone, loaded = load_weights(ppt_task.backbone, placement)
     ppt_task = ppt_task.with_backbone(backbone)
-    ppt_model = make_learner(config, ppt_task, loaded, placement, restored=True)
+    ppt_model = make_ppt_model(config, ppt_task, loaded, placement, restored=True)
     records.check_backbone(record, ppt_model.report.fingerprint, workdir, {})
     trainable, evaluation = Checkpoints(workdir).restore_best(
         ppt_model.trainable, step, or_newer=True
     )
     best = Evaluation(**evaluation)
     weights = Weights(trainable, ppt_model.frozen, ppt_model.report)
-    return Trained(placement, ppt_task.scorer, {}, weights, best, ppt_task.backbone.family, record)
+    return RestoredRun(
+        placement, ppt_task.scorer, {}, weights, best, ppt_task.backbone.family, record
+    )
 
 
-def read_about(trained: Trained) -> dict[str, object]:
+def pretraining_summary(trained: RestoredRun) -> dict[str, object]:
     """Returns what a prompt was pre-trained on, and its scores."""
     record, best = trained.record, trained.best
     assert isinstance(record, PretrainingRecord) and best is not None

@@ -22,7 +22,7 @@ from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.running import (
     RunStages,
-    make_state,
+    init_train_state,
     open_corpus,
     run_stages,
 )
@@ -51,7 +51,7 @@ class PreparedPrompt(Prepared[PretrainingRecord]):
     """A pre-training task on a corpus, and the backbone."""
 
     ppt_task: ppt.PptTask
-    text: ppt.Text
+    text: ppt.CorpusExamples
     loaded: Loaded
     counts: np.ndarray | None  # of tokens of the corpus, where the prompt starts from them
 
@@ -60,10 +60,14 @@ class PreparedPrompt(Prepared[PretrainingRecord]):
         return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
-def prepare_run(
-    config: RunConfig, placement: Placement, ppt_task: ppt.PptTask, text: ppt.Text, loaded: Loaded,
+def make_prepared_prompt(
+    config: RunConfig,
+    placement: Placement,
+    ppt_task: ppt.PptTask,
+    text: ppt.CorpusExamples,
+    loaded: Loaded,
     count_tokens_of_corpus: Callable[[], np.ndarray],
-) -> PreparedPrompt:  # fmt: skip
+) -> PreparedPrompt:
     """Combines the inputs of a run and its backbone weights, which are in `ppt_task`."""
     steps_per_epoch = -(-len(text.rows) // config.data.batch)
     backbone = BackboneRecord(ppt_task.backbone.family, loaded.report.fingerprint)
@@ -84,7 +88,7 @@ def prepare_run(
 class PromptJob(Job):
     """A job that pre-trains a prompt."""
 
-    ppt_model: ppt.Learner  # before the first step
+    ppt_model: ppt.PptModel  # before the first step
 
 
 class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
@@ -103,24 +107,24 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
         ppt_task = ppt.open_task(config, placement)
         vocab = ppt_task.backbone.module.cfg.vocab
         corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, resume_step)
-        text = ppt.read_text(config, corpus, ppt_task, placement.share())
+        text = ppt.make_corpus_examples(config, corpus, ppt_task, placement.share())
         ppt.check_same(saved, text.data, config)
         backbone, loaded = load_weights(ppt_task.backbone, placement)
         ppt_task = ppt_task.with_backbone(backbone)
-        return prepare_run(config, placement, ppt_task, text, loaded, corpus.token_counts)
+        return make_prepared_prompt(config, placement, ppt_task, text, loaded, corpus.token_counts)
 
     def build(self, prepared: PreparedPrompt) -> PromptJob:
         """Initialises the prompt, makes the step, and counts its FLOPs."""
         config, placement, text = self.config, prepared.placement, prepared.text
         train_examples, held_out = text.tasks
-        ppt_model = ppt.make_learner(
+        ppt_model = ppt.make_ppt_model(
             config, prepared.ppt_task, prepared.loaded, placement, prepared.counts
         )
-        score_held = denoising.build_scores(
+        score_held = denoising.make_held_out_scorer(
             placement, ppt_model, text.held, config.seed, ppt.scoring(held_out)
         )
-        tx, state = make_state(config, prepared, ppt_model.trainable)
-        flops = ppt.flops_of(
+        tx, state = init_train_state(config, prepared, ppt_model.trainable)
+        flops = ppt.count_ppt_flops(
             ppt_model, tx, state, next(iter(text.held)), config.data.batch, placement
         )
         accumulate = config.optim.accumulate
@@ -146,8 +150,8 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
     def lines(self, prepared: PreparedPrompt, job: PromptJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what was left out, and what trains."""
         config, ppt_model, backbone = self.config, job.ppt_model, prepared.ppt_task.backbone
-        yield from ppt.tell_corpus(config, backbone, ppt_model.report, prepared.text.corpus)
-        yield from ppt.tell_task(prepared.ppt_task, prepared.text)
+        yield from ppt.corpus_lines(config, backbone, ppt_model.report, prepared.text.corpus)
+        yield from ppt.task_lines(prepared.ppt_task, prepared.text)
         yield tree.overview(ppt_model.trainable, ppt_model.frozen)
         batch_shape = f"{config.data.batch} x {config.data.max_len} tokens"
         yield f"{prepared.milestones.total} steps of {batch_shape}, {start_message}"
@@ -158,7 +162,14 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
         config, trained = self.config, tree.count(job.ppt_model.trainable)
         progress, best = outcome.progress, outcome.best
         return RunResult(
-            task=config.ppt.task, method=config.prompt.name, seed=config.seed, trained=trained,
-            total=trained + tree.count(job.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, held_out=best.dev, time=outcome.time,
-        )  # fmt: skip
+            task=config.ppt.task,
+            method=config.prompt.name,
+            seed=config.seed,
+            trained=trained,
+            total=trained + tree.count(job.frozen),
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            held_out=best.dev,
+            time=outcome.time,
+        )

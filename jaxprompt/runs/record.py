@@ -36,7 +36,7 @@ from jaxprompt.training.run_record import (
 
 def make_record(config: RunConfig, data: TaskData, backbone: BackboneRecord) -> TaskRecord:
     """Returns the record of a run that trains on a task."""
-    init, files = read_init(config), hash_start_files(config)
+    init, files = read_init(config), hash_init_files(config)
     return TaskRecord(**vars(data), backbone=backbone, init=init, files=files)
 
 
@@ -44,7 +44,7 @@ def make_shared_record(
     config: RunConfig, tasks: Mapping[str, SharedTask], seen: str, backbone: BackboneRecord
 ) -> SharedRecord:
     """Returns the record of a run in which several tasks share a prompt."""
-    init, files = read_init(config), hash_start_files(config)
+    init, files = read_init(config), hash_init_files(config)
     return SharedRecord(tasks=tasks, seen=seen, backbone=backbone, init=init, files=files)
 
 
@@ -52,7 +52,7 @@ def make_pretraining_record(
     config: RunConfig, data: PretrainingData, backbone: BackboneRecord
 ) -> PretrainingRecord:
     """Returns the record of a run that pre-trains a prompt on a corpus."""
-    init, files = read_init(config), hash_start_files(config)
+    init, files = read_init(config), hash_init_files(config)
     return PretrainingRecord(**vars(data), backbone=backbone, init=init, files=files)
 
 
@@ -62,14 +62,14 @@ def read_init(config: RunConfig) -> OriginMetadata | None:
     return dataclasses.replace(origins[0], more=tuple(origins[1:])) if origins else None
 
 
-def hash_start_files(config: RunConfig) -> dict[str, str]:
+def hash_init_files(config: RunConfig) -> dict[str, str]:
     """Returns hashes of the soft-token files that a prompt is initialised from, by path."""
     return {path: _sha256(rows_of_file(path)[0]) for path in start_files(config)}
 
 
 def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathLike) -> None:
     """Raises InputError if an export or file that a run was initialised from has changed."""
-    init, files = read_init(config), hash_start_files(config)
+    init, files = read_init(config), hash_init_files(config)
     if _digests(record.init) != _digests(init):
         raise InputError(
             f"{workdir} was initialised from {init and init.path}, which is another export now; "
@@ -92,7 +92,7 @@ def _sha256(array: np.ndarray) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()
 
 
-def check_repeated(workdir: str | os.PathLike, record: RunRecord) -> None:
+def check_same_data(workdir: str | os.PathLike, record: RunRecord) -> None:
     """Raises InputError if the run in a workdir was trained on anything else than `record`."""
     saved = read_record(workdir, type(record))
     if saved is not None:
@@ -117,7 +117,7 @@ def check_backbone(
     check_identity(record.identity, identity, f"{workdir} was trained with", advice)
 
 
-def other_splits(record: TaskData, data: TaskData) -> tuple[str, ...]:
+def changed_split_messages(record: TaskData, data: TaskData) -> tuple[str, ...]:
     """Returns a message for each split that differs from that of the run."""
     lines = []
     for name, split in data.splits.items():
@@ -129,7 +129,7 @@ def other_splits(record: TaskData, data: TaskData) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def check_start(
+def check_prompt_init(
     config: RunConfig, record: TaskData, data: TaskData, workdir: str | os.PathLike
 ) -> None:
     """Raises InputError if a frozen prompt would be initialised from different text.
@@ -147,7 +147,7 @@ def check_start(
         )
 
 
-def check_shown(record: TaskData, data: TaskData, workdir: str | os.PathLike) -> None:
+def check_demonstrations(record: TaskData, data: TaskData, workdir: str | os.PathLike) -> None:
     """Raises InputError if demonstrations would differ from those during training."""
     saved_split, split = record.splits.get("train"), data.splits["train"]
     if saved_split is not None and saved_split.digest != split.digest:

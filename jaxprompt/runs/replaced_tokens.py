@@ -35,7 +35,7 @@ class Pair:
         """Predicts masked tokens (Scored), or which tokens were replaced (Detected)."""
         model, backbone = self.discriminator, params["backbone"]
         if head == "generator":
-            model, backbone = self.generator, tie(params["generator"], backbone)
+            model, backbone = self.generator, tie_embeddings(params["generator"], backbone)
         model_params = {"backbone": backbone}
         return model.forward(model_params, batch, deterministic=deterministic, key=key)
 
@@ -61,7 +61,7 @@ def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 20
     )
 
 
-def untie(generator: Params) -> Params:
+def untie_embeddings(generator: Params) -> Params:
     """Returns the generator's parameters without those shared with the discriminator."""
     projection = {
         name: value for name, value in generator.get("embed", {}).items() if name == "project"
@@ -70,8 +70,8 @@ def untie(generator: Params) -> Params:
     return other_params | {"embed": projection} if projection else other_params
 
 
-def tie(generator: Params, backbone: Params) -> Params:
-    """Inverts `untie`: inserts the discriminator's embeddings, without a copy."""
+def tie_embeddings(generator: Params, backbone: Params) -> Params:
+    """Inverts `untie_embeddings`: inserts the discriminator's embeddings, without a copy."""
     shared = {name: value for name, value in backbone["embed"].items() if name != "project"}
     return {**generator, "embed": {**shared, **generator.get("embed", {})}}
 
@@ -105,7 +105,7 @@ def generator_config(
     }
 
 
-def replace(batch: Batch, scored: Scored) -> Batch:
+def replace_tokens(batch: Batch, scored: Scored) -> Batch:
     """Replaces target tokens by sampled ones, and labels each token as replaced or not.
 
     A sampled token that equals the original counts as original.
@@ -130,7 +130,7 @@ def make_objectives(weight: float = 50.0) -> list[Objective]:
     The discriminator reads tokens sampled by the generator; sampling has no gradient.
     """
     return [
-        Objective("generator", on_targets, head="generator", sums=count_hits, then=replace),
+        Objective("generator", on_targets, head="generator", sums=count_hits, then=replace_tokens),
         Objective(
             "discriminator", on_targets, head="discriminator", weight=weight, sums=count_replaced
         ),

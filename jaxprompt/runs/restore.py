@@ -18,12 +18,12 @@ from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs.record import (
+    changed_split_messages,
     check_backbone,
+    check_demonstrations,
     check_origins,
-    check_shown,
-    check_start,
+    check_prompt_init,
     make_record,
-    other_splits,
     read_trained,
 )
 from jaxprompt.training.checkpoint import Checkpoints
@@ -31,7 +31,7 @@ from jaxprompt.training.progress import Evaluation
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord, TaskRecord
 
 
-class Trained(NamedTuple):
+class RestoredRun(NamedTuple):
     """The best parameters of a run, with everything needed to score with them."""
 
     placement: Placement
@@ -49,9 +49,9 @@ def is_zero_shot(config: RunConfig) -> bool:
     return not method_of(config).LEARNS and not config.trainable and head_of(config).READS_WORDS
 
 
-def restore(
+def restore_run(
     config: RunConfig, workdir: str, split_names: Sequence[str] = (), inputs: Given = NOTHING
-) -> Trained:
+) -> RestoredRun:
     """Restores the best prompt of a workdir and loads the splits `split_names`.
 
     If nothing trains (zero-shot), no checkpoint is read. Raises InputError for a workdir that is
@@ -79,7 +79,7 @@ def restore(
         scorer = scorer.with_prompt(scorer.model.prompt.clone(seen=record.seen))
     data = make_task_data(examples, scorer)
     if demo_splits and record is not None:
-        check_shown(record, data, workdir)
+        check_demonstrations(record, data, workdir)
     if demo_splits and "train" not in split_names:  # only for demonstrations, not to be scored
         del examples.splits["train"]
     splits = encode_splits(scorer, examples)
@@ -92,12 +92,12 @@ def restore(
         weights = Weights({}, tree.flatten(params), loaded.report)
         fingerprint = loaded.report.fingerprint
         record = make_record(config, data, BackboneRecord(backbone.family, fingerprint))
-        return Trained(placement, scorer, splits, weights, None, backbone.family, record)
+        return RestoredRun(placement, scorer, splits, weights, None, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir, data.identity)
-    changed_splits = other_splits(record, data)
+    changed_splits = changed_split_messages(record, data)
     counts = None
     if from_text:
-        check_start(config, record, data, workdir)
+        check_prompt_init(config, record, data, workdir)
         counts = count_tokens(
             config, splits["train"], lambda: count_corpus(config, scorer, workdir)
         )
@@ -109,6 +109,6 @@ def restore(
     best = Evaluation(**evaluation)
     weights = weights._replace(trainable=trainable)
     scorer = scorer.fitted(best.dev)
-    return Trained(
+    return RestoredRun(
         placement, scorer, splits, weights, best, backbone.family, record, changed_splits
     )

@@ -75,7 +75,7 @@ class RunStages(abc.ABC, Generic[Record, P, J]):
         """Makes the result, and writes the other outputs of a run."""
 
 
-def make_state(
+def init_train_state(
     config: RunConfig, prepared: Prepared, trainable: Flat
 ) -> tuple[optax.GradientTransformation, TrainState]:
     """Returns the optimizer of a run and its initial state.
@@ -113,11 +113,11 @@ def run_stages(work: RunStages[Record, P, J]) -> RunResult | None:
         resume_step = Checkpoints(workdir).latest()
         signals.note(one_run.saved_at(resume_step))
         # Before anything is read, because processes that differ would wait for each other forever.
-        processes.agree(facts(config) | {"result.json": str(bool(result))})
+        processes.agree(agreed_settings(config) | {"result.json": str(bool(result))})
         prepared = work.prepare(record, resume_step)
         # Each process reads the data itself; with other data its share would be of another batch.
         agree_on(prepared.record)
-        records.check_repeated(workdir, prepared.record)
+        records.check_same_data(workdir, prepared.record)
         if result is not None:
             message = f"already {work.DONE}, nothing to do: {workdir} (delete it to start again)"
             print(escape(message), file=sys.stderr)
@@ -155,7 +155,7 @@ def agree_on(record: RunRecord) -> None:
     processes.agree({f"the {name}": digest(value) for name, value in record.to_json().items()})
 
 
-def facts(config: RunConfig) -> dict[str, str]:
+def agreed_settings(config: RunConfig) -> dict[str, str]:
     """Returns the fields and versions that must be equal in all processes of a run."""
     fields = {
         name: str(value)

@@ -32,7 +32,7 @@ from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
-from jaxprompt.runs.running import RunStages, make_state, run_stages
+from jaxprompt.runs.running import RunStages, init_train_state, run_stages
 from jaxprompt.training.features.cache import FeatureCache, plan_keeping
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
@@ -60,9 +60,11 @@ class TaskInputs:
 
 
 def read_inputs(
-    config: RunConfig, placement: Placement, backbone: Backbone,
+    config: RunConfig,
+    placement: Placement,
+    backbone: Backbone,
     rows: Mapping[str, Rows] | None = None,
-) -> TaskInputs:  # fmt: skip
+) -> TaskInputs:
     """Loads and encodes the splits of a config; `rows` by split replace its files."""
     examples, scorer, splits = prepare_task(config, placement, backbone, rows)
     scorer = share_front(config, scorer).with_vocabulary_of(splits["train"])
@@ -93,7 +95,7 @@ class PreparedTask(Prepared[TaskRecord]):
         return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
-def prepare_run(
+def make_prepared_task(
     config: RunConfig, inputs: TaskInputs, placement: Placement, backbone: Backbone, loaded: Loaded
 ) -> PreparedTask:
     """Combines the inputs of a run and its backbone weights."""
@@ -137,7 +139,7 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
 
     def prepare(self, saved: TaskRecord | None, resume_step: int | None) -> PreparedTask:
         """Loads and encodes the splits, and loads the backbone."""
-        # `check_repeated` compares the records later.
+        # `check_same_data` compares the records later.
         del saved, resume_step
         config = self.config
         placement = build_placement(config)
@@ -148,7 +150,7 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             rows = {f"the rows of {name}": split.digest() for name, split in inputs.splits.items()}
             processes.agree(rows)
         backbone, loaded = self.inputs.load(backbone, placement)
-        return prepare_run(config, inputs, placement, backbone, loaded)
+        return make_prepared_task(config, inputs, placement, backbone, loaded)
 
     def build(self, prepared: PreparedTask) -> TaskJob:
         """Initialises new parameters, and plans which hidden states are cached."""
@@ -160,7 +162,7 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
         weights = start(config, scorer, prepared.loaded, counts, placement)
         cache, fill = plan_keeping(config, scorer, splits, weights, placement, self.workdir)
         score = build_measure(config, scorer, placement, cache)
-        tx, state = make_state(config, prepared, weights.trainable)
+        tx, state = init_train_state(config, prepared, weights.trainable)
         objectives = build_objectives(config, scorer.model)
         return TaskJob(
             step=make_train_step(cache.model, tx, objectives, accumulate=config.optim.accumulate),
@@ -214,11 +216,17 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             score = build_measure(config, fitted_scorer, prepared.placement, job.cache)
         test = score(prepared.splits["test"], outcome.numbers, job.frozen) if has_test else None
         return RunResult(
-            method=config.prompt.name, seed=config.seed, trained=trained,
-            total=trained + tree.count(job.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test,
+            method=config.prompt.name,
+            seed=config.seed,
+            trained=trained,
+            total=trained + tree.count(job.frozen),
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            dev=best.dev,
+            test=test,
             time=outcome.time,
-        )  # fmt: skip
+        )
 
 
 def _feed(config: RunConfig, scorer: Scorer, train: Split, cache: FeatureCache) -> Feed:

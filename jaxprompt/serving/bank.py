@@ -175,9 +175,12 @@ def _batch_key(layout: Layout, injection: Injection) -> tuple[Any, ...]:
 
 
 def _make_group(
-    placement: Placement, members: list[int], scorers: Sequence[Scorer],
-    params: Sequence[Mapping[str, Any]], injections: Sequence[Injection],
-) -> PromptGroup:  # fmt: skip
+    placement: Placement,
+    members: list[int],
+    scorers: Sequence[Scorer],
+    params: Sequence[Mapping[str, Any]],
+    injections: Sequence[Injection],
+) -> PromptGroup:
     heads = [scorer.model.heads["main"] for scorer in scorers]
     head_params = [prompt_params.get("head", {}).get("main", {}) for prompt_params in params]
     kinds, head_groups, head_indices = group_heads(
@@ -309,9 +312,12 @@ def _score_group(
     layouts = [bank.scorers[index].layout for index in splits]
     # `_shift` shifts the rows, because prompts of one batch may shift by different numbers.
     layout = dataclasses.replace(
-        layouts[0], max_len=max(layout.max_len for layout in layouts), shift=0, decoder_shift=0,
+        layouts[0],
+        max_len=max(layout.max_len for layout in layouts),
+        shift=0,
+        decoder_shift=0,
         multiple=max(layout.multiple for layout in layouts),
-    )  # fmt: skip
+    )
     batches = EvalBatches(rows, [-1] * len(rows), layout)
     # By unit, in the order of `rows`; a batch selects from it by index.
     unit_members = np.array(member_indices, np.int32)

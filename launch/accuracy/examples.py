@@ -30,7 +30,7 @@ def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> 
     ppt_task = ppt.open_task(c, placement)
     tokenizer = ppt_task.scorer.tokenizer
     corpus = read_corpus(c, tokenizer, ppt_task.backbone.module.cfg.vocab, workdir)
-    made = ppt.read_text(c, corpus, ppt_task, placement.share()).tasks
+    made = ppt.make_corpus_examples(c, corpus, ppt_task, placement.share()).tasks
     folder = make_folder(Path(workdir) / task)
     for seed, (split, (part, count)) in enumerate(SPLITS.items(), 1):
         order = Shuffle(len(made[part]), 0)

@@ -18,7 +18,7 @@ from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, write_rows
 from jaxprompt import tree
 from jaxprompt.__main__ import main
 from jaxprompt.build.task import eval_batches
-from jaxprompt.runs.restore import restore
+from jaxprompt.runs.restore import restore_run
 from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.separation import separate
 from jaxprompt.training.checkpoint import Checkpoints
@@ -134,7 +134,7 @@ def test_every_run_has_its_page(name, runs, looked_at):
 def test_nearest_words_are_those_of_the_whole_vocabulary(runs, looked_at):
     """By plain numpy over the word table; the start is what the run's seed draws."""
     (workdir, c), (_, found, _) = runs("dart"), looked_at("dart")
-    trained = restore(c, str(workdir), ["dev"])
+    trained = restore_run(c, str(workdir), ["dev"])
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)
     table = np.asarray(params["backbone"]["embed"]["word"]["table"], np.float64)
     rows = [*np.asarray(params["prompt"]["table"]), *np.asarray(params["prompt"]["rows"])]
@@ -157,7 +157,7 @@ def test_nearest_words_are_those_of_the_whole_vocabulary(runs, looked_at):
 def test_words_near_the_tasks_soft_tokens_are_marked(runs, looked_at):
     """By plain numpy: the first rows are those of the template, the label rows stand apart."""
     (workdir, c), (out, found, page) = runs("dart"), looked_at("dart")
-    trained = restore(c, str(workdir), ["dev"])
+    trained = restore_run(c, str(workdir), ["dev"])
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     words = unit(np.asarray(params["backbone"]["embed"]["word"]["table"], np.float64))
@@ -177,7 +177,7 @@ def test_words_near_the_tasks_soft_tokens_are_marked(runs, looked_at):
 def test_states_are_those_at_the_mask(name, runs, looked_at):
     """R_D of the last layer at label_pos, by the model itself, at every step that is kept."""
     (workdir, c), (_, found, _) = runs(name), looked_at(name)
-    trained = restore(c, str(workdir), ["dev"])
+    trained = restore_run(c, str(workdir), ["dev"])
     scorer, part = trained.scorer, trained.splits["dev"]
     checkpoints = Checkpoints(workdir)
     step_of = jax.jit(

@@ -14,7 +14,7 @@ from jaxprompt.build.examples import in_form, read_task
 from jaxprompt.build.task import eval_batches
 from jaxprompt.config.load import load_config
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.runs.restore import restore
+from jaxprompt.runs.restore import restore_run
 from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.losses import make_loss
 
@@ -141,7 +141,7 @@ def test_loss_is_over_the_options_of_each_row(tuned, reading):
     """What training makes smaller, of the tuned prompt: mean -log p of the right options."""
     kind, backbone, workdir, _ = tuned
     c = load_config(str(workdir / "config.json"))
-    trained = restore(c, str(workdir), ["dev"])
+    trained = restore_run(c, str(workdir), ["dev"])
     part, scorer = trained.splits["dev"], trained.scorer
     slots = load_file(workdir / "export/prompt.safetensors")["prompt/slots"]
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)

@@ -56,9 +56,13 @@ class GroupStart(NamedTuple):
 
 
 def train(
-    chunk: Chunk, workdir: str | os.PathLike, log: RunLog, init_states: list[TrainState] | None,
-    seconds: float, stop_signal: Callable[[], int],
-) -> bool:  # fmt: skip
+    chunk: Chunk,
+    workdir: str | os.PathLike,
+    log: RunLog,
+    init_states: list[TrainState] | None,
+    seconds: float,
+    stop_signal: Callable[[], int],
+) -> bool:
     """Trains a chunk and writes its results.
 
     Args:
@@ -145,9 +149,14 @@ class BatchedRuns:
     """
 
     def __init__(
-        self, chunk: Chunk, start: GroupStart, checkpoints: CheckpointWriter,
-        logs: Sequence[RunLog], log: RunLog, stop_signal: Callable[[], int],
-    ):  # fmt: skip
+        self,
+        chunk: Chunk,
+        start: GroupStart,
+        checkpoints: CheckpointWriter,
+        logs: Sequence[RunLog],
+        log: RunLog,
+        stop_signal: Callable[[], int],
+    ):
         """Starts the runs at `start`.
 
         `logs` are those of the members, `checkpoints` and `log` those of the grid; `stop_signal`
@@ -269,9 +278,12 @@ class BatchedRuns:
             )  # the metric of the task comes first
             # Finished rows train along with the others, so their best must not be replaced.
             is_better[row] = progress.note_dev(
-                self.step, self.scorer.value(dev), dev, last=self.step == self.plan.total,
+                self.step,
+                self.scorer.value(dev),
+                dev,
+                last=self.step == self.plan.total,
                 patience=self.settings.patience,
-            )  # fmt: skip
+            )
         self.log.show(dev=_format_range(main_scores))
         if is_better.any():
             self.best = self.programs.update_best(self.best, self.state.trainable, is_better)
@@ -350,9 +362,12 @@ class BatchedRuns:
             ]
             per_run = self.programs.put_per_run([self.per_run[i] for i in completed])
             tests = self.scorer.score(
-                "test", completed, self.programs.stack_trainable(best_params), per_run,
+                "test",
+                completed,
+                self.programs.stack_trainable(best_params),
+                per_run,
                 devs=[best.dev for best in bests.values()],
-            )  # fmt: skip
+            )
         share = seconds / len(self.members)  # one run's share of the total time
         for i, test in zip(completed, tests, strict=True):
             if isinstance(test, InputError):
@@ -368,12 +383,19 @@ class BatchedRuns:
         frozen = tree.count(self.programs.frozen) + tree.count(self.per_run[0].frozen)
         pretrains = self.shared.pretrains
         return RunResult(
-            task=config.ppt.task or None, method=config.prompt.name, seed=config.seed,
-            trained=trained, total=trained + frozen, steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, dev=None if pretrains else best.dev,
-            held_out=best.dev if pretrains else None, test=test,
+            task=config.ppt.task or None,
+            method=config.prompt.name,
+            seed=config.seed,
+            trained=trained,
+            total=trained + frozen,
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            dev=None if pretrains else best.dev,
+            held_out=best.dev if pretrains else None,
+            test=test,
             time={"seconds": seconds, "compilations": len(self.programs.compiled)},
-        )  # fmt: skip
+        )
 
     def _write_error(self, index: int, error: str) -> None:
         write_atomic(self.members[index].run.folder / "error.txt", error + "\n")

@@ -47,9 +47,14 @@ class RunsPlacement(Placement):
 
 
 def make_group_step(
-    model: Model, tx: optax.GradientTransformation, objectives: Sequence[Objective], *,
-    accumulate=1, axis=None, shares_states=False,
-):  # fmt: skip
+    model: Model,
+    tx: optax.GradientTransformation,
+    objectives: Sequence[Objective],
+    *,
+    accumulate=1,
+    axis=None,
+    shares_states=False,
+):
     """Returns (states, frozen, batches, per_run) -> (states, metrics): the train step of R runs.
 
     All but `frozen` have a leading axis R; with `shares` cached states have none either. `axis` is
@@ -121,10 +126,17 @@ class Programs:
     """The programs of a group, compiled on demand, for any number of runs at once."""
 
     def __init__(
-        self, placement: Placement, model: Model, tx: optax.GradientTransformation,
-        objectives: Sequence[Objective], frozen: Flat, state: TrainState, *, accumulate: int = 1,
+        self,
+        placement: Placement,
+        model: Model,
+        tx: optax.GradientTransformation,
+        objectives: Sequence[Objective],
+        frozen: Flat,
+        state: TrainState,
+        *,
+        accumulate: int = 1,
         tail_model: Model | None = None,
-    ):  # fmt: skip
+    ):
         """Takes the state of one run for its shapes; `tx` must be equal for all runs.
 
         `rest` trains, and scores batches with cached states; `model` scores other batches.
@@ -224,9 +236,10 @@ class Programs:
         is_apart = self.is_apart(runs)
         step = self._make_step(axis=DATA if is_apart else None, shares_states=shares_states)
         return jit(
-            within(self._within(runs), step), donate_argnums=0,
+            within(self._within(runs), step),
+            donate_argnums=0,
             out_shardings=(self._state_shardings(runs), self._sharding(runs)),
-        )  # fmt: skip
+        )
 
     def _within(self, runs: int) -> Placement:
         placement = dataclasses.replace(self.placement, runs=True)
@@ -301,9 +314,16 @@ class Programs:
         return jax.jit(within(self._within(runs), prefixes), out_shardings=self._sharding(runs))
 
     def scores(
-        self, prompt: Method, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *,
-        is_shared: bool, prefix_kv: KeyValues | None = None,
-    ):  # fmt: skip
+        self,
+        prompt: Method,
+        trainable: Flat,
+        batch: Batch,
+        per_run: PerRun,
+        runs: int,
+        *,
+        is_shared: bool,
+        prefix_kv: KeyValues | None = None,
+    ):
         """Scores a batch with every run, [R, B, C]; `prefix_kv` is that of `shared_prefix`."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         step = self._scores(prompt, runs, is_shared, batch.kept is not None)

@@ -30,9 +30,14 @@ ONLY = "data.only"  # runs on different parts of the data are not compared
 # Fields that usually do not change the shapes of a run. Runs whose shapes do differ, e.g. with
 # label words of other lengths, are separated once they are prepared.
 VARIES = (
-    *AXES.values(), "optim.lr_head", "optim.lr_backbone", "prompt.file", "prompt.init",
-    "prompt.scale", "data.protocol.rows",
-)  # fmt: skip
+    *AXES.values(),
+    "optim.lr_head",
+    "optim.lr_backbone",
+    "prompt.file",
+    "prompt.init",
+    "prompt.scale",
+    "data.protocol.rows",
+)
 _SHOWN = 40  # letters of a value in a name
 
 

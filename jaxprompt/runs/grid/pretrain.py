@@ -26,7 +26,7 @@ from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, Shared, side_by_side
-from jaxprompt.runs.pretrain import PreparedPrompt, prepare_run
+from jaxprompt.runs.pretrain import PreparedPrompt, make_prepared_prompt
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.run_record import PretrainingRecord
@@ -46,7 +46,7 @@ def prepare(
     config = runs[0].config
     placement = build_placement(config)
     ppt_tasks: dict[str, ppt.PptTask] = {}
-    texts: dict[str, ppt.Text] = {}
+    texts: dict[str, ppt.CorpusExamples] = {}
     corpus, readable = None, []
     for run in runs:
         key = ppt.examples_key(run.config)
@@ -60,7 +60,9 @@ def prepare(
             corpus = _read(config, ppt_tasks[key], workdir)
         try:
             if key not in texts:
-                texts[key] = ppt.read_text(run.config, corpus, ppt_tasks[key], placement.share())
+                texts[key] = ppt.make_corpus_examples(
+                    run.config, corpus, ppt_tasks[key], placement.share()
+                )
         except InputError as error:
             mark_failed(run, error)
             continue
@@ -79,16 +81,18 @@ def prepare(
         model = dataclasses.replace(ppt_task.scorer.model, prompt=prompt)
         model = models.setdefault(json.dumps([prompt.block(), key]), model)
         ppt_task = ppt_task._replace(scorer=ppt_task.scorer._replace(model=model))
-        prepared = prepare_run(run.config, placement, ppt_task, texts[key], loaded, token_counts)
-        records.check_repeated(run.folder, prepared.record)
+        prepared = make_prepared_prompt(
+            run.config, placement, ppt_task, texts[key], loaded, token_counts
+        )
+        records.check_same_data(run.folder, prepared.record)
         if key not in flops:
             flops[key] = _flops(run.config, prepared)
         members.append(_member(run, prepared, flops[key]))
     objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
-    lines = ppt.tell_corpus(config, backbone, loaded.report, corpus)
+    lines = ppt.corpus_lines(config, backbone, loaded.report, corpus)
     lines += tell_kernel(config, placement, backbone)
     for key, text in texts.items():
-        lines += ppt.tell_task(ppt_tasks[key], text)
+        lines += ppt.task_lines(ppt_tasks[key], text)
     shared = Shared(config, placement, loaded, objectives, HeldOutScorer, lines, pretrains=True)
     return shared, members
 
@@ -104,17 +108,22 @@ def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
     # All else that depends on the length of an epoch is in the milestones.
     epoch = prepared.steps_per_epoch if counts_epochs(config) else 0
     return Member(
-        run, scorer, ppt.make_objectives(config, scorer.model)[0], prepared.milestones,
-        prepared.steps_per_epoch, (epoch, scorer.layout), source=text,
-        feed=partial(
-            denoising.feed_rows, config, text.rows, prepared.placement, score, flops
-        ),
-        longest=partial(_longest, config, text), eval_data=text, record=prepared.record,
+        run,
+        scorer,
+        ppt.make_objectives(config, scorer.model)[0],
+        prepared.milestones,
+        prepared.steps_per_epoch,
+        (epoch, scorer.layout),
+        source=text,
+        feed=partial(denoising.feed_rows, config, text.rows, prepared.placement, score, flops),
+        longest=partial(_longest, config, text),
+        eval_data=text,
+        record=prepared.record,
         counts=prepared.counts,
-    )  # fmt: skip
+    )
 
 
-def _longest(config: RunConfig, text: ppt.Text) -> Batch:
+def _longest(config: RunConfig, text: ppt.CorpusExamples) -> Batch:
     batch = config.data.batch
     return next(iter(Pass(text.rows, batch=batch, seed=config.seed, limit=batch)))
 
@@ -123,11 +132,13 @@ def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
     """Counts the model FLOPs of a step of one run."""
     placement, like = prepared.placement, next(iter(prepared.text.held))
     # Only shapes matter, so the run's own initialisation is not needed.
-    learner = ppt.make_learner(config, prepared.ppt_task, prepared.loaded, placement, restored=True)
+    learner = ppt.make_ppt_model(
+        config, prepared.ppt_task, prepared.loaded, placement, restored=True
+    )
     tx = build_optimizer(config, learner.trainable, prepared.milestones, prepared.steps_per_epoch)
     key = rng.key_for(config.seed, "dropout", config.rng)
     state = make_state(learner.trainable, tx, key)
-    return ppt.flops_of(learner, tx, state, like, config.data.batch, placement)
+    return ppt.count_ppt_flops(learner, tx, state, like, config.data.batch, placement)
 
 
 class HeldOutScorer:
@@ -146,9 +157,13 @@ class HeldOutScorer:
         return -dev["loss"]
 
     def score(
-        self, split: str, rows: Sequence[int], trainable: Flat, per_run: PerRun,
+        self,
+        split: str,
+        rows: Sequence[int],
+        trainable: Flat,
+        per_run: PerRun,
         devs: Sequence[Mapping[str, float]] | None = None,
-    ) -> list[dict[str, float]]:  # fmt: skip
+    ) -> list[dict[str, float]]:
         """Returns the held-out scores of the runs `rows`."""
         del split, devs
         texts = [self._members[i].eval_data for i in rows]

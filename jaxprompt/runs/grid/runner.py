@@ -89,9 +89,15 @@ class Outcome(NamedTuple):
 
 
 def train(
-    runs: Sequence[GridRun], workdir: str, *, command: str = "train", size: int = 0,
-    stop_signal: Callable[[], int], ready: Callable[[], None] = lambda: None, others: bool = False,
-) -> Outcome | None:  # fmt: skip
+    runs: Sequence[GridRun],
+    workdir: str,
+    *,
+    command: str = "train",
+    size: int = 0,
+    stop_signal: Callable[[], int],
+    ready: Callable[[], None] = lambda: None,
+    others: bool = False,
+) -> Outcome | None:
     """Trains runs as few programs, at most `size` at once (0 = all that fit, see `at_once`).
 
     Runs with a result are skipped, but their data must be unchanged. A failed run does not stop the
@@ -325,9 +331,13 @@ class _Work:
                     per_run.append(PerRun(words[member.run.name], member_init.own))
                 del member_init
                 if not batched_runs.train(
-                    Chunk(shared, chunk, programs, per_run), self.workdir, log,
-                    None if resumed else states, time.monotonic() - start_time, self.stop_signal,
-                ):  # fmt: skip
+                    Chunk(shared, chunk, programs, per_run),
+                    self.workdir,
+                    log,
+                    None if resumed else states,
+                    time.monotonic() - start_time,
+                    self.stop_signal,
+                ):
                     return False
                 self._clear()
                 self.note()
@@ -335,9 +345,12 @@ class _Work:
         return True
 
     def _chunks(
-        self, members: Sequence[Member], placement: Placement,
-        max_runs: Callable[[Sequence[Member], Sequence[Member]], int], log: RunLog,
-    ) -> list[list[Member]]:  # fmt: skip
+        self,
+        members: Sequence[Member],
+        placement: Placement,
+        max_runs: Callable[[Sequence[Member], Sequence[Member]], int],
+        log: RunLog,
+    ) -> list[list[Member]]:
         """Splits members into chunks that train at once; a resumed grid keeps its chunks."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
         saved = _read_chunks(path) if path.exists() else _Chunks(self.size, [])

@@ -38,7 +38,7 @@ from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, Shared, side_by_side
-from jaxprompt.runs.train import PreparedTask, TaskInputs, prepare_run, read_inputs
+from jaxprompt.runs.train import PreparedTask, TaskInputs, make_prepared_task, read_inputs
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.features.cache import FeatureCache, KeepingPlan
 from jaxprompt.training.one_run import Feed
@@ -85,12 +85,12 @@ def prepare(
         scorer = inputs.scorer.with_prompt(with_task(prompt, task_info))
         scorer = scorer.with_vocabulary_of(inputs.splits["train"])
         inputs = dataclasses.replace(inputs, scorer=scorer)
-        member = _member(run, prepare_run(run.config, inputs, placement, backbone, loaded))
+        member = _member(run, make_prepared_task(run.config, inputs, placement, backbone, loaded))
         counts = count_tokens(run.config, inputs.splits["train"], corpus)
         members.append(_with_shared_model(member._replace(counts=counts), models))
     members, fill = _plan_caches(config, members, loaded, placement, workdir)
     for member in members:
-        records.check_repeated(member.run.folder, member.record)
+        records.check_same_data(member.run.folder, member.record)
     lines = [f"backbone {backbone.config.path} ({backbone.family})"]
     lines += tell_kernel(config, placement, backbone)
     lines += _example_lines([shared_inputs for _, shared_inputs in pairs])
@@ -100,9 +100,11 @@ def prepare(
 
 
 def _read_inputs(
-    runs: Sequence[GridRun], placement: Placement, backbone: Backbone,
+    runs: Sequence[GridRun],
+    placement: Placement,
+    backbone: Backbone,
     mark_failed: Callable[[GridRun, Exception], None],
-) -> list[tuple[GridRun, _SharedInputs]]:  # fmt: skip
+) -> list[tuple[GridRun, _SharedInputs]]:
     """Loads and encodes the examples of runs, equal ones once. Returns runs with their examples."""
     splits_by_digest: dict[tuple[str, str], Split] = {}
     shared_inputs: dict[str, _SharedInputs] = {}
@@ -187,18 +189,29 @@ def _task_info(scorer: Scorer) -> Asks:
 def _member(run: GridRun, prepared: PreparedTask) -> Member:
     config, scorer, train = run.config, prepared.scorer, prepared.splits["train"]
     member = Member(
-        run, scorer, scorer.model, prepared.milestones, prepared.steps_per_epoch, (),
-        source=train, feed=partial(_feed, config, scorer, train),
-        longest=partial(longest_batch, config, scorer, train), eval_data=prepared.splits,
+        run,
+        scorer,
+        scorer.model,
+        prepared.milestones,
+        prepared.steps_per_epoch,
+        (),
+        source=train,
+        feed=partial(_feed, config, scorer, train),
+        longest=partial(longest_batch, config, scorer, train),
+        eval_data=prepared.splits,
         record=prepared.record,
-    )  # fmt: skip
+    )
     words = str(jax.tree.map(np.shape, member.words))
     # A program depends on the words of the training text, and on the method's operations.
     prompt = scorer.model.prompt
     shape = (
-        prepared.steps_per_epoch, scorer.layout, scorer.classes, words, prompt.seen,
+        prepared.steps_per_epoch,
+        scorer.layout,
+        scorer.classes,
+        words,
+        prompt.seen,
         prompt.acts_by(),
-    )  # fmt: skip
+    )
     return member._replace(shape=shape)
 
 
@@ -225,9 +238,13 @@ class SplitScorer:
         return dev[self._metric]
 
     def score(
-        self, split: str, rows: Sequence[int], trainable: Flat, per_run: PerRun,
+        self,
+        split: str,
+        rows: Sequence[int],
+        trainable: Flat,
+        per_run: PerRun,
         devs: Sequence[Mapping[str, float]] | None = None,
-    ) -> list[dict[str, float] | InputError]:  # fmt: skip
+    ) -> list[dict[str, float] | InputError]:
         """Returns the metrics of the runs `rows` on a split, or their errors.
 
         `devs` are their metrics on dev, from which a head may have chosen a threshold.
