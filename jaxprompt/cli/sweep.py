@@ -74,12 +74,12 @@ def main(argv: Sequence[str]) -> int:
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
     """Raises InputError if a result was trained with another config than that of the sweep."""
     from jaxprompt.config.run import FREE
-    from jaxprompt.runs.grid.expand import alone
+    from jaxprompt.runs.grid.expand import without_grid
     from jaxprompt.training import run_folder
 
     for run in runs:
         if run_folder.read_result(run.workdir) is not None:
-            config = alone(load(run, overrides))
+            config = without_grid(load(run, overrides))
             run_folder.check_workdir(run.workdir, config.to_dict(), FREE)
 
 
@@ -97,14 +97,14 @@ def execute(
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
-    from jaxprompt.runs.grid.expand import GridRun, alone
+    from jaxprompt.runs.grid.expand import GridRun, without_grid
     from jaxprompt.training import run_folder
 
     loaded = [load(run, overrides) for run in runs]
     keep_programs(loaded[0].train.compilation_cache)
     size = max(config.runs.size for config in loaded)
     # Runs are grouped and recorded without it.
-    loaded = [alone(config) for config in loaded]
+    loaded = [without_grid(config) for config in loaded]
     for run, config in zip(runs, loaded, strict=True):
         try:
             check_config(config)
@@ -114,7 +114,7 @@ def execute(
     failed: dict[str, str] = {}
     if together:
         others = bool(single)
-        outcome = runner.train(
+        outcome = runner.train_runs(
             together, workdir, stop_signal=signals.stop_requested, size=size, others=others
         )
         if outcome is None:
@@ -131,7 +131,7 @@ def execute(
         except InputError as error:
             failed[done.name] = str(error)
     # Finished runs are not trained again, but their config and data must be the same.
-    failed |= runner.verify([done for done in over if done.name not in failed], workdir)
+    failed |= runner.find_changed_runs([done for done in over if done.name not in failed], workdir)
     finished = {done.name for done in over}
     for run, config in single:
         if run.workdir.name not in finished:
@@ -162,16 +162,16 @@ def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any],
 
     A run that was started alone resumes alone; a run that no grid supports trains alone, too.
     """
-    from jaxprompt.runs.grid.expand import GridRun, by_config, why_alone
+    from jaxprompt.runs.grid.expand import GridRun, grid_conflict, group_by_config
     from jaxprompt.training.checkpoint import Checkpoints
 
     pairs = list(zip(runs, configs, strict=True))
     fresh = [
         GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
-        if Checkpoints(run.workdir).latest() is None and not why_alone(c)
+        if Checkpoints(run.workdir).latest() is None and not grid_conflict(c)
     ]
-    many = sum((alike for alike in by_config(fresh) if len(alike) > 1), [])
+    many = sum((alike for alike in group_by_config(fresh) if len(alike) > 1), [])
     names = {run.name for run in many}
     return many, [(run, c) for run, c in pairs if run.workdir.name not in names]
 

@@ -68,7 +68,7 @@ def chosen_by_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[SweepRun]:
     Where the cell has no cross-validation these are all `runs`. A seed whose folds have no result
     is missing.
     """
-    from jaxprompt.runs.grid.expand import select
+    from jaxprompt.runs.grid.expand import select_best_runs
 
     if not cell.folds:
         return list(runs)
@@ -78,12 +78,12 @@ def chosen_by_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[SweepRun]:
         if result is not None and result.dev is not None:
             found.append((fold.changes, result))
             tried.append(run)
-    return list({tried[i].workdir: tried[i] for i in select(found)}.values())
+    return list({tried[i].workdir: tried[i] for i in select_best_runs(found)}.values())
 
 
 def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
     """Reads what the runs of a cell gave; `best` seeds count where the paper reports so."""
-    from jaxprompt.runs.grid.expand import select
+    from jaxprompt.runs.grid.expand import select_best_runs
 
     found, configs, folds = [], [], [fold for fold, _ in list_folds(cell, runs)]
     for run in chosen_by_folds(cell, runs):
@@ -91,7 +91,7 @@ def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
         if result is not None and result.test is not None:
             found.append((run.changes, result))
             configs.append(fields(read_object(run.workdir / "config.json")))
-    chosen = [found[i][1] for i in select(found)]
+    chosen = [found[i][1] for i in select_best_runs(found)]
     read = lambda result: 100 * result.test[cell.metric or next(iter(result.test))]
     # By the metric that chose their steps: cells of one row are of the same seeds.
     merit = lambda result: next(iter(result.dev.values()))

@@ -215,7 +215,7 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
 @pytest.mark.long
 def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, capsys, monkeypatch):
     """A rate of 0 gains nothing, so that its run ends early."""
-    monkeypatch.setattr(batched_runs, "WORTH", 0)
+    monkeypatch.setattr(batched_runs, "MIN_STEPS_SAVED", 0)
     c = make_config(
         backbone, data, "prefix", **SHORT | dict(train__total_steps=8),
         runs__lr="0,1e-2", train__patience=2,
@@ -361,7 +361,7 @@ def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
     size, sizes = CHUNKS[why]
     c = config.replace({"runs.size": size})
     if why.startswith("memory"):
-        monkeypatch.setattr(runner, "fitting", lambda *_, **__: 1)
+        monkeypatch.setattr(runner, "max_runs_in_memory", lambda *_, **__: 1)
     assert train_grid(c, str(tmp_path / "grid")) == 0
     assert f"4 runs in {len(sizes)} chunks: {why}" in capsys.readouterr().err
     chunks = json.loads((tmp_path / "grid/chunks.json").read_text())["chunks"]
@@ -461,7 +461,7 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
             train_grid(config, str(folder))
     runs = list_runs(config, str(folder))[:2]
     with pytest.raises(errors.InputError, match="which is not one of these runs"):
-        runner.train(runs, str(folder), stop_signal=lambda: 0)
+        runner.train_runs(runs, str(folder), stop_signal=lambda: 0)
 
 
 def test_flags_make_a_grid(backbone, data, tmp_path):

@@ -16,7 +16,7 @@ from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
-from jaxprompt.runs.grid.group import Member, Shared, same_batches
+from jaxprompt.runs.grid.group import GroupInputs, Member, same_batches
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_folders import folder_of, rewind
@@ -37,7 +37,7 @@ MIN_STEPS_SAVED = 500  # steps of one run that must be saved for another compila
 class Chunk(NamedTuple):
     """Runs of equal shapes, and the programs that they train in."""
 
-    shared: Shared
+    shared: GroupInputs
     members: Sequence[Member]
     programs: Programs
     per_run: Sequence[PerRun]  # by member, what differs between runs and does not train
@@ -55,7 +55,7 @@ class GroupStart(NamedTuple):
     seconds: float  # training time up to there
 
 
-def train(
+def train_chunk(
     chunk: Chunk,
     workdir: str | os.PathLike,
     log: RunLog,

@@ -20,7 +20,7 @@ from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import DATA, Placement, like, within
 from jaxprompt.prompts import Method
-from jaxprompt.runs.grid.group import Words, with_words
+from jaxprompt.runs.grid.group import LabelWordArrays, with_label_words
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import make_count_step, make_eval_step, make_train_step
 from jaxprompt.tree import Flat, merge
@@ -32,7 +32,7 @@ _Tree = TypeVar("_Tree")
 class PerRun(NamedTuple):
     """Arrays that differ between runs but do not train. Leaves [R, ...]"""
 
-    words: Words  # {} if the words of all runs are the same
+    words: LabelWordArrays  # {} if the words of all runs are the same
     frozen: Flat  # randomly initialised from a run's seed
 
 
@@ -62,7 +62,7 @@ def make_group_step(
     """
 
     def run_step(state: TrainState, frozen: Flat, batch: Batch, per_run: PerRun):
-        run_model = with_words(model, per_run.words)
+        run_model = with_label_words(model, per_run.words)
         step = make_train_step(run_model, tx, objectives, accumulate=accumulate)
         return step(state, frozen | per_run.frozen, batch)
 
@@ -81,7 +81,7 @@ def make_group_scores(model: Model, *, is_shared: bool, axis=None):
     def run_scores(
         trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun, prefix_kv: KeyValues | None
     ):
-        step = make_eval_step(with_words(model, per_run.words))
+        step = make_eval_step(with_label_words(model, per_run.words))
         return step(trainable, frozen | per_run.frozen, batch, prefix_kv)
 
     in_axes = (0, None, None if is_shared else 0, 0, 0)
@@ -104,7 +104,7 @@ def make_group_counts(model: Model, objectives: Sequence[Objective], *, is_share
     """
 
     def run_counts(trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun):
-        count = make_count_step(with_words(model, per_run.words), objectives)
+        count = make_count_step(with_label_words(model, per_run.words), objectives)
         # Any key will do, because nothing is sampled.
         return count(trainable, frozen | per_run.frozen, batch, jax.random.key(0))
 

@@ -55,7 +55,7 @@ def is_grid(config: RunConfig) -> bool:
     return any(getattr(config.runs, axis) for axis in AXES)
 
 
-def why_alone(config: RunConfig) -> str:
+def grid_conflict(config: RunConfig) -> str:
     """Returns why a run cannot train in one program with others, and what to set; "" if it can."""
     if config.train.profile:
         return (
@@ -72,7 +72,7 @@ def why_alone(config: RunConfig) -> str:
 
 def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
     """Returns the runs of a grid. Raises InputError for a duplicate or invalid run."""
-    if conflict := why_alone(config):
+    if conflict := grid_conflict(config):
         raise InputError(f"{conflict}, or empty config.runs")
     axes = {axis: values for axis in AXES if (values := getattr(config.runs, axis))}
     _check_axes(config, axes)
@@ -83,7 +83,7 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
             f"{_short_name(axis)}={_format_value(value, axes[axis])}"
             for axis, value in zip(axes, values, strict=True)
         )
-        run_config = alone(config).replace(
+        run_config = without_grid(config).replace(
             {field: _field_value(field, value) for field, value in changes.items()}
         )
         if "prompt_starts" in axes:  # fields that only some of them read
@@ -100,12 +100,12 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
     return runs
 
 
-def alone(config: RunConfig) -> RunConfig:
+def without_grid(config: RunConfig) -> RunConfig:
     """Returns a config without its grid."""
     return dataclasses.replace(config, runs=GridConfig())
 
 
-def alike(config: RunConfig) -> str:
+def program_key(config: RunConfig) -> str:
     """Returns a key of everything that must be equal between runs of one program."""
     fields = config.to_dict()
     for field in VARIES:
@@ -120,15 +120,15 @@ def alike(config: RunConfig) -> str:
     return json.dumps(fields, sort_keys=True)
 
 
-def by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
+def group_by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
     """Groups runs that may train as one program, in their order."""
     groups: dict[str, list[GridRun]] = {}
     for run in runs:
-        groups.setdefault(alike(run.config), []).append(run)
+        groups.setdefault(program_key(run.config), []).append(run)
     return list(groups.values())
 
 
-def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
+def select_best_runs(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
     """Selects the run with the best dev score for each seed, the first of equal ones.
 
     A seed is a pair of train seed and data seed, and each value of `data.only` is selected for

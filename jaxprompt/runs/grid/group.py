@@ -33,7 +33,7 @@ from jaxprompt.training.run_record import RunRecord
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.types import Batch, Objective
 
-Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
+LabelWordArrays = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
 
 
 class Member(NamedTuple):
@@ -68,13 +68,13 @@ class Member(NamedTuple):
         return batch if self.cache is None else self.cache.give(self.source, batch)
 
     @property
-    def words(self) -> Words:
+    def words(self) -> LabelWordArrays:
         """The arrays of the heads that score label words."""
         arrays_by_head = {name: head.arrays() for name, head in self.model.heads.items()}
         return {name: arrays for name, arrays in arrays_by_head.items() if arrays}
 
 
-class Start(NamedTuple):
+class InitialRun(NamedTuple):
     """The initial parameters of a run."""
 
     state: TrainState
@@ -82,7 +82,7 @@ class Start(NamedTuple):
     tx: optax.GradientTransformation
 
 
-class Shared(NamedTuple):
+class GroupInputs(NamedTuple):
     """What the runs of a group have in common."""
 
     config: RunConfig  # of the first run
@@ -91,14 +91,14 @@ class Shared(NamedTuple):
     objectives: Sequence[Objective]
     make_scorer: Callable[
         [Any, Sequence[Member], Any], Any
-    ]  # (Shared, members, Programs) -> scorer
+    ]  # (GroupInputs, members, Programs) -> scorer
     log_lines: Sequence[str]  # lines for the log
     pretrains: bool = False  # whether runs train on a corpus, and are selected by held-out loss
     # (members, log): computes the cached states of these runs
     fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
 
 
-def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) -> None:
+def check_init(shared: GroupInputs, member: Member, shapes: dict[int, tree.Params]) -> None:
     """Raises InputError where `start` would; computes nothing.
 
     `shapes` caches the parameter shapes of each model, which several members may share.
@@ -114,7 +114,7 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) 
     build_optimizer(config, trainable, member.plan, member.steps_per_epoch)
 
 
-def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
+def init_run(shared: GroupInputs, member: Member) -> tuple[InitialRun, tree.Flat]:
     """Initialises a run as if it were alone. Returns (start, frozen parameters of all runs)."""
     config = member.run.config
     weights = initial_params.start(
@@ -128,10 +128,10 @@ def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     run_frozen = {
         name: value for name, value in weights.frozen.items() if name not in shared_frozen
     }
-    return Start(state, run_frozen, tx), shared_frozen
+    return InitialRun(state, run_frozen, tx), shared_frozen
 
 
-def by_shape(members: Sequence[Member]) -> list[list[Member]]:
+def group_by_shape(members: Sequence[Member]) -> list[list[Member]]:
     """Groups members with equal shapes and plans, in their order."""
     groups: dict[tuple, list[Member]] = {}
     for member in members:
@@ -139,7 +139,7 @@ def by_shape(members: Sequence[Member]) -> list[list[Member]]:
     return list(groups.values())
 
 
-def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member]]:
+def split_by_batches(members: Sequence[Member], placement: Placement) -> list[list[Member]]:
     """Groups members of equal shapes by which should train at once.
 
     On a CPU these are runs with the same batches, e.g. the learning rates of a seed. Other batches
@@ -158,7 +158,7 @@ def same_batches(members: Sequence[Member]) -> bool:
     return len({(m.run.config.seed, id(m.source)) for m in members}) == 1
 
 
-def longest(members: Sequence[Member]) -> Batch:
+def longest_group_batch(members: Sequence[Member]) -> Batch:
     """Returns the longest training batch of all runs."""
     # One run for all runs with the same batches.
     representatives = {id(member.source): member for member in members}.values()
@@ -180,7 +180,7 @@ def side_by_side(
 # -- label words ----------------------------------------------------------------------------------
 
 
-def varying_words(members: Sequence[Member]) -> dict[str, Words]:
+def varying_label_words(members: Sequence[Member]) -> dict[str, LabelWordArrays]:
     """Returns the label words of each run by name, {} if they are equal in all runs.
 
     They are padded to the size of the largest ones.
@@ -197,7 +197,7 @@ def varying_words(members: Sequence[Member]) -> dict[str, Words]:
     }
 
 
-def with_words(model: Model, words: Words) -> Model:
+def with_label_words(model: Model, words: LabelWordArrays) -> Model:
     """Replaces the arrays of the heads that score label words; they may be traced."""
     heads = {name: model.heads[name].with_arrays(arrays) for name, arrays in words.items()}
     return dataclasses.replace(model, heads={**model.heads, **heads})

@@ -14,7 +14,7 @@ from jaxprompt.types import Batch
 USABLE_SHARE = 0.9  # of the free memory; evaluation and the allocator need the rest
 
 
-def available(mesh: Mesh) -> int:
+def free_bytes(mesh: Mesh) -> int:
     """Returns the free bytes on one device of a mesh; CPU devices share the RAM."""
     devices = mesh.local_mesh.devices.flatten()
     stats = devices[0].memory_stats() or {}  # None of a CPU
@@ -32,7 +32,7 @@ def _free_ram() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def needed(
+def bytes_needed(
     programs: Programs, runs: int, batch: Batch, per_run: PerRun, *, shares_states: bool = False
 ) -> int | None:
     """Returns the bytes per device to train `runs` runs, without frozen parameters of all.
@@ -71,7 +71,7 @@ def local_bytes(tree: Flat) -> int:
     return sum(x.dtype.itemsize * int(np.prod(x.sharding.shard_shape(x.shape))) for x in leaves)
 
 
-def fitting(
+def max_runs_in_memory(
     programs: Programs,
     num_runs: int,
     batch: Batch,
@@ -86,12 +86,12 @@ def fitting(
     run are the difference between the steps of two runs and of one.
     """
     limit = USABLE_SHARE * free_bytes
-    all_bytes = needed(programs, num_runs, batch, per_run, shares_states=shares_states)
+    all_bytes = bytes_needed(programs, num_runs, batch, per_run, shares_states=shares_states)
     # One run is always tried, because there is nothing smaller.
     if num_runs == 1 or (all_bytes is not None and all_bytes <= limit):
         return num_runs
     one_run, two_runs = (
-        needed(programs, runs, batch, per_run, shares_states=shares_states) for runs in (1, 2)
+        bytes_needed(programs, runs, batch, per_run, shares_states=shares_states) for runs in (1, 2)
     )
     if one_run is None or two_runs is None or two_runs > limit:
         return 1

@@ -25,7 +25,7 @@ from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
-from jaxprompt.runs.grid.group import Member, Shared, side_by_side
+from jaxprompt.runs.grid.group import GroupInputs, Member, side_by_side
 from jaxprompt.runs.pretrain import PreparedPrompt, make_prepared_prompt
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.run_folder import read_record
@@ -35,12 +35,12 @@ from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
 
-def prepare(
+def prepare_corpus_group(
     runs: Sequence[GridRun], workdir: Path, mark_failed: Callable[[GridRun, Exception], None]
-) -> tuple[Shared | None, list[Member]]:
+) -> tuple[GroupInputs | None, list[Member]]:
     """Reads the corpus once, and makes the tasks that runs train on.
 
-    Invalid runs are passed to `failed`; if all are invalid, Shared is None. Raises
+    Invalid runs are passed to `failed`; if all are invalid, GroupInputs is None. Raises
     InputError for a corpus that has changed.
     """
     config = runs[0].config
@@ -93,7 +93,9 @@ def prepare(
     lines += tell_kernel(config, placement, backbone)
     for key, text in texts.items():
         lines += ppt.task_lines(ppt_tasks[key], text)
-    shared = Shared(config, placement, loaded, objectives, HeldOutScorer, lines, pretrains=True)
+    shared = GroupInputs(
+        config, placement, loaded, objectives, HeldOutScorer, lines, pretrains=True
+    )
     return shared, members
 
 
@@ -144,7 +146,7 @@ def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
 class HeldOutScorer:
     """Evaluates runs of one program on held-out documents. `Member.eval_data` is a Text."""
 
-    def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
+    def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""
         self._members, self._programs = members, programs
 

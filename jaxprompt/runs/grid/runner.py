@@ -27,20 +27,26 @@ from jaxprompt.runs.grid import batched_runs, pretrain
 from jaxprompt.runs.grid import train as tune
 from jaxprompt.runs.grid.batched_runs import Chunk
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
-from jaxprompt.runs.grid.expand import GridRun, by_config, is_grid, list_runs, select
-from jaxprompt.runs.grid.group import (
-    Member,
-    Shared,
-    Words,
-    at_once,
-    by_shape,
-    check_start,
-    longest,
-    same_batches,
-    start,
-    varying_words,
+from jaxprompt.runs.grid.expand import (
+    GridRun,
+    group_by_config,
+    is_grid,
+    list_runs,
+    select_best_runs,
 )
-from jaxprompt.runs.grid.memory import available, fitting
+from jaxprompt.runs.grid.group import (
+    GroupInputs,
+    LabelWordArrays,
+    Member,
+    check_init,
+    group_by_shape,
+    init_run,
+    longest_group_batch,
+    same_batches,
+    split_by_batches,
+    varying_label_words,
+)
+from jaxprompt.runs.grid.memory import free_bytes, max_runs_in_memory
 from jaxprompt.runs.ppt import check_ppt
 from jaxprompt.runs.running import format_start
 from jaxprompt.training.checkpoint import Checkpoints
@@ -57,7 +63,16 @@ from jaxprompt.training.run_folder import (
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import TrainState
 
-__all__ = ["KINDS", "GridRun", "Outcome", "by_config", "is_grid", "list_runs", "select", "train"]
+__all__ = [
+    "KINDS",
+    "GridRun",
+    "Outcome",
+    "group_by_config",
+    "is_grid",
+    "list_runs",
+    "select_best_runs",
+    "train_runs",
+]
 
 
 class RunKind(NamedTuple):
@@ -65,12 +80,12 @@ class RunKind(NamedTuple):
 
     check: Callable[[RunConfig], None]
     # (runs, workdir, mark_failed) -> inputs of all runs, and the runs
-    prepare: Callable[..., tuple[Shared | None, list[Member]]]
+    prepare: Callable[..., tuple[GroupInputs | None, list[Member]]]
 
 
 KINDS = {  # by command
-    "train": RunKind(check_tunes, tune.prepare),
-    "pretrain": RunKind(check_ppt, pretrain.prepare),
+    "train": RunKind(check_tunes, tune.prepare_task_group),
+    "pretrain": RunKind(check_ppt, pretrain.prepare_corpus_group),
 }
 
 
@@ -88,7 +103,7 @@ class Outcome(NamedTuple):
     failed: dict[str, str]  # name -> the error's line
 
 
-def train(
+def train_runs(
     runs: Sequence[GridRun],
     workdir: str,
     *,
@@ -98,7 +113,7 @@ def train(
     ready: Callable[[], None] = lambda: None,
     others: bool = False,
 ) -> Outcome | None:
-    """Trains runs as few programs, at most `size` at once (0 = all that fit, see `at_once`).
+    """Trains runs as few programs, at most `size` at once (0: all that fit).
 
     Runs with a result are skipped, but their data must be unchanged. A failed run does not stop the
     others; if all runs fail, this is an error only without `others` that the caller trains. `ready`
@@ -130,7 +145,7 @@ def train_grid(
         KINDS[command].check(run.config)
     keep_programs(config.train.compilation_cache)
     bind = partial(guard_workdir, workdir, config.to_dict(), free)
-    return grid, train(
+    return grid, train_runs(
         grid,
         workdir,
         command=command,
@@ -140,14 +155,16 @@ def train_grid(
     )
 
 
-def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> dict[str, str]:
+def find_changed_runs(
+    runs: Sequence[GridRun], workdir: str, command: str = "train"
+) -> dict[str, str]:
     """Returns the runs that were trained on different data than they would be now: name, why."""
     errors: dict[str, str] = {}
 
     def note(run: GridRun, error: Exception) -> None:
         errors[run.name] = str(error)
 
-    for group in by_config(runs):
+    for group in group_by_config(runs):
         try:
             KINDS[command].prepare(group, Path(workdir), note)
         except InputError as error:
@@ -159,7 +176,7 @@ def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> dic
 def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool) -> bool:
     """Trains the remaining runs. Returns False if a signal stopped them."""
     # The runs of the checkpoint go first, because the next ones replace it.
-    groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
+    groups = sorted(group_by_config(work.known()), key=lambda runs: not work.is_started(runs))
     for group in groups:
         try:
             shared, members = KINDS[command].prepare(group, work.workdir, work.fail)
@@ -233,7 +250,7 @@ class _Work:
         """Returns whether a run has no result yet, or is part of the checkpoint."""
         return run.name in self.started or not _is_finished(run)
 
-    def startable(self, shared: Shared, members: Sequence[Member]) -> list[Member]:
+    def startable(self, shared: GroupInputs, members: Sequence[Member]) -> list[Member]:
         """Returns the members that can start, and marks the others as failed.
 
         Raises InputError if a failed one is in the checkpoint, whose runs must all resume.
@@ -242,7 +259,7 @@ class _Work:
         shapes: dict[int, tree.Params] = {}
         for member in members:
             try:
-                check_start(shared, member, shapes)
+                check_init(shared, member, shapes)
                 valid.append(member)
             except InputError as error:
                 if member.run.name in self.started:
@@ -250,9 +267,9 @@ class _Work:
                 self.fail(member.run, error)
         return valid
 
-    def train(self, shared: Shared, members: Sequence[Member]) -> bool:
+    def train(self, shared: GroupInputs, members: Sequence[Member]) -> bool:
         """Trains runs of one backbone. Returns False if a signal stopped them."""
-        groups = by_shape(members)
+        groups = group_by_shape(members)
         with RunLog(self.workdir, tracker="none") as log:
             for line in shared.log_lines:
                 log.say(line)
@@ -278,17 +295,17 @@ class _Work:
         """Returns whether the checkpoint has any of these runs."""
         return any(run.name in self.started for run in runs)
 
-    def _train_alike(self, shared: Shared, members: Sequence[Member]) -> bool:
+    def _train_alike(self, shared: GroupInputs, members: Sequence[Member]) -> bool:
         """Trains runs of one program, in as many chunks as needed."""
         total, start_time = members[0].plan.total, time.monotonic()
-        first_init, frozen = start(shared, members[0])
+        first_init, frozen = init_run(shared, members[0])
         # Only shapes are read, so the arrays are freed.
         first_init = first_init._replace(state=jax.eval_shape(lambda x: x, first_init.state))
         programs_by_words: dict[str, Programs] = {}
 
-        def make_programs(chunk: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
+        def make_programs(chunk: Sequence[Member]) -> tuple[Programs, dict[str, LabelWordArrays]]:
             """Returns the programs of some runs, and their label words if they are arguments."""
-            words = varying_words(chunk)
+            words = varying_label_words(chunk)
             word_shapes = jax.tree.map(np.shape, words[chunk[0].run.name])
             # Words that are equal in all runs are constants of the program, others are arguments.
             key = str(word_shapes or jax.tree.map(np.ndarray.tolist, chunk[0].words))
@@ -312,36 +329,51 @@ class _Work:
                 log.say(f"compiling the training step for {count_runs(len(chunk))}")
                 programs, words = make_programs(chunk)
                 per_run = PerRun(words[chunk[0].run.name], first_init.own)
-                free = available(shared.placement.mesh)
-                batch, shares = longest(waiting), same_batches(chunk)
-                return fitting(programs, len(chunk), batch, per_run, free, shares_states=shares)
+                return max_runs_in_memory(
+                    programs,
+                    len(chunk),
+                    longest_group_batch(waiting),
+                    per_run,
+                    free_bytes(shared.placement.mesh),
+                    shares_states=same_batches(chunk),
+                )
 
             for chunk in self._chunks(members, shared.placement, max_runs, log):
-                # The checkpoint is of exactly one chunk.
-                resumed = {member.run.name for member in chunk} == set(self.started)
-                start_message = format_start(self.checkpoints.latest() if resumed else None)
-                log.say(f"{count_runs(len(chunk))} at once, {total} steps, {start_message}")
-                programs, words = make_programs(chunk)
-                states: list[TrainState] = []
-                per_run = []
-                for member in chunk:
-                    member_init = start(shared, member)[0]
-                    if not resumed:
-                        states.append(member_init.state)
-                    per_run.append(PerRun(words[member.run.name], member_init.own))
-                del member_init
-                if not batched_runs.train(
-                    Chunk(shared, chunk, programs, per_run),
-                    self.workdir,
-                    log,
-                    None if resumed else states,
-                    time.monotonic() - start_time,
-                    self.stop_signal,
-                ):
+                if not self._train_chunk(shared, chunk, *make_programs(chunk), log, start_time):
                     return False
-                self._clear()
-                self.note()
                 start_time = time.monotonic()
+        return True
+
+    def _train_chunk(
+        self,
+        shared: GroupInputs,
+        chunk: Sequence[Member],
+        programs: Programs,
+        words: dict[str, LabelWordArrays],
+        log: RunLog,
+        start_time: float,
+    ) -> bool:
+        """Trains runs at once. Returns False if a signal stopped them."""
+        # The checkpoint is of exactly one chunk.
+        resumed = {member.run.name for member in chunk} == set(self.started)
+        start_message = format_start(self.checkpoints.latest() if resumed else None)
+        log.say(f"{count_runs(len(chunk))} at once, {chunk[0].plan.total} steps, {start_message}")
+        states: list[TrainState] = []
+        per_run = []
+        for member in chunk:
+            initial = init_run(shared, member)[0]
+            if not resumed:
+                states.append(initial.state)
+            per_run.append(PerRun(words[member.run.name], initial.own))
+        del initial
+        init_states, seconds = None if resumed else states, time.monotonic() - start_time
+        runs = Chunk(shared, chunk, programs, per_run)
+        if not batched_runs.train_chunk(
+            runs, self.workdir, log, init_states, seconds, self.stop_signal
+        ):
+            return False
+        self._clear()
+        self.note()
         return True
 
     def _chunks(
@@ -360,7 +392,7 @@ class _Work:
         chunks.sort(key=lambda chunk: chunk != self.started)
         waiting = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
         if waiting:
-            groups = [waiting] if self.size else at_once(waiting, placement)
+            groups = [waiting] if self.size else split_by_batches(waiting, placement)
             size = self.size or max_runs(max(groups, key=len), waiting)
             new_chunks = [
                 group[i : i + size] for group in groups for i in range(0, len(group), size)

@@ -37,7 +37,7 @@ from jaxprompt.prompts import with_task
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
-from jaxprompt.runs.grid.group import Member, Shared, side_by_side
+from jaxprompt.runs.grid.group import GroupInputs, Member, side_by_side
 from jaxprompt.runs.train import PreparedTask, TaskInputs, make_prepared_task, read_inputs
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.features.cache import FeatureCache, KeepingPlan
@@ -59,10 +59,10 @@ class _SharedInputs(NamedTuple):
     lines: list[str]  # for the log
 
 
-def prepare(
+def prepare_task_group(
     runs: Sequence[GridRun], workdir: Path, mark_failed: Callable[[GridRun, Exception], None]
-) -> tuple[Shared, list[Member]]:
-    """Loads the inputs of runs that differ only in fields of `grid.VARIES`.
+) -> tuple[GroupInputs, list[Member]]:
+    """Loads the inputs of runs that differ only in fields of `expand.VARIES`.
 
     Equal inputs are loaded and encoded once. Invalid runs are passed to `failed`.
     """
@@ -95,7 +95,7 @@ def prepare(
     lines += tell_kernel(config, placement, backbone)
     lines += _example_lines([shared_inputs for _, shared_inputs in pairs])
     objectives = build_objectives(config, members[0].model) if members else []
-    shared = Shared(config, placement, loaded, objectives, SplitScorer, lines)
+    shared = GroupInputs(config, placement, loaded, objectives, SplitScorer, lines)
     return shared._replace(fill=fill), members
 
 
@@ -223,7 +223,7 @@ def _feed(config: RunConfig, scorer: Scorer, train: Split) -> Feed:
 class SplitScorer:
     """Evaluates runs of one program on splits. `Member.eval_data` are the splits."""
 
-    def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
+    def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""
         self._shared, self._members, self._programs = shared, members, programs
         self._metric = members[0].scorer.task.metric
