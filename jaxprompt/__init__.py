@@ -83,15 +83,15 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    choice_names = importlib.import_module(f"{__name__}.api.choices").known
+    choice_names = importlib.import_module(f"{__name__}.api.choices").choice_names
     return sorted({*__all__, *choice_names("prompt"), *choice_names("head"), "__version__"})
 
 
 def _choice(name: str) -> Any:
     choices = importlib.import_module(f"{__name__}.api.choices")
-    choice = choices.find(name)
+    choice = choices.find_choice(name)
     if choice is None:
-        names = sorted({*__all__, *choices.known("prompt"), *choices.known("head")})
+        names = sorted({*__all__, *choices.choice_names("prompt"), *choices.choice_names("head")})
         advice = importlib.import_module(f"{__name__}.errors").nearest(name, names)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {advice}")
     return choice

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxprompt.api.prompts import Prompt
-from jaxprompt.api.rows import AnyRows, read_rows
+from jaxprompt.api.rows import AnyRows, to_rows
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.data.sources.records import Record, from_rows
 from jaxprompt.errors import InputError, check_type
 from jaxprompt.serving.bank import (
     Export,
     PromptBank,
-    answer,
+    answer_requests,
     check_names,
     in_order,
     make_bank,
@@ -50,7 +50,7 @@ class BankedModel:
           InputError: for the first row that is not an example of its prompt's task.
         """
         # Rows without column names have no prompt names.
-        requests = read_requests(self.bank, from_rows(read_rows(rows, "rows")), self.by)
+        requests = read_requests(self.bank, from_rows(to_rows(rows, "rows")), self.by)
         for _, record in requests:
             if record.error:
                 raise InputError(record.error)
@@ -59,12 +59,12 @@ class BankedModel:
     def predict(self, rows: AnyRows) -> list[dict[str, Any]]:
         """Answers rows, see `jaxprompt.predict`."""
         requests = self.read(rows)
-        return list(in_order(requests, answer(self.bank, requests)))
+        return list(in_order(requests, answer_requests(self.bank, requests)))
 
     def evaluate(self, rows: AnyRows) -> dict[str, dict[str, float]]:
         """Measures the answers to rows with labels, see `jaxprompt.evaluate`."""
         requests = self.read(rows)
-        answers = answer(self.bank, requests)
+        answers = answer_requests(self.bank, requests)
         metrics: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}
         for index, answered in answers.items():
             metrics[self.names[index]] = answered.measured | {"examples": answered.known}

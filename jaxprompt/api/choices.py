@@ -90,15 +90,15 @@ def check_choice(argument: str, value: Any) -> None:
     raise InputError(f"{argument}={text} is not a {argument}; give one, e.g. {example}")
 
 
-def find(name: str) -> Choice | None:
+def find_choice(name: str) -> Choice | None:
     """Returns the method or head with a name, None if there is none."""
     for block in _PRESETS:
-        if name in known(block):
+        if name in choice_names(block):
             return Choice(block, name)
     return None
 
 
-def known(block: str) -> list[str]:
+def choice_names(block: str) -> list[str]:
     """Lists the methods or heads: those of configs/parts, and those without a preset there."""
     built_in = [name for name in names(block) if name not in ("constant", "none")]
     return list(dict.fromkeys([*getattr(part_of(block), _PRESETS[block]), *built_in]))

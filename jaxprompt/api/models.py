@@ -22,8 +22,8 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.serving.adapters import Adopted, metadata_of_adopted, scale_slots
-from jaxprompt.serving.answers import Answered, make_answers
+from jaxprompt.serving.adapters import ImportedPrompt, make_imported_metadata, scale_slots
+from jaxprompt.serving.answers import Answers, make_answers
 from jaxprompt.types import Batch
 
 
@@ -42,7 +42,7 @@ class PromptedModel:
         return f"PromptedModel({self.prompt!r} on {backbone.family} {backbone.id})"
 
     @functools.cached_property
-    def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
+    def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answers]:
         """The function (params, examples) -> answers; it compiles once per shape of a batch."""
         generation = self.prompt.metadata.generate
         return make_answers(self.scorer, generation=generation, placement=self.placement)
@@ -136,7 +136,7 @@ def attach(
     check_choice("head", head)
     at_least("batch", batch, 1)
     if prompt is None:
-        prompt = Prompt({}, {}, "a backbone by itself", Adopted({}, {"name": "none"}, {}))
+        prompt = Prompt({}, {}, "a backbone by itself", ImportedPrompt({}, {"name": "none"}, {}))
         head = head or Choice("head", "verbalizer", {})
     if isinstance(prompt, Sequence | Mapping) and not isinstance(prompt, str):
         if task is not None or head is not None or fields or sentence_encoder or pretrained:
@@ -146,27 +146,27 @@ def attach(
             )
         return attach_several(backbone, prompt, by, batch, force)
     check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path), or run.prompt")
-    if not prompt.card and prompt.adopted is None:
+    if not prompt.card and prompt.imported is None:
         raise InputError(f"{prompt.path} has no metadata; give the result of jp.load_prompt(path)")
     if by != "prompt":
         raise InputError(
             f"by={brief(by)} is only valid for several prompts, and one is given; remove it, or "
             "give a list or a dict of prompts"
         )
-    if prompt.adopted is not None:
+    if prompt.imported is not None:
         if task is None:
             raise InputError(
                 f"{prompt.path} has no metadata of its task; give task=, and head= if it needs one"
             )
         # The head of the adapter is used, unless another is given.
-        if prompt.adopted.head and head is None:
-            name, fields_of_head = prompt.adopted.head["name"], dict(prompt.adopted.head)
+        if prompt.imported.head and head is None:
+            name, fields_of_head = prompt.imported.head["name"], dict(prompt.imported.head)
             del fields_of_head["name"]
             head = Choice("head", name, fields_of_head)
         config = make_config(backbone, task=task, choices=[head], overrides=fields)
-        adopted_metadata = metadata_of_adopted(config, prompt.path, prompt.adopted, backbone)
-        tensors = scale_slots(prompt.tensors, adopted_metadata.backbone.rescale)
-        prompt = Prompt(tensors, adopted_metadata.to_json(), prompt.path)
+        imported_metadata = make_imported_metadata(config, prompt.path, prompt.imported, backbone)
+        tensors = scale_slots(prompt.tensors, imported_metadata.backbone.rescale)
+        prompt = Prompt(tensors, imported_metadata.to_json(), prompt.path)
     elif task is not None or head is not None or fields:
         arguments = [name for name, x in {"task": task, "head": head}.items() if x is not None]
         names = ", ".join([*arguments, *fields])

@@ -12,7 +12,7 @@ from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import check_type
-from jaxprompt.serving.adapters import Adopted, adopt, is_adapter
+from jaxprompt.serving.adapters import ImportedPrompt, import_prompt, is_adapter
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Prompt:
     tensors: Mapping[str, np.ndarray]  # prompt/slots [S, E], prompt/k [L, P, N, D], head/...
     card: Mapping[str, Any] = field(default_factory=dict)
     path: str = "the prompt"  # where it was read, for messages
-    adopted: Adopted | None = None  # the content of a prompt without metadata
+    imported: ImportedPrompt | None = None  # the content of a prompt without metadata
 
     def __post_init__(self) -> None:
         # A copy, so that changes do not affect other prompts.
@@ -58,7 +58,7 @@ def load_prompt(path: str | Path) -> Prompt:
     path = str(path)
     local_path = str(fetch_prompt(path)) if path.startswith(SCHEME) else path
     if is_adapter(local_path):
-        adopted = adopt(local_path)
-        return Prompt(adopted.tensors, {}, path, adopted)
+        imported = import_prompt(local_path)
+        return Prompt(imported.tensors, {}, path, imported)
     tensors, metadata = read_export(path)
     return Prompt(tensors, metadata.to_json(), path)

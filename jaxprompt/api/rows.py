@@ -22,10 +22,10 @@ def make_rows(data: AnyRows, split: str, task: Task) -> Rows:
     Raises:
       InputError: if `data` cannot be read as rows.
     """
-    return name_classes(task, read_rows(data, split, task.columns))
+    return name_classes(task, to_rows(data, split, task.columns))
 
 
-def read_rows(data: AnyRows, split: str, columns: Sequence[str] = (), texts: str = "") -> Rows:
+def to_rows(data: AnyRows, split: str, columns: Sequence[str] = (), texts: str = "") -> Rows:
     """Returns rows unchanged, class indices included.
 
     Args:
@@ -102,7 +102,7 @@ def make_records(data: AnyRows | Sequence[str], task: Task) -> list[Record]:
                 )
         records = from_texts(texts, task.fields, "text")
     else:
-        records = from_rows(read_rows(data, "rows", task.columns, "a list of texts, "))
+        records = from_rows(to_rows(data, "rows", task.columns, "a list of texts, "))
     records = with_examples(task, records)
     for record in records:
         if record.error:

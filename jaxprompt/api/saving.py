@@ -17,7 +17,7 @@ from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
 from jaxprompt.convert.peft import outputs_of, write_peft
 from jaxprompt.errors import InputError, check_known, check_type
 from jaxprompt.files import user_path
-from jaxprompt.serving.adapters import as_peft
+from jaxprompt.serving.adapters import make_peft_arguments
 
 FORMATS = ("jaxprompt", "delta", "peft", "npy", "stablehlo")
 
@@ -87,7 +87,7 @@ def save_prompt(
     else:
         opened = backbone.backbone
     scorer = scorer_from_metadata(opened, metadata, batch=1)
-    adapter = as_peft(scorer, prompt.tensors, metadata)
+    adapter = make_peft_arguments(scorer, prompt.tensors, metadata)
     paths = write_peft(path, **adapter)
     return (*paths, write_peft_card(path, metadata, outputs_of(adapter)))
 

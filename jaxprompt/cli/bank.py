@@ -150,9 +150,9 @@ def answer_asked(
       The answers by number of the prompt, and the metrics by name of the prompt.
     """
     from jaxprompt.data.sources import records
-    from jaxprompt.serving.bank import answer
+    from jaxprompt.serving.bank import answer_requests
 
-    answers = answer(bank, requests)
+    answers = answer_requests(bank, requests)
     measured = {}
     for number, found in sorted(answers.items()):
         name, task = bank.names[number], bank.scorers[number].task

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from jaxprompt.api.choices import known
+from jaxprompt.api.choices import choice_names
 from jaxprompt.cli.listing import choose_name, list_block, read_name, show_block
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints all heads or one of them. Exit code 0."""
     name = read_name(__doc__, argv, "head")
-    print(show_block("head", choose_name("head", name, known("head"))) if name else
+    print(show_block("head", choose_name("head", name, choice_names("head"))) if name else
           list_block("head"))  # fmt: skip
     return 0

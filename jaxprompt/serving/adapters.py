@@ -29,7 +29,7 @@ _USE_EXPORT = "use prompt.safetensors, which export writes without --peft"
 _TASK_TYPES = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
-class Adopted(NamedTuple):
+class ImportedPrompt(NamedTuple):
     """A prompt without metadata."""
 
     tensors: dict[str, np.ndarray]  # by flat name, as in an export
@@ -65,7 +65,7 @@ def is_adapter(path: str) -> bool:
     return local_path.suffix == ".npy" or os.path.exists(local_path / "adapter_config.json")
 
 
-def adopt(path: str) -> Adopted:
+def import_prompt(path: str) -> ImportedPrompt:
     """Reads a PEFT adapter folder or an .npy array [S, E].
 
     A head is only converted for a prefix: with soft tokens PEFT pools the first soft token, not
@@ -76,7 +76,7 @@ def adopt(path: str) -> Adopted:
     """
     if Path(path).suffix == ".npy":
         rows = import_npy(path)
-        return Adopted({"prompt/slots": rows}, {"name": "constant", "slots": len(rows)}, {})
+        return ImportedPrompt({"prompt/slots": rows}, {"name": "constant", "slots": len(rows)}, {})
     adapter = read_peft(path)
     block: dict[str, Any] = {"name": "constant"}
     if adapter.soft is not None:
@@ -87,7 +87,7 @@ def adopt(path: str) -> Adopted:
                 f"prompt.file={path}"
             )
         block["slots"] = len(adapter.soft)
-        return Adopted({"prompt/slots": adapter.soft}, block, {})
+        return ImportedPrompt({"prompt/slots": adapter.soft}, block, {})
     assert adapter.k is not None and adapter.v is not None  # without soft tokens it is a prefix
     layers, length = adapter.k.shape[:2]
     prefix = "decoder_" if adapter.stream == "decoder" else ""
@@ -95,37 +95,37 @@ def adopt(path: str) -> Adopted:
     block["shift_decoder" if prefix else "shift"] = length
     tensors = {f"prompt/{prefix}k": adapter.k, f"prompt/{prefix}v": adapter.v}
     head, head_config = _convert_head(path, adapter)
-    return Adopted(tensors | head, block, head_config)
+    return ImportedPrompt(tensors | head, block, head_config)
 
 
-def metadata_of_adopted(
-    config: RunConfig, path: str, adopted: Adopted, backbone: LoadedBackbone
+def make_imported_metadata(
+    config: RunConfig, path: str, imported: ImportedPrompt, backbone: LoadedBackbone
 ) -> PromptMetadata:
     """Makes the metadata of a prompt that has none.
 
     Args:
       config: gives the task, the head and the layout.
       path: where the prompt was read, for messages.
-      adopted: the prompt.
+      imported: the prompt.
       backbone: the backbone of the prompt.
 
     Raises:
       InputError: if these do not fit, or if the classes are not known.
     """
     opened = backbone.backbone
-    if "length" in adopted.prompt and opened.module.STYLE == "seq2seq":
+    if "length" in imported.prompt and opened.module.STYLE == "seq2seq":
         # In the encoder it would give other predictions than in PEFT.
         raise InputError(
             f"{path} has a prefix with num_transformer_submodules=1, which PEFT uses in the "
             f"decoder of {with_article(opened.family)}, and which is not supported; train it in "
             "PEFT with task_type=SEQ_2_SEQ_LM"
         )
-    if "length" in adopted.prompt and opened.family not in _PREFIX_FAMILIES:
+    if "length" in imported.prompt and opened.family not in _PREFIX_FAMILIES:
         raise InputError(
             f"{path} has a prefix, which {with_article(opened.family)} of transformers does not "
             f"support; give the backbone that it was trained on: {', '.join(_PREFIX_FAMILIES)}"
         )
-    if "pooler" in adopted.head and config.head.to_dict() == adopted.head:
+    if "pooler" in imported.head and config.head.to_dict() == imported.head:
         # Torch names both heads alike, but RoBERTa's uses tanh and ELECTRA's gelu.
         fitting = "roberta" if config.head.get("pooler") == "trained" else "bert"
         if opened.family != fitting:
@@ -134,7 +134,7 @@ def metadata_of_adopted(
                 f"{with_article(opened.family)}; give another head, or the backbone that it was "
                 "trained on"
             )
-    config = dataclasses.replace(config, prompt=OpenBlock.from_dict(adopted.prompt))
+    config = dataclasses.replace(config, prompt=OpenBlock.from_dict(imported.prompt))
     task = read_task(config.task)
     if task.kind == "classes" and not (task.labels or task.choices):
         raise InputError("the classes are not known without training rows; set task.labels")
@@ -187,7 +187,7 @@ def _convert_head(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], d
     return tensors, match.block
 
 
-def as_peft(
+def make_peft_arguments(
     scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> dict[str, Any]:
     """Returns the keyword arguments of `convert.peft.write_peft`.

@@ -16,7 +16,7 @@ from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering
 
 
-class Answered(NamedTuple):
+class Answers(NamedTuple):
     """The predictions for some examples, and their metrics."""
 
     columns: list[dict[str, Any]]  # of each example, by column name
@@ -28,13 +28,13 @@ class Answered(NamedTuple):
 
 def make_answers(
     scorer: Scorer, *, generation: GenerateConfig, placement: Placement
-) -> Callable[[tree.Params, Sequence[Example]], Answered]:
+) -> Callable[[tree.Params, Sequence[Example]], Answers]:
     """Makes (params, examples) -> answers in order, compiled once per shape of a batch."""
     scorer = with_front(scorer)
     head, layout = scorer.head, scorer.layout
     predict = make_answering(head, placement, scorer.model, generation, scorer.tokenizer, layout)
 
-    def answer(params: tree.Params, examples: Sequence[Example]) -> Answered:
+    def answer(params: tree.Params, examples: Sequence[Example]) -> Answers:
         split = scorer.encode(examples)
         batches = EvalBatches(split.rows, split.labels, scorer.layout)
         scores = predict({}, dict(params), batches, len(split.rows))
@@ -42,7 +42,7 @@ def make_answers(
         metrics, known = scorer.measure_known(split, scores)
         columns = list(scorer.answers(examples, split, scores))
         unmarked = split.judged.unmarked if split.judged else 0
-        return Answered(columns, metrics, known, count_cut(split.by_example()), unmarked)
+        return Answers(columns, metrics, known, count_cut(split.by_example()), unmarked)
 
     return answer
 

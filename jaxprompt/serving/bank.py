@@ -23,7 +23,7 @@ from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, wit
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.serving.answers import Answered, mark_errors
+from jaxprompt.serving.answers import Answers, mark_errors
 from jaxprompt.training.evaluation import Step, ahead, place_step
 from jaxprompt.types import NO_LIMIT, Batch, Injection
 
@@ -239,7 +239,7 @@ def mark_requests(
 
 
 def in_order(
-    requests: Sequence[tuple[int, Record]], answers: Mapping[int, Answered]
+    requests: Sequence[tuple[int, Record]], answers: Mapping[int, Answers]
 ) -> Iterator[dict[str, Any]]:
     """Yields the answers in the order of the records that have an example."""
     columns = {index: iter(answer.columns) for index, answer in answers.items()}
@@ -248,7 +248,7 @@ def in_order(
             yield next(columns[index])
 
 
-def answer(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int, Answered]:
+def answer_requests(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int, Answers]:
     """Answers requests in shared batches; records without an example are left out.
 
     Returns:
@@ -276,7 +276,7 @@ def answer(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int
         metrics, known = scorer.measure_known(split, scores)
         columns = list(scorer.answers(_examples(records[index]), split, scores))
         unmarked = split.judged.unmarked if split.judged else 0
-        answers[index] = Answered(columns, metrics, known, count_cut(split.by_example()), unmarked)
+        answers[index] = Answers(columns, metrics, known, count_cut(split.by_example()), unmarked)
     return answers
 
 

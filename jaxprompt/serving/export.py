@@ -17,7 +17,7 @@ from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import read_result
 
 
-class Packed(NamedTuple):
+class PackedPrompt(NamedTuple):
     """A prompt that is ready for export."""
 
     scorer: Scorer
@@ -25,7 +25,7 @@ class Packed(NamedTuple):
     metadata: PromptMetadata
 
 
-def pack_run(config: RunConfig, workdir: str, inputs: Given = NOTHING) -> Packed:
+def pack_run(config: RunConfig, workdir: str, inputs: Given = NOTHING) -> PackedPrompt:
     """Reads and folds the best prompt of a run, tuned or pre-trained, and makes its metadata."""
     if config.ppt.task:
         trained = ppt.restore_pretrained(config, workdir)
@@ -50,7 +50,7 @@ def pack_run(config: RunConfig, workdir: str, inputs: Given = NOTHING) -> Packed
         pretrained=ppt.pretraining_summary(trained) if config.ppt.task else None,
         step=best.step if best is not None else None,
     )
-    return Packed(trained.scorer, tensors, metadata)
+    return PackedPrompt(trained.scorer, tensors, metadata)
 
 
 def check_newest(workdir: str, step: int | None) -> None:

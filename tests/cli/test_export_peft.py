@@ -22,7 +22,7 @@ from jaxprompt.convert.peft import read_peft
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.serving.adapters import as_peft
+from jaxprompt.serving.adapters import make_peft_arguments
 
 # PEFT calls what transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -268,11 +268,11 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
         backbone={"revision": "v2", "family": family, "dims": scorer.model.prompt.dims._asdict()},
     )
     if PLACES[family, template]:
-        found = as_peft(scorer, tensors, metadata)
+        found = make_peft_arguments(scorer, tensors, metadata)
         assert found["soft"].shape == (4, 32) and found["revision"] == "v2"
     else:
         with pytest.raises(InputError, match="PEFT puts soft tokens before.*use prompt.safe"):
-            as_peft(scorer, tensors, metadata)
+            make_peft_arguments(scorer, tensors, metadata)
 
 
 def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
@@ -284,7 +284,7 @@ def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
     metadata = make_metadata(method="ipt", backbone={"family": "t5"})
     tensors = {"prompt/embed": np.ones((4, 32), np.float32)}
     with pytest.raises(InputError, match="--peft: an ipt prompt is computed from each text"):
-        as_peft(scorer, tensors, metadata)
+        make_peft_arguments(scorer, tensors, metadata)
 
 
 def test_soft_tokens_beside_a_prefix_are_no_adapter(backbone, data, tmp_path, capsys):

@@ -13,7 +13,7 @@ import pytest
 from spoil import BASE
 from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
 
-from jaxprompt.api.choices import known
+from jaxprompt.api.choices import choice_names
 from jaxprompt.data.tasks.registry import task_names
 
 
@@ -21,8 +21,8 @@ from jaxprompt.data.tasks.registry import task_names
     "command, names",
     [
         ("tasks", task_names()),
-        ("methods", known("prompt")),
-        ("heads", known("head")),
+        ("methods", choice_names("prompt")),
+        ("heads", choice_names("head")),
         (
             "backbones",
             ("bert", "roberta", "electra", "t5", "gpt2", "albert", "deberta", "deberta_v2")
