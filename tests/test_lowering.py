@@ -443,7 +443,7 @@ def test_runs_that_share_the_states_of_a_batch(target):
     runs = runs._replace(kept=jax.ShapeDtypeStruct(states, jnp.bfloat16))
     place = make_placement(1, 1, devices=jax.devices()[:1])
     place = dataclasses.replace(place, compiled_for=target, runs=True)
-    step = make_group_step(model, TX, objectives, shares=True)
+    step = make_group_step(model, TX, objectives, shares_states=True)
     with standing_in(target):
         traced = jax.jit(within(place, step)).trace(state, frozen, runs, PerRun({}, {}))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()

@@ -256,7 +256,7 @@ class CorpusExamples(NamedTuple):
     corpus: Corpus
     tasks: tuple[Examples, Examples]
     rows: PptRows  # for training
-    held: Pass
+    held_out: Pass
     data: PretrainingData
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
@@ -345,7 +345,7 @@ def task_lines(ppt_task: PptTask, text: CorpusExamples) -> list[str]:
         f"task {ppt_task.scorer.task.name}, template {ppt_task.scorer.template!r}",
         f"  {word_lines[0]}",
         f"  training: {text.tasks[0].summary()}",
-        f"  held out: {text.tasks[1].summary()}; {text.held.size:,} of them are scored",
+        f"  held out: {text.tasks[1].summary()}; {text.held_out.size:,} of them are scored",
     ]
 
 

@@ -121,11 +121,11 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
             config, prepared.ppt_task, prepared.loaded, placement, prepared.counts
         )
         score_held = denoising.make_held_out_scorer(
-            placement, ppt_model, text.held, config.seed, ppt.scoring(held_out)
+            placement, ppt_model, text.held_out, config.seed, ppt.scoring(held_out)
         )
         tx, state = init_train_state(config, prepared, ppt_model.trainable)
         flops = ppt.count_ppt_flops(
-            ppt_model, tx, state, next(iter(text.held)), config.data.batch, placement
+            ppt_model, tx, state, next(iter(text.held_out)), config.data.batch, placement
         )
         accumulate = config.optim.accumulate
         return PromptJob(

@@ -132,7 +132,7 @@ def _longest(config: RunConfig, text: ppt.CorpusExamples) -> Batch:
 
 def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
     """Counts the model FLOPs of a step of one run."""
-    placement, like = prepared.placement, next(iter(prepared.text.held))
+    placement, like = prepared.placement, next(iter(prepared.text.held_out))
     # Only shapes matter, so the run's own initialisation is not needed.
     learner = ppt.make_ppt_model(
         config, prepared.ppt_task, prepared.loaded, placement, restored=True
@@ -170,7 +170,7 @@ class HeldOutScorer:
         del split, devs
         texts = [self._members[i].eval_data for i in rows]
         is_shared = all(text is texts[0] for text in texts)
-        passes = [text.held for text in (texts[:1] if is_shared else texts)]
+        passes = [text.held_out for text in (texts[:1] if is_shared else texts)]
         layout, total = self._members[0].scorer.layout, None
         batch_sums = (
             self._programs.counts(
