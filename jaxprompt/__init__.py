@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives.
-_PLACES = {
+# Public name -> the module that defines it.
+_MODULES = {
     "load_backbone": "api.backbones",
     "LoadedBackbone": "build.backbone",
     "Choice": "api.choices",
@@ -70,11 +70,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
-    elif name.startswith("_"):  # of tools that look for special names
+    if name in _MODULES:
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    elif name.startswith("_"):  # from tools that look for special names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    elif importlib.util.find_spec(f"{__name__}.{name}"):  # of `from jaxprompt import signals`
+    elif importlib.util.find_spec(f"{__name__}.{name}"):  # from `from jaxprompt import signals`
         return importlib.import_module(f"{__name__}.{name}")
     else:
         value = _choice(name)
@@ -83,15 +83,15 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    known = importlib.import_module(f"{__name__}.api.choices").known
-    return sorted({*__all__, *known("prompt"), *known("head"), "__version__"})
+    choice_names = importlib.import_module(f"{__name__}.api.choices").choice_names
+    return sorted({*__all__, *choice_names("prompt"), *choice_names("head"), "__version__"})
 
 
 def _choice(name: str) -> Any:
     choices = importlib.import_module(f"{__name__}.api.choices")
-    found = choices.find(name)
-    if found is None:
-        known = sorted({*__all__, *choices.known("prompt"), *choices.known("head")})
-        told = importlib.import_module(f"{__name__}.errors").nearest(name, known)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {told}")
-    return found
+    choice = choices.find_choice(name)
+    if choice is None:
+        names = sorted({*__all__, *choices.choice_names("prompt"), *choices.choice_names("head")})
+        advice = importlib.import_module(f"{__name__}.errors").nearest(name, names)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {advice}")
+    return choice

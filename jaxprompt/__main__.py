@@ -24,12 +24,12 @@ _CLI = cli.__name__
 
 def commands() -> dict[str, str]:
     """Returns the commands (modules with a main()) and the first line of their docstrings."""
-    found = {}
+    docstrings = {}
     for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
         module = importlib.import_module(f"{_CLI}.{name}")
         if hasattr(module, "main"):
-            found[name] = (module.__doc__ or "").partition("\n")[0]
-    return found
+            docstrings[name] = (module.__doc__ or "").partition("\n")[0]
+    return docstrings
 
 
 def _shorten(message: str) -> str:
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
     Bad input, SIGTERM and Ctrl-C print one line to stderr, see `signals`.
     """
-    # XLA logs as errors that it is slow or was compiled elsewhere. What fails is raised besides.
+    # XLA logs slowness and foreign compilation as errors. Real errors are raised as well.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with signals.handled():
         try:
@@ -52,61 +52,61 @@ def main(argv: list[str] | None = None) -> int:
             if not signals.ending():
                 raise
         if signals.ending():
-            signals.tell()
+            signals.print_stopped()
             return signals.exit_code()
         return code or signals.exit_code()
 
 
 def _run(argv: list[str]) -> int:
     command, rest = argv[0] if argv else "", argv[1:]
-    own = f"jaxprompt {command}".rstrip()
+    program = f"jaxprompt {command}".rstrip()
     debug = "--debug" in rest
     try:
         try:
             code = _command(argv)
-        except SystemExit:  # of --help
+        except SystemExit:  # from --help
             sys.stdout.flush()
             raise
-        sys.stdout.flush()  # here: what Python cannot write as it exits it tells in its own way
+        sys.stdout.flush()  # here, because at exit Python reports a failed write itself
         return code
     except InputError as error:
         if debug:
             raise
-        print(escape(f"{own}: {_shorten(str(error))}"), file=sys.stderr)
+        print(escape(f"{program}: {_shorten(str(error))}"), file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()
         return 0
     except Exception as error:
         code = 2
-        if isinstance(error, OSError) and _is_of_stdout(error):
+        if isinstance(error, OSError) and _is_stdout_error(error):
             reason = f"cannot write to stdout: {error.strerror}; fix this, or redirect stdout"
         elif reason := out_of_memory(error):
-            reason = f"{reason}; {_what_to_lower(rest)}"
+            reason = f"{reason}; {_memory_advice(rest)}"
         elif reason := _no_device(error):
             reason = (
                 f"JAX cannot start its devices: {reason}; free the GPU if another process uses "
                 "its memory, install jax for this device, or set JAX_PLATFORMS=cpu"
             )
         elif reason := _lost(error):
-            code = 1  # no bad input: what starts runs may try again
+            code = 1  # not bad input, so that a launcher may try again
             reason = (
                 f"another process of this run was lost, see its output ({reason}); run the "
                 "same command again on all hosts to resume"
             )
         if debug or not reason:
             raise
-        print(escape(f"{own}: {reason}"), file=sys.stderr)
+        print(escape(f"{program}: {reason}"), file=sys.stderr)
         return code
 
 
 def _no_device(error: Exception) -> str:
     """Returns why JAX could not start its devices, "" for other errors."""
-    started = any(
+    in_startup = any(
         frame.f_code.co_name == "backends" and frame.f_globals["__name__"] == "jax._src.xla_bridge"
         for frame, _ in traceback.walk_tb(error.__traceback__)
     )
-    if not started or not isinstance(error, RuntimeError | AssertionError):
+    if not in_startup or not isinstance(error, RuntimeError | AssertionError):
         return ""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     return first_line(error) if str(error) else f"no device of JAX_PLATFORMS={platforms} was found"
@@ -119,79 +119,83 @@ def _lost(error: Exception) -> str:
     return processes.lost_process_message(error)
 
 
-def _is_of_stdout(error: OSError) -> bool:
+def _is_stdout_error(error: OSError) -> bool:
     """Returns whether printing to stdout failed: only commands print, other modules write files."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return error.filename is None and frame.f_globals["__name__"].startswith((__name__, _CLI))
 
 
 def _command(argv: list[str]) -> int:
-    known = commands()
+    descriptions = commands()
     if not argv or argv[0] in ("-h", "--help"):
-        lines = "\n".join(f"  {name:10s}{line}" for name, line in known.items())
+        lines = "\n".join(f"  {name:10s}{line}" for name, line in descriptions.items())
         print(f"usage: jaxprompt COMMAND [--help]\n       jaxprompt --version\n\n{lines}")
         return 0 if argv else 2
     if argv[0] == "--version":
-        own = importlib.import_module(__package__).__version__
-        print(f"jaxprompt {own}, jax {metadata.version('jax')}")
+        version = importlib.import_module(__package__).__version__
+        print(f"jaxprompt {version}, jax {metadata.version('jax')}")
         return 0
     command, *rest = argv
     for word in argv:
-        if has_surrogate(word):  # Python's stand-in for bytes that are no UTF-8
+        if has_surrogate(word):  # how Python represents bytes that are not UTF-8
             raise InputError(f"argument {word!r} is not UTF-8; convert it or rename the file")
-    if command not in known:
-        raise InputError(f"unknown command {command!r}; {nearest(command, known)}")
+    if command not in descriptions:
+        raise InputError(f"unknown command {command!r}; {nearest(command, descriptions)}")
     return importlib.import_module(f"{_CLI}.{command}").main(rest) or 0
 
 
-def _what_to_lower(argv: Sequence[str]) -> str:
+def _memory_advice(argv: Sequence[str]) -> str:
     """Returns which fields to lower after running out of memory, and a `plan` command."""
     from jaxprompt.config.load import load_config
     from jaxprompt.runs.grid.expand import is_grid
 
     try:
-        own, args = _config_words(argv)
+        words, args = _config_words(argv)
         config = load_config(*args)
     except InputError:  # predict has no config
         return "lower --batch"
     fields = config.leaves()
-    now = lambda field: f"{field} (now {fields[field]})"
-    lower = [now(field) for field in ("data.batch", "data.eval_batch", "data.max_len")]
+    with_value = lambda field: f"{field} (now {fields[field]})"
+    fields_to_lower = [
+        with_value(field) for field in ("data.batch", "data.eval_batch", "data.max_len")
+    ]
     if is_grid(config):
-        lower.insert(0, f"{now('runs.size')}: runs that train at once, 0 means all that fit")
-    cures = [f"lower {', '.join(lower)}", f"raise {now('optim.accumulate')}"]
+        fields_to_lower.insert(
+            0, f"{with_value('runs.size')}: runs that train at once, 0 means all that fit"
+        )
+    advice = [f"lower {', '.join(fields_to_lower)}", f"raise {with_value('optim.accumulate')}"]
     if config.backbone.remat != "full":
-        cures.append("set backbone.remat=full")
-    if config.objective.name:  # of adapt, which plan does not weigh
-        return ", ".join(cures)
-    words = [word for word in own if not word.startswith("--config.runs.")]
-    plan = shlex.join(["python", "-m", "jaxprompt", "plan", *words])
-    return f"{', '.join(cures)}. To estimate the memory of this config: {plan}"
+        advice.append("set backbone.remat=full")
+    if config.objective.name:  # adapt, which plan does not support
+        return ", ".join(advice)
+    plan_words = [word for word in words if not word.startswith("--config.runs.")]
+    plan = shlex.join(["python", "-m", "jaxprompt", "plan", *plan_words])
+    return f"{', '.join(advice)}. To estimate the memory of this config: {plan}"
 
 
 def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple[str, str]]]]:
     """Returns the config arguments of a command, and the arguments of `load_config`."""
     from jaxprompt.cli.options import Parser, require_flags
 
-    own, rest = [], list(argv)
-    while rest:
-        word = rest.pop(0)
+    words, remaining = [], list(argv)
+    while remaining:
+        word = remaining.pop(0)
         if word.partition("=")[0] == "--config" or word.startswith("--config."):
-            own.append(word if "=" in word or not rest else f"{word}={rest.pop(0)}")
-    args, overrides = Parser("", "").read(own)
+            words.append(word if "=" in word or not remaining else f"{word}={remaining.pop(0)}")
+    args, overrides = Parser("", "").read(words)
     require_flags(args, "config")
-    return own, (args.config, overrides)
+    return words, (args.config, overrides)
 
 
 def entry() -> None:
     """Runs the command line as a process, which a signal ends at any point."""
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may come next
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         from jaxprompt.cli.completion import complete
 
         complete(commands())
     _open_streams()
-    # transformers imports torch where it is installed, which takes seconds, and of it this process
-    # needs no more than tokenizers; nor is its advice to install torch for a user of ours.
+    # transformers imports torch if it is installed, which takes seconds, but only its tokenizers
+    # are needed here. Its advice to install torch would mislead the user.
     hidden.hide("torch")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     signals.watch()
@@ -205,7 +209,7 @@ def _open_streams() -> None:
     """Sets stdout and stderr to UTF-8; a closed stream is replaced by os.devnull."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # and to print to None is to print to stdout
+        if stream is None:  # closed; print(file=None) would print to stdout
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
         else:
             errors = "backslashreplace" if name == "stderr" else stream.errors

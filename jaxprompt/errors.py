@@ -5,11 +5,11 @@ from collections.abc import Collection, Iterable
 from types import UnionType
 from typing import Any
 
-_SHOWN = {
+_TYPE_NAMES = {
     str: "text", bool: "true or false", int: "a whole number", float: "a finite number of float32",
     tuple: "a list of texts",
 }  # fmt: skip
-FLOAT32 = 3.4028234663852886e38  # the greatest number that float32 holds
+FLOAT32 = 3.4028234663852886e38  # the largest float32
 
 
 class InputError(ValueError):
@@ -19,13 +19,13 @@ class InputError(ValueError):
     """
 
 
-# XLA's own, CUDA's within errors of other kinds, and that of cuBLASLt without room for a handle.
-_FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "Failed to initialize BLASLT")
+# Parts of the messages of XLA, CUDA, and cuBLASLt without memory for a handle.
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "Failed to initialize BLASLT")
 
 
 def out_of_memory(error: BaseException) -> str:
     """Returns the message of an out-of-memory error, "" for other errors."""
-    is_full = is_of_jax(error) and any(said in str(error) for said in _FULL)
+    is_full = is_of_jax(error) and any(text in str(error) for text in _OUT_OF_MEMORY)
     return first_line(error) if is_full or isinstance(error, MemoryError) else ""
 
 
@@ -43,10 +43,10 @@ def first_line(error: BaseException) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggests names for an unknown `name`: close matches, else up to 12 of `known`."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    shown = close or known[:12]
-    more = "" if close or len(known) <= 12 else f", ... ({len(known)} in all)"
-    return ("nearest: " if close else "known: ") + ", ".join(shown) + more
+    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    names = matches or known[:12]
+    remainder = "" if matches or len(known) <= 12 else f", ... ({len(known)} in all)"
+    return ("nearest: " if matches else "known: ") + ", ".join(names) + remainder
 
 
 def with_article(word: str) -> str:
@@ -61,15 +61,18 @@ def escape(text: str) -> str:
     """
     if text.isprintable():
         return text
-    shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-    return "".join(shown)
+    characters = (
+        character if character.isprintable() or character == "\n" else ascii(character)[1:-1]
+        for character in text
+    )
+    return "".join(characters)
 
 
 def brief(value: Any) -> str:
     """Returns the repr of a value for a message, cut to 80 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a whole number of over 4,300 digits; a deep list
+    except (ValueError, RecursionError):  # an int of over 4,300 digits; a deeply nested list
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else text[:80] + "..."
 
@@ -80,16 +83,16 @@ def check_share(name: str, value: float) -> None:
         raise InputError(f"{name}={value} must be in [0, 1)")
 
 
-def choose(name: str, value: Any, known: Collection[str]) -> str:
+def check_known(name: str, value: Any, known: Collection[str]) -> str:
     """Returns `value` if it is one of `known`; `name` is a field, or words such as "the task".
 
     Raises InputError.
     """
-    given = f"{name}{' ' if ' ' in name else '='}{brief(value)}"
+    setting = f"{name}{' ' if ' ' in name else '='}{brief(value)}"
     if not isinstance(value, str):
-        raise InputError(f"{given} must be text; {nearest('', known)}")
+        raise InputError(f"{setting} must be text; {nearest('', known)}")
     if value not in known:
-        raise InputError(f"{given} is unknown; {nearest(value, known)}")
+        raise InputError(f"{setting} is unknown; {nearest(value, known)}")
     return value
 
 
@@ -126,13 +129,13 @@ def has_surrogate(text: str) -> bool:
 def check_kind(name: str, value: Any, kind: type) -> None:
     """Raises InputError if a value does not have the type of its field, see `is_kind`."""
     if not is_kind(value, kind):
-        raise InputError(f"config field {name}={brief(value)} must be {_SHOWN[kind]}")
+        raise InputError(f"config field {name}={brief(value)} must be {_TYPE_NAMES[kind]}")
 
 
-def check_type(argument: str, given: Any, kind: type | UnionType, cure: str) -> None:
-    """Raises InputError if a Python argument has the wrong type; `cure` says what to pass."""
-    if not isinstance(given, kind):
-        raise InputError(f"{argument}={brief(given)} is a {type(given).__name__}; give {cure}")
+def check_type(argument: str, value: Any, kind: type | UnionType, advice: str) -> None:
+    """Raises InputError if a Python argument has the wrong type; `advice` says what to pass."""
+    if not isinstance(value, kind):
+        raise InputError(f"{argument}={brief(value)} is a {type(value).__name__}; give {advice}")
 
 
 def at_least(name: str, value: float, limit: float) -> None:

@@ -21,39 +21,39 @@ from typing import Any, BinaryIO
 
 from jaxprompt.errors import InputError, brief, escape, has_surrogate
 
-DEPTH = 64  # levels of JSON: far more than anything read here has, and safe to walk recursively
-NAME, PATH = 255, 4095  # bytes of a file's name and of a path on the systems that this runs on
+DEPTH = 64  # levels of JSON, more than any valid file has, and safe for recursion
+NAME, PATH = 255, 4095  # bytes of a file name and of a path on Linux
 CONFIG, LOCK = "config.json", "lock"  # of a run: every --workdir has both
-_WRITTEN = {".jsonl": "JSON lines are", ".json": "JSON is", ".tsv": "tab-separated lines are"}
-_OTHERS = (".csv", ".tsv", ".parquet", ".gz")  # endings by which a file is read in another form
-# Files of a run, an export and a backbone, by which its folder is known.
-_MARKS = ("prompt.json", "record.json", "result.json", "config.json", "metrics.jsonl")
-_CHECKSUM = "checksum"  # the field of a JSON document that has the digest of its other fields
-_SCRATCH = re.compile(r"\.[0-9a-f]{16}\.tmp")  # what `write_atomic` renames once it is written
+_FORMATS = {".jsonl": "JSON lines are", ".json": "JSON is", ".tsv": "tab-separated lines are"}
+_OTHER_SUFFIXES = (".csv", ".tsv", ".parquet", ".gz")  # files that are read in other formats
+# Files that mark the folder of a run, an export or a backbone.
+_MARKER_FILES = ("prompt.json", "record.json", "result.json", "config.json", "metrics.jsonl")
+_CHECKSUM = "checksum"  # field of a JSON document with the digest of its other fields
+_SCRATCH = re.compile(r"\.[0-9a-f]{16}\.tmp")  # temporary files of `write_atomic`
 _BLOCK = 2**20  # bytes of a file that are read at a time
 
 
-def user_path(text: str | os.PathLike, what: str = "path") -> Path:
-    """Returns a user's path with `~` and `~name` expanded; `what` names it in messages.
+def user_path(text: str | os.PathLike, label: str = "path") -> Path:
+    """Returns a user's path with `~` and `~name` expanded; `label` names it in messages.
 
     Raises InputError for a path that no file can have, before a system call fails on it.
     """
     if not isinstance(text, str | os.PathLike):
-        raise InputError(f"{what} {brief(text)} is a {type(text).__name__}; give a str or a Path")
+        raise InputError(f"{label} {brief(text)} is a {type(text).__name__}; give a str or a Path")
     text = os.fspath(text)
     if "\0" in text:
-        raise InputError(f"{what} {brief(text)} contains a NUL character; remove it")
+        raise InputError(f"{label} {brief(text)} contains a NUL character; remove it")
     if has_surrogate(text):
-        raise InputError(f"{what} {brief(text)} is not UTF-8; rename the file")
+        raise InputError(f"{label} {brief(text)} is not UTF-8; rename the file")
     longest = max((len(part.encode()) for part in text.split("/")), default=0)
     if longest > NAME or len(text.encode()) > PATH:
         raise InputError(
-            f"{what} {brief(text)} is too long; use up to {NAME} bytes in a name, {PATH} in a path"
+            f"{label} {brief(text)} is too long; use up to {NAME} bytes in a name, {PATH} in a path"
         )
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{what} {brief(text)}: {error}; write the home folder out") from error
+        raise InputError(f"{label} {brief(text)}: {error}; write the home folder out") from error
 
 
 def is_run(folder: Path) -> bool:
@@ -61,29 +61,31 @@ def is_run(folder: Path) -> bool:
     return (folder / LOCK).is_file() and (folder / CONFIG).is_file()
 
 
-def is_held(workdir: str | os.PathLike) -> bool:
+def is_locked(workdir: str | os.PathLike) -> bool:
     """Returns whether a process currently holds the lock of a run directory."""
     try:
-        held = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
-        os.close(held)  # which releases what was just taken
+        os.close(descriptor)  # also releases the lock
     return False
 
 
-def utf8_cure(start: bytes) -> str:
+def utf8_advice(start: bytes) -> str:
     """Returns how to convert a file to UTF-8, guessed from its first bytes."""
     if start.startswith(b"\x1f\x8b"):
         return "it is compressed with gzip: decompress it, or give its name the ending .gz"
     if start.startswith(b"PK\x03\x04"):
         return "it is a ZIP archive or an Excel workbook: unpack it, or save the workbook as CSV"
-    wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return f"convert the file, e.g. with iconv -f {'UTF-16' if wide else 'WINDOWS-1252'} -t UTF-8"
+    is_utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return (
+        f"convert the file, e.g. with iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8"
+    )
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -95,11 +97,11 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=_unique_keys)
     except RecursionError:
         raise ValueError(f"nested deeper than {DEPTH} levels") from None
     level, depth = [value], 1
-    while level := [part for one in level for part in _parts(one)]:
+    while level := [part for value in level for part in _containers(value)]:
         depth += 1
         if depth > DEPTH:
             raise ValueError(f"nested deeper than {DEPTH} levels")
@@ -108,32 +110,34 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {brief(twice)} appears twice in one object; keep one")
-    return found
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        duplicate = next(
+            key for key, count in Counter(key for key, _ in pairs).items() if count > 1
+        )
+        raise ValueError(f"the key {brief(duplicate)} appears twice in one object; keep one")
+    return mapping
 
 
-def _parts(value: Any) -> list[Any]:
-    parts = value.values() if isinstance(value, dict) else value if type(value) is list else ()
-    return [part for part in parts if isinstance(part, dict | list)]
+def _containers(value: Any) -> list[Any]:
+    children = value.values() if isinstance(value, dict) else value if type(value) is list else ()
+    return [part for part in children if isinstance(part, dict | list)]
 
 
-def dumps(value: Any, **given: Any) -> str:
-    """Serialises to JSON; NaN and the infinities become strings, see `plain`."""
-    return json.dumps(plain(value), allow_nan=False, **given)
+def dumps(value: Any, **options: Any) -> str:
+    """Serialises to JSON; NaN and the infinities become strings, see `to_plain`."""
+    return json.dumps(to_plain(value), allow_nan=False, **options)
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Converts numpy and jax values to Python's, NaN and infinities to strings for float()."""
     if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
+        return {str(name): to_plain(part) for name, part in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [to_plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -258,26 +262,28 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
         raise InputError(
             f"--output={output}: {path} is a folder; give a file, e.g. {path}/predictions.jsonl"
         )
-    if info and not stat.S_ISREG(info.st_mode):  # a device or a pipe takes all that comes
+    if info and not stat.S_ISREG(info.st_mode):  # devices and pipes accept any format
         return path
-    for what, source in sources.items():
+    for label, source in sources.items():
         if info and _is_same(info, source):
-            raise InputError(f"--output={output} would overwrite {what}; give another file")
-    written = Path(name).suffix if name else ".jsonl"
-    _check_ending(output, path, written)
-    real = Path(os.path.realpath(path))  # where a link leads
-    folder = real.parent
-    is_own = any(os.path.exists(folder / mark) for mark in _MARKS)
-    if info and is_own and (real.name in _MARKS or real.suffix != written):
+            raise InputError(f"--output={output} would overwrite {label}; give another file")
+    suffix = Path(name).suffix if name else ".jsonl"
+    _check_ending(output, path, suffix)
+    real_path = Path(os.path.realpath(path))
+    folder = real_path.parent
+    is_marked = any(os.path.exists(folder / mark) for mark in _MARKER_FILES)
+    if info and is_marked and (real_path.name in _MARKER_FILES or real_path.suffix != suffix):
         raise InputError(
             f"--output={output} would replace a file in the folder of a run, an export or a "
-            f"backbone; give another file, e.g. {folder}/predictions{written}"
+            f"backbone; give another file, e.g. {folder}/predictions{suffix}"
         )
     while in_folder and not os.path.lexists(folder):
         folder = folder.parent
     if not os.path.isdir(folder):
-        state = "is not a folder" if os.path.lexists(folder) else "does not exist"
-        raise InputError(f"--output={output}: {folder} {state}; create it, or give another folder")
+        problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise InputError(
+            f"--output={output}: {folder} {problem}; create it, or give another folder"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(
             f"--output={output}: no write permission in {folder}; change its mode, or give another"
@@ -292,25 +298,25 @@ def _is_same(info: os.stat_result, path: str | os.PathLike) -> bool:
         return False
 
 
-def _check_ending(output: str, path: Path, written: str) -> None:
+def _check_ending(output: str, path: Path, suffix: str) -> None:
     ending = path.suffix.lower()
-    if ending in _OTHERS and ending != written:
-        plain = path.with_suffix("") if ending == ".gz" else path
+    if ending in _OTHER_SUFFIXES and ending != suffix:
+        stem = path.with_suffix("") if ending == ".gz" else path
         raise InputError(
-            f"--output={output}: {_WRITTEN[written]} written, not {ending}; call it "
-            f"{plain.with_suffix(written).name}"
+            f"--output={output}: {_FORMATS[suffix]} written, not {ending}; call it "
+            f"{stem.with_suffix(suffix).name}"
         )
 
 
-def check_others(folder: str | os.PathLike, known: Collection[str], writer: str) -> None:
+def check_foreign_files(folder: str | os.PathLike, known: Collection[str], writer: str) -> None:
     """Raises InputError if a folder contains files that `writer` does not create."""
     try:
-        found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except FileNotFoundError:
         return
     except OSError as error:
         raise write_error(folder, error) from error
-    if foreign := [name for name in found if name not in known]:
+    if foreign := [name for name in names if name not in known]:
         raise InputError(
             f"{folder} contains {foreign[0]}, which is not part of this {writer}; delete it, or "
             "give another folder"
@@ -326,7 +332,7 @@ def write_output(path: Path, text: str) -> None:
         info = os.stat(path)
     except OSError:
         info = None
-    if info and _is_stdout(info):  # /dev/stdout may be a file that others write to as well
+    if info and _is_stdout(info):  # /dev/stdout may be a file that others write to, too
         sys.stdout.write(text)
     elif info is None or stat.S_ISREG(info.st_mode):
         write_atomic(os.path.realpath(path), text)
@@ -343,7 +349,7 @@ def write_output(path: Path, text: str) -> None:
 def _is_stdout(info: os.stat_result) -> bool:
     try:
         return os.path.samestat(info, os.fstat(sys.stdout.fileno()))
-    except (OSError, ValueError):  # a stream of Python's own
+    except (OSError, ValueError):  # a stream without a file descriptor
         return False
 
 
@@ -361,37 +367,39 @@ def open_scratch(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "r+b")
 
 
-def acquire(path: Path, place: Path, cure: str) -> int:
-    """Opens and locks the lock file of `place`. Returns its file descriptor.
+def acquire_lock(path: Path, directory: Path, advice: str) -> int:
+    """Opens and locks the lock file `path` of a directory. Returns its file descriptor.
 
     The system releases the lock when the process dies. Without locks in the file system a warning
-    is printed. Raises InputError, which suggests `cure`, if another process holds the lock.
+    is printed. Raises InputError with `advice` if another process holds the lock.
     """
     while True:
         try:
-            # No link is followed: the file that it names would be truncated below.
-            held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            # Links are not followed, because the file is truncated below.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise write_error(path, error) from error
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                holder = os.read(held, 200).decode(errors="replace").strip() or "another process"
-                os.close(held)
+                holder = (
+                    os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+                )
+                os.close(descriptor)
                 raise InputError(
-                    f"{place} is in use by {holder}; wait until it ends, or {cure}"
+                    f"{directory} is in use by {holder}; wait until it ends, or {advice}"
                 ) from error
-            line = f"{path} cannot be locked ({error.strerror}); start only one run at a time"
-            print(escape(line), file=sys.stderr)
-            return held
-        # Between opening and locking another process may have removed the file.
+            message = f"{path} cannot be locked ({error.strerror}); start only one run at a time"
+            print(escape(message), file=sys.stderr)
+            return descriptor
+        # Another process may have removed the file before it was locked.
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(held), os.stat(path)):
-                os.ftruncate(held, 0)
-                os.write(held, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-                return held
-        os.close(held)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                return descriptor
+        os.close(descriptor)
 
 
 def write_error(path: str | os.PathLike, error: OSError) -> InputError:

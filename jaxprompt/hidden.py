@@ -23,10 +23,10 @@ def hide(package: str) -> None:
     """Makes a package appear not installed, unless it is already imported."""
     if package not in sys.modules:
         _HIDDEN.add(package)
-        # In its place, since a finder in front of it cannot end a search.
-        sys.meta_path[:] = [_Finder if it is PathFinder else it for it in sys.meta_path]
+        # Replaced in place, because a finder before it could not end the search.
+        sys.meta_path[:] = [_Finder if finder is PathFinder else finder for finder in sys.meta_path]
 
 
-def show(package: str) -> None:
+def unhide(package: str) -> None:
     """Makes a hidden package importable again."""
     _HIDDEN.discard(package)

@@ -5,8 +5,8 @@ requested result is missing, so that another command does not take it for finish
 
 What a signal does depends on where the command is:
 
-- In a block of `held` nothing happens at once; the block checks `heard()` between two steps, saves
-  and returns.
+- In a block of `deferred` nothing happens immediately: the block checks `stop_requested()` between
+  two steps, saves and returns.
 - Anywhere else `Stopped` is raised in the main thread, so that partly written files are removed.
 
 Python runs a handler only in the main thread, between two bytecodes: compilation may delay it by
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 
 PATIENCE = 3.0  # seconds that the main thread has to end
 NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
-CODES = {number: 128 + number for number in NAMES}  # as a shell tells of a signal
+CODES = {number: 128 + number for number in NAMES}  # exit codes, as of a shell
 
 
 class Stopped(KeyboardInterrupt):
@@ -34,23 +34,23 @@ class Stopped(KeyboardInterrupt):
 
 class _State:
     def __init__(self) -> None:
-        self.handled = False  # the handlers are ours
-        self.watched = False  # this process is a command: it may be ended without unwinding
+        self.handled = False  # whether `_on_signal` is installed
+        self.watched = False  # whether this process is a command, which may end without unwinding
         self.reset()
 
     def reset(self) -> None:
-        self.heard = 0  # the first signal
-        self.ending = False  # it has raised Stopped
-        self.holding = 0  # blocks of `held` around the main thread
+        self.received = 0  # the first signal
+        self.ending = False  # whether it has raised Stopped
+        self.num_deferred = 0  # blocks of `deferred` around the main thread
         self.note = "before anything was saved"
-        self.goes_on = False  # the same command does, where this one was stopped
-        self.told = threading.Lock()  # taken once the line is printed
+        self.can_resume = False  # whether the same command resumes a stopped one
+        self.printed = threading.Lock()  # acquired once the line is printed
 
 
 _now = _State()
 
 
-# Whether what a run saves stays, of the thread that runs it.
+# Whether the files of a run are kept, by the thread of the run.
 _KEEPS: contextvars.ContextVar[bool] = contextvars.ContextVar("keeps", default=True)
 
 
@@ -64,34 +64,34 @@ def note(text: str) -> None:
     A command that calls this can resume or has finished, so the exit code of SIGTERM is 0 from now
     on.
     """
-    _now.note, _now.goes_on = text, True
+    _now.note, _now.can_resume = text, True
 
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
     """Sets the text after "stopped by SIGTERM " within a block."""
-    before = _now.note, _now.goes_on
+    old_note = _now.note, _now.can_resume
     note(text)
-    yield  # not restored on an exception: the line may be printed after it
-    _now.note, _now.goes_on = before
+    yield  # not restored after an exception, because the line may be printed later
+    _now.note, _now.can_resume = old_note
 
 
-def heard() -> int:
+def stop_requested() -> int:
     """Returns the first signal received, 0 if there was none."""
-    return _now.heard
+    return _now.received
 
 
-def stopped(number: int, saved: str) -> str:
+def stop_message(number: int, saved: str) -> str:
     """Returns the line to print for a block that stopped at a signal of this or another process."""
-    _now.heard, _now.goes_on = number, True
-    _now.told.acquire(blocking=False)
+    _now.received, _now.can_resume = number, True
+    _now.printed.acquire(blocking=False)
     return f"stopped by {NAMES[number]}" + (f" {saved}" if _KEEPS.get() else "; nothing is saved")
 
 
 @contextlib.contextmanager
-def keeping(keeps: bool) -> Iterator[None]:
+def keeping(is_kept: bool) -> Iterator[None]:
     """Sets whether the files that a block saves are kept after it."""
-    token = _KEEPS.set(keeps)
+    token = _KEEPS.set(is_kept)
     try:
         yield
     finally:
@@ -105,9 +105,9 @@ def ending() -> bool:
 
 def exit_code(otherwise: int = 0) -> int:
     """Returns the exit code of a command that a signal ended, else `otherwise`."""
-    if not _now.heard:
+    if not _now.received:
         return otherwise
-    return 0 if _now.heard == signal.SIGTERM and _now.goes_on else CODES[_now.heard]
+    return 0 if _now.received == signal.SIGTERM and _now.can_resume else CODES[_now.received]
 
 
 @contextlib.contextmanager
@@ -117,73 +117,73 @@ def handled() -> Iterator[None]:
         yield
         return
     _now.reset()
-    before = {number: signal.signal(number, _hear) for number in CODES}
+    old_handlers = {number: signal.signal(number, _on_signal) for number in CODES}
     _now.handled = True
     try:
         yield
     finally:
         _now.handled = False
-        # A run in another thread, or a later one, must not stop by it.
-        _now.heard, _now.ending = 0, False
-        for number, handler in before.items():
+        # A run in another thread, or a later run, must not be stopped by it.
+        _now.received, _now.ending = 0, False
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
-def held() -> Iterator[Callable[[], int]]:
-    """Defers signals within a block, which checks for them. Yields `heard`.
+def deferred() -> Iterator[Callable[[], int]]:
+    """Defers signals within a block, which checks for them. Yields `stop_requested`.
 
     A second Ctrl-C ends the command at once.
     """
     with handled():
-        own = int(_is_main())  # a signal meets the main thread alone
-        _now.holding += own
+        in_main = int(_is_main())  # signals only reach the main thread
+        _now.num_deferred += in_main
         try:
-            yield heard
+            yield stop_requested
         finally:
-            _now.holding -= own
+            _now.num_deferred -= in_main
 
 
 @contextlib.contextmanager
-def at_once() -> Iterator[None]:
-    """Handles signals at once in a part of a `held` block that has nothing to save."""
+def immediate() -> Iterator[None]:
+    """Handles signals immediately in a part of a `deferred` block that has nothing to save."""
     if not _is_main():
         yield
         return
-    holding, _now.holding = _now.holding, 0
+    num_deferred, _now.num_deferred = _now.num_deferred, 0
     try:
-        check(_now.heard)
+        stop_on_signal(_now.received)
         yield
     finally:
-        _now.holding = holding
+        _now.num_deferred = num_deferred
 
 
-def check(number: int) -> None:
+def stop_on_signal(number: int) -> None:
     """Ends the command if `number` is a signal, deferred or received by another process."""
     if number and _now.handled:
-        _now.heard = number
-        _end()
+        _now.received = number
+        _raise_stopped()
 
 
 @contextlib.contextmanager
 def starting_children() -> Iterator[None]:
     """Shields child processes of a block from Ctrl-C, which a terminal sends to all processes."""
     with handled():
-        with held():
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # it is inherited
+        with deferred():
+            old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # it is inherited
             try:
                 yield
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if not _now.holding:
-            check(_now.heard)
+                signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        if not _now.num_deferred:
+            stop_on_signal(_now.received)
 
 
-def tell() -> None:
+def print_stopped() -> None:
     """Prints, once, the line of a command that a signal ended."""
-    if _now.told.acquire(blocking=False):
-        line = f"stopped by {NAMES[_now.heard]} {_now.note}\n"
-        if _now.watched:  # in a handler a print may meet another that it has interrupted
+    if _now.printed.acquire(blocking=False):
+        line = f"stopped by {NAMES[_now.received]} {_now.note}\n"
+        if _now.watched:  # a handler may have interrupted another print
             with contextlib.suppress(OSError):
                 os.write(2, line.encode())
         else:
@@ -194,34 +194,34 @@ def watch() -> None:
     """Handles both signals until this process, a command, ends."""
     _now.handled = _now.watched = True
     for number in CODES:
-        signal.signal(number, _hear)
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    threading.Thread(target=_follow, args=(reads,), daemon=True).start()
+        signal.signal(number, _on_signal)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=_read_signals, args=(read_end,), daemon=True).start()
 
 
-def _hear(number: int, _frame: object) -> None:
-    if not _now.heard:
-        _now.heard = number
-        if not _now.holding:
-            _end()
-    elif number == signal.SIGINT:  # SIGTERM may come twice: to a group, and handed on
-        _leave(_now.heard) if _now.watched else _end()
+def _on_signal(number: int, _frame: object) -> None:
+    if not _now.received:
+        _now.received = number
+        if not _now.num_deferred:
+            _raise_stopped()
+    elif number == signal.SIGINT:  # SIGTERM may come twice: to the group, and from the parent
+        _exit(_now.received) if _now.watched else _raise_stopped()
 
 
-def _end() -> None:
+def _raise_stopped() -> None:
     """Raises Stopped. In a command, stderr is silenced while the stack unwinds."""
     _now.ending = True
     if _now.watched:
-        tell()
-        _mute()
+        print_stopped()
+        _silence_stderr()
         _end_children()
-        _leave_late(_now.heard)
+        _exit_later(_now.received)
     raise Stopped
 
 
-def _follow(reads: int) -> None:
+def _read_signals(reads: int) -> None:
     """Receives signals in a thread, whatever the main thread does."""
     first = 0
     while True:
@@ -229,27 +229,27 @@ def _follow(reads: int) -> None:
         if number not in CODES:
             continue
         if first and number == signal.SIGINT:
-            _leave(first)
+            _exit(first)
         first = first or number
-        if not _now.holding:
-            _leave_late(first)
+        if not _now.num_deferred:
+            _exit_later(first)
 
 
-def _leave_late(number: int) -> None:
-    timer = threading.Timer(PATIENCE, _leave, [number])
+def _exit_later(number: int) -> None:
+    timer = threading.Timer(PATIENCE, _exit, [number])
     timer.daemon = True
     timer.start()
 
 
-def _leave(number: int) -> None:
+def _exit(number: int) -> None:
     """Ends this process without unwinding."""
-    _now.heard = number
-    tell()
+    _now.received = number
+    print_stopped()
     _end_children()
     os._exit(exit_code())
 
 
-def _mute() -> None:
+def _silence_stderr() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)

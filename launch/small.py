@@ -94,11 +94,11 @@ def call(command: str, *words: str) -> str:
     given = dict(stdout=subprocess.PIPE, text=True, env=environment)
     with subprocess.Popen(line, **given) as child:
         before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        said = child.communicate()[0]
+        output = child.communicate()[0]
         signal.signal(signal.SIGTERM, before)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, line)
-    return said
+    return output
 
 
 def adapt(args: argparse.Namespace, stage: Stage, folder: Path, *flags: str, **fields) -> dict:
@@ -106,10 +106,10 @@ def adapt(args: argparse.Namespace, stage: Stage, folder: Path, *flags: str, **f
     given = stage.fields | {name.replace("__", "."): value for name, value in fields.items()}
     words = [f"--config={ROOT / 'configs/adapt' / stage.config}.py", f"--workdir={folder}", *flags]
     words += [f"--config.{name}={value}" for name, value in given.items()]
-    said = call("adapt", *words, *args.fields)
-    if not said:
+    output = call("adapt", *words, *args.fields)
+    if not output:
         sys.exit("stopped; the same command resumes")
-    return json.loads(said.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])
 
 
 # -- batch and steps ------------------------------------------------------------------------------

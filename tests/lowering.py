@@ -226,7 +226,7 @@ def make_numbers(case: Case, model):
     laid = dict(rows=8, length=case.tokens, family=case.family, side=case.side)
     if isinstance(model, replaced_tokens.Pair):
         whole = narrow(model.discriminator.backbone)
-        own = replaced_tokens.untie(narrow(model.generator.backbone))
+        own = replaced_tokens.untie_embeddings(narrow(model.generator.backbone))
         params = {"backbone": whole, "generator": own}
     else:
         params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b), narrow(model.backbone))

@@ -47,7 +47,7 @@ from jaxprompt.parallel.sharding import DATA, MODEL, make_placement
 from jaxprompt.runs.grid.batched_steps import (
     PerRun,
     RunsPlacement,
-    make_group_fronts,
+    make_group_prefixes,
     make_group_scores,
     make_group_step,
 )
@@ -295,7 +295,7 @@ def test_the_front_of_a_grid(target):
     trainable, own = jax.tree.map(many, trainable), PerRun({}, {})
     place = place_for(target, (2, 2, False), maps_runs=True)
     at = RunsPlacement(**vars(place))
-    front = make_group_fronts(model, axis=DATA)
+    front = make_group_prefixes(model, axis=DATA)
     scores = make_group_scores(model, is_shared=True, axis=DATA)
     kept = jax.eval_shape(front, trainable, frozen, own)
     for step, given in ((front, (trainable, frozen, own)),
@@ -319,7 +319,7 @@ def test_runs_that_share_the_states_of_a_batch(target):
     states = (*batch.encoder.ids.shape, model.backbone.dims.width)
     runs = runs._replace(cached=jax.ShapeDtypeStruct(states, jnp.bfloat16))
     place = place_for(target, (1, 1, False), maps_runs=True)
-    step = make_group_step(model, TX, objectives, shares=True)
+    step = make_group_step(model, TX, objectives, shares_states=True)
     text = lower_on(place, step, state, frozen, runs, PerRun({}, {}))
     check(case, text)
 

@@ -7,7 +7,7 @@ from tiny import CONFIGS
 
 import jaxprompt as jp
 from jaxprompt import registry
-from jaxprompt.api.choices import find, known
+from jaxprompt.api.choices import choice_names, find_choice
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.build.prompt_artifact import check_plugins, plugins_of
 from jaxprompt.cli import reference
@@ -73,7 +73,7 @@ def inner(install):
 
 
 def test_a_method_is_made_by_the_name_of_its_entry_point(inner):
-    assert "inner" in methods() and "inner" in names("prompt") and "inner" in known("prompt")
+    assert "inner" in methods() and "inner" in names("prompt") and "inner" in choice_names("prompt")
     assert METHODS.plugin("inner") == Plugin("inner-pack", "2.1")
     method = make_prompt("inner", DIMS, length=3, gain=0.25)
     block = method.block()
@@ -84,7 +84,7 @@ def test_a_method_is_made_by_the_name_of_its_entry_point(inner):
     assert plugins_of(method, make_head("linear"), "bert") == {"inner-pack": "2.1"}
     assert plugins_of(whole, make_head("linear"), "bert") == {"inner-pack": "2.1"}
     assert load_config("base", [("prompt.name", "inner")]).prompt.get("gain") == 0.5
-    assert jp.Choice("prompt", "inner") == find("inner")
+    assert jp.Choice("prompt", "inner") == find_choice("inner")
     assert "prompt, with prompt.name=inner\n" in reference.list_fields()
 
 

@@ -96,12 +96,12 @@ def test_one_line_and_the_exit_code(number, place, tmp_path):
         assert not Path(f"/proc/{child}/cmdline").exists()
 
 
-HELD = """
-with signals.held() as heard:
+DEFERRED = """
+with signals.deferred() as stop_requested:
     up()
-    while not heard(): time.sleep(0.01)
+    while not stop_requested(): time.sleep(0.01)
     time.sleep({})
-    print(signals.stopped(heard(), "at step 4; saved"), file=sys.stderr)
+    print(signals.stop_message(stop_requested(), "at step 4; saved"), file=sys.stderr)
 sys.exit(signals.exit_code())
 """
 
@@ -109,47 +109,47 @@ sys.exit(signals.exit_code())
 def test_a_block_that_saves_is_waited_for():
     """Also by a SIGTERM that comes twice, to the group and handed on."""
     for sent in ([signal.SIGTERM] * 2, [signal.SIGINT]):
-        code, err = ended(HELD.format(0.6), *sent)
+        code, err = ended(DEFERRED.format(0.6), *sent)
         assert (code, err) == (CODES[sent[0]], f"stopped by {NAMES[sent[0]]} at step 4; saved\n")
 
 
 def test_a_second_ctrl_c_ends_at_once():
     start = time.monotonic()
-    assert ended(HELD.format(20), *[signal.SIGINT] * 2) == (130, line(signal.SIGINT))
+    assert ended(DEFERRED.format(20), *[signal.SIGINT] * 2) == (130, line(signal.SIGINT))
     assert time.monotonic() - start < 10
 
 
 def test_handlers_are_given_back_and_what_was_heard_forgotten():
     before = [signal.getsignal(number) for number in CODES]
     for _ in range(2):
-        with signals.handled(), signals.held() as heard:
+        with signals.handled(), signals.deferred() as heard:
             assert heard() == 0
             os.kill(os.getpid(), signal.SIGTERM)
             assert heard() == signal.SIGTERM
-            with pytest.raises(signals.Stopped), signals.at_once():
+            with pytest.raises(signals.Stopped), signals.immediate():
                 raise AssertionError("a signal that waited is not asked for again")
     assert [signal.getsignal(number) for number in CODES] == before
 
 
 def test_a_signal_that_a_block_heard_stops_no_later_run():
     """In a notebook: an interrupted cell, then runs in a thread."""
-    with signals.handled(), signals.held():
+    with signals.handled(), signals.deferred():
         os.kill(os.getpid(), signal.SIGINT)
-    assert signals.heard() == 0 and not signals.ending()
+    assert signals.stop_requested() == 0 and not signals.ending()
 
 
 def test_a_block_of_a_thread_is_no_block_of_the_main_thread():
     inside, leave = threading.Event(), threading.Event()
 
     def run():
-        with signals.held(), signals.at_once():
+        with signals.deferred(), signals.immediate():
             inside.set()
             leave.wait(10)
 
     thread = threading.Thread(target=run)
     thread.start()
     inside.wait(10)
-    with signals.handled(), signals.held() as heard:
+    with signals.handled(), signals.deferred() as heard:
         leave.set()
         thread.join()
         os.kill(os.getpid(), signal.SIGINT)  # waits, for this block has something to save
@@ -160,7 +160,7 @@ def test_a_block_of_a_thread_is_no_block_of_the_main_thread():
 
 def test_what_is_not_kept_is_not_promised():
     with signals.keeping(False):
-        assert signals.stopped(signal.SIGINT, "at step 3; saved") == (
+        assert signals.stop_message(signal.SIGINT, "at step 3; saved") == (
             "stopped by Ctrl-C; nothing is saved"
         )
-    assert signals.stopped(signal.SIGINT, "at step 3; saved").endswith("at step 3; saved")
+    assert signals.stop_message(signal.SIGINT, "at step 3; saved").endswith("at step 3; saved")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from configs.base import get_config as base
 from configs.parts import heads, methods
 from jaxprompt.config.open_blocks import make_block
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF
 RATES = (1e-5, 5e-5, 1e-4, 2e-4)  # appendix A.1
@@ -65,8 +65,8 @@ ABLATIONS = ("", "no_fluency", "fixed_template", "fixed_labels", "frozen", "full
 def get_config(name="sst2"):
     """Returns one run."""
     task, _, ablation = name.partition(",")
-    own = TASKS[choose("the task", task, TASKS)]
-    choose("the ablation", ablation, ABLATIONS)
+    own = TASKS[check_known("the task", task, TASKS)]
+    check_known("the ablation", ablation, ABLATIONS)
     c = base()
     if ablation == "full":  # fine-tuning with a linear head, the text alone
         heads.linear(c)

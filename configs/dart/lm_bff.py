@@ -11,7 +11,7 @@ in_context of the released command for it.
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 SEEDS = (13, 21, 42, 87, 100)  # of the splits (section 3)
 RATES = (1e-5, 2e-5, 5e-5)  # searched on dev, with BATCHES
@@ -29,8 +29,8 @@ OWN_LIMIT = 110  # of the example's own text, where the length is doubled
 def get_config(name="sst2"):
     """Returns one run."""
     task, _, row = name.partition(",")
-    choose("the task", task, TASKS)
-    row = choose("the row", row, ROWS) if row else "lm_bff"
+    check_known("the task", task, TASKS)
+    row = check_known("the row", row, ROWS) if row else "lm_bff"
     c = base()
     c.backbone.path = "FacebookAI/roberta-large"
     c.task.name = task

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from configs.base import get_config as base
 from configs.parts import heads, methods
 from jaxprompt.data.tasks.registry import get_task
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF
 SHOTS = ("8", "16", "32", "full")  # table 2
@@ -109,10 +109,10 @@ def read_name(name):
     if name.count(",") > 2:
         raise InputError(f"{name!r} has more than three parts; give TASK,K,METHOD")
     known, shots, method = [*name.split(","), "", ""][:3]
-    choose("the task", known, TASKS)
+    check_known("the task", known, TASKS)
     shown = [FEWER[known]] if known in FEWER else []
-    choose("the number of examples per class", shots or "8", [*shown, *SHOTS])
-    return known, shots or "8", choose("the method", method or "dart", METHODS)
+    check_known("the number of examples per class", shots or "8", [*shown, *SHOTS])
+    return known, shots or "8", check_known("the method", method or "dart", METHODS)
 
 
 def with_rows(template):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 SEEDS = tuple(range(10))  # section 4, evaluation protocols
 
@@ -60,12 +60,12 @@ def get_config(name="sst2"):
     if len(parts) > 4:
         raise InputError(f"{name!r} has {len(parts)} parts; give TASK,SETTING,SYSTEM,SIZE")
     task, setting, system, size = (*parts, *("sst2", "full", "dpt", "base")[len(parts) :])
-    own = TASKS[choose("the task", task, TASKS)]
-    choose("the setting", setting, SETTINGS)
-    choose("the system", system, [x for x in SYSTEMS if own.words or x != "released"])
+    own = TASKS[check_known("the task", task, TASKS)]
+    check_known("the setting", setting, SETTINGS)
+    check_known("the system", system, [x for x in SYSTEMS if own.words or x != "released"])
     c = base()
     c.task.name = task
-    c.data.batch, c.train.total_epochs = SIZES[choose("the size", size, SIZES)], EPOCHS
+    c.data.batch, c.train.total_epochs = SIZES[check_known("the size", size, SIZES)], EPOCHS
     c.optim.schedule, c.optim.weight_decay = {"name": "linear"}, 0.0  # released code of classes
     if not own.words:
         _spans(c, system)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 SEEDS = (0, 1, 2, 3, 4)  # section 5.1: five; which ones it does not say
 RATES = (1e-2, 3e-2, 1e-1)  # of prompts, ours around the code's 0.03
@@ -69,9 +69,9 @@ def read_cell(text, *rest):
         form = ",".join(["TASK", "SYSTEM", "PLACE", *(name for name, _ in rest)])
         raise InputError(f"{text!r} has {len(parts)} parts; give {form}")
     task, system, place, *more = (*parts, *plain[len(parts) :])
-    choose("the task", task, TASKS)
-    choose("the system", system, SYSTEMS)
-    return task, system, choose("the place", place, PLACES), *more
+    check_known("the task", task, TASKS)
+    check_known("the system", system, SYSTEMS)
+    return task, system, check_known("the place", place, PLACES), *more
 
 
 def export_of(system, place, folder="topics"):
@@ -99,12 +99,12 @@ def tune(task, system, place="prompt", *, length=LENGTH, utilization=UTILIZATION
 def _method(c, system, place, length, utilization, hidden):
     on, added = place.partition("_")[0], PREFIXES.get(place, {})
     if system in ("task", "ppt", "full"):  # the same for every text: nothing is added to it
-        choose(f"the place of {system}", place, ("prompt", "prefix"))
+        check_known(f"the place of {system}", place, ("prompt", "prefix"))
     if system == "full":
         methods.full(c, lr=FULL_RATES[0])
     elif system in ("task", "ppt"):
         if place == "prefix":
-            choose("the system on prefix", system, [name for name in SYSTEMS if name != "ppt"])
+            check_known("the system on prefix", system, [name for name in SYSTEMS if name != "ppt"])
             methods.prefix(c, length=length, lr=RATES[1], dropout=0.0, shift=False)
         else:
             methods.soft(c, length=length, lr=RATES[1], start="uniform")

@@ -5,7 +5,7 @@ The rows of words are fixed and random: an encoder that was trained on topics ha
 """
 
 from configs.ipt import ENCODERS, RATES, SEEDS, read_cell, tune
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 # Channels of a convolution, LSTM units of a direction, width of a linear layer; prompt.hidden=0
 # stands for the third of each.
@@ -15,7 +15,7 @@ SIZES = {"cnn": (12, 24, 48, 96), "lstm": (12, 24, 48, 96), "mlp": (64, 128, 256
 def get_config(cell="rte,cnn,prompt,48"):
     """Returns one run."""
     *own, hidden = read_cell(cell, ("HIDDEN", "48"))
-    choose("the encoder", own[1], ENCODERS)
+    check_known("the encoder", own[1], ENCODERS)
     if not hidden.isdigit():
         raise InputError(f"the size of an encoder is a whole number, as 48; not {hidden!r}")
     c = tune(*own, hidden=int(hidden))

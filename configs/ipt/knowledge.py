@@ -5,7 +5,7 @@ The argument is TASK,SYSTEM,PLACE,WORDS, the last "hard" for the topic's name in
 """
 
 from configs.ipt import RATES, SEEDS, read_cell, tune
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 # Section 5.5.
 TEMPLATES = {
@@ -19,8 +19,8 @@ ROWS = ("random,prefix,", "random,prefix,hard", "pretrained,prefix,")
 def get_config(cell="sst2,random,prefix"):
     """Returns one run."""
     task, *own, words = read_cell(cell, ("WORDS", ""))
-    c = tune(choose("the task", task, TEMPLATES), *own)
-    if choose("the words", words, ("", "hard")):
+    c = tune(check_known("the task", task, TEMPLATES), *own)
+    if check_known("the words", words, ("", "hard")):
         c.task.template = TEMPLATES[task]
     return c
 

@@ -4,7 +4,7 @@ The argument is TASK,SYSTEM,PLACE,LENGTH, as in `configs/ipt/prompt_length.py:cb
 """
 
 from configs.ipt import RATES, SEEDS, SUPERGLUE, read_cell, tune
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 LENGTHS = (5, 10, 16, 32, 64, 100, 120)  # section 5.6
 SYSTEMS = ("task", "pretrained")
@@ -13,7 +13,7 @@ SYSTEMS = ("task", "pretrained")
 def get_config(cell="rte,pretrained,prompt,16"):
     """Returns one run."""
     *own, length = read_cell(cell, ("LENGTH", "16"))
-    return tune(*own, length=int(choose("the length", length, list(map(str, LENGTHS)))))
+    return tune(*own, length=int(check_known("the length", length, list(map(str, LENGTHS)))))
 
 
 def sweep():

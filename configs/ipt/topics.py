@@ -16,7 +16,7 @@ Its optimizers differ: SGD at 0.005, batches of 1, 35 epochs (cnn), Adam at 0.00
 from configs.base import get_config as base
 from configs.ipt import LENGTH
 from configs.parts import heads, methods
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 ENCODERS = ("cnn", "lstm", "mlp", "none")
 PLACES = ("prompt", "prefix")
@@ -30,14 +30,14 @@ def get_config(name="cnn"):
     if len(parts) > 3:
         raise InputError(f"{name!r} has {len(parts)} parts; give ENCODER,PLACE,TASK")
     encoder, place, task = (*parts, *("cnn", "prompt", "custom")[len(parts) :])
-    choose("the encoder", encoder, ENCODERS)
+    check_known("the encoder", encoder, ENCODERS)
     c = base()
     c.backbone.path = "FacebookAI/roberta-large"  # its tokenizer and width; it is not run
-    c.task.name = choose("the task", task, TASKS)
+    c.task.name = check_known("the task", task, TASKS)
     heads.topics(c)
     # Without an encoder a word of the text is a vector.
     length = WORDS if encoder == "none" else LENGTH
-    on = choose("the place", place, PLACES)
+    on = check_known("the place", place, PLACES)
     methods.ipt(c, lr=3e-3, length=length, encoder=encoder, on=on)
     if on == "prefix":  # read as they are: no keys and values of a task are beside them
         c.prompt.added, c.prompt.coefficient = False, 1.0

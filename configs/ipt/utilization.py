@@ -4,7 +4,7 @@ The argument is TASK,ENCODER,PLACE,PERCENT, as in `configs/ipt/utilization.py:bo
 """
 
 from configs.ipt import ENCODERS, RATES, SEEDS, read_cell, tune
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 PERCENTS = ("0.2", "1.3", "3", "5", "10", "21", "26", "30")  # table 6
 
@@ -12,8 +12,8 @@ PERCENTS = ("0.2", "1.3", "3", "5", "10", "21", "26", "30")  # table 6
 def get_config(cell="boolq,cnn,prompt,26"):
     """Returns one run."""
     *own, percent = read_cell(cell, ("PERCENT", "26"))
-    choose("the encoder", own[1], ENCODERS)
-    share = round(float(choose("the percentage", percent, PERCENTS)) / 100, 5)
+    check_known("the encoder", own[1], ENCODERS)
+    share = round(float(check_known("the percentage", percent, PERCENTS)) / 100, 5)
     return tune(*own, utilization=share)
 
 

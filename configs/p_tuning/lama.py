@@ -11,7 +11,7 @@ of an epoch; here the optimizer is AdamW, and a last batch is smaller.
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 MODELS = {  # (3,3,3), and (3,3,0) where the object is predicted at the end
     "masked": ("google-bert/bert-base-cased", "[soft*3] [mask] [soft*3] {{{}}} [soft*3]", 9),
@@ -30,7 +30,7 @@ RELATIONS = tuple(f"P{number}" for number in (
 def get_config(name="masked"):
     """Returns one run."""
     model, *columns = name.split(",")
-    path, template, length = MODELS[choose("the model", model, MODELS)]
+    path, template, length = MODELS[check_known("the model", model, MODELS)]
     only = columns.pop() if columns and "=" in columns[-1] else ""
     if len(columns) not in (0, 2):
         raise InputError(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 SEEDS = (0, 1, 2)  # it repeats each run 3 times
 
@@ -57,8 +57,8 @@ TASKS = {
 def get_config(name="rte"):
     """Returns one run."""
     task, _, body = name.partition(",")
-    own = TASKS[choose("the task", task, TASKS)]
-    choose("the body", body, ("", "frozen"))
+    own = TASKS[check_known("the task", task, TASKS)]
+    check_known("the body", body, ("", "frozen"))
     c = base()
     c.backbone.path = "albert/albert-xxlarge-v2"
     c.task.name, c.task.template = task, own.template

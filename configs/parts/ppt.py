@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from configs.parts import heads, methods
 from jaxprompt.corpus.ppt import get_pattern
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 SEEDS = (10, 20, 30, 40, 50)
 
@@ -219,7 +219,7 @@ def _cloze(c, own, template):
 
 
 def _few_shot(c, task, kind):
-    kind, deep = ALL_KINDS[choose("the kind of backbone", kind, ALL_KINDS)]
+    kind, deep = ALL_KINDS[check_known("the kind of backbone", kind, ALL_KINDS)]
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
     own = TASKS[task]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from configs.base import get_config as base
 from configs.parts import backbones, heads, methods
 from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, RATES, SEEDS, TASKS
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 
 def read_cell(text, *, parts=3):
@@ -21,8 +21,8 @@ def read_cell(text, *, parts=3):
         form = ",".join(("TASK", "METHOD", "KIND")[:parts])
         raise InputError(f"{text!r} has {len(given)} parts; give {form}")
     task, method, kind = (*given, *("rte", "pt", "t5")[len(given) :])
-    choose("the task", task, TASKS)
-    return task, choose("the method", method, METHODS), kind
+    check_known("the task", task, TASKS)
+    return task, check_known("the method", method, METHODS), kind
 
 
 def tune(backbone, size, cell, *, model=1):
@@ -87,7 +87,7 @@ def pretrain(task, kind="t5"):
     "infilling" (GLM); with "-deep" behind it keys and values of every layer are learned in place of
     soft tokens.
     """
-    choose("the kind of backbone", kind, ALL_KINDS)
+    check_known("the kind of backbone", kind, ALL_KINDS)
     own, (kind, deep) = PRETRAINING[task], ALL_KINDS[kind]
     c = base()
     c.backbone.dropout = 0.0

@@ -6,7 +6,7 @@ A RoBERTa base, fine-tuned as in the released code, on YELP-5, or on SST-5 with
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 _HELD_OUT = 5_000  # examples of YELP-5, which has no dev split
 _EXAMPLES = {"yelp": 650_000 - _HELD_OUT, "sst5": 8_544}
@@ -15,7 +15,7 @@ _BATCH, _EPOCHS = 16, 10
 
 def get_config(task="yelp"):
     """Returns one run; give corpus.path."""
-    choose("the data set", task, _EXAMPLES)
+    check_known("the data set", task, _EXAMPLES)
     c = base()
     backbones.roberta_base(c)
     if task == "yelp":

@@ -7,7 +7,7 @@ and </s>, the loss is over all of it, and any word of the vocabulary may win.
 from configs.base import get_config as base
 from configs.parts import backbones, heads, methods
 from jaxprompt.data.tasks.registry import task_names
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 TASKS = ("sst2", "mrpc", "rte", "cb", "boolq", "wic", "copa")
 SEEDS = (0, 1, 2)
@@ -18,7 +18,7 @@ def get_config(task="sst2"):
     c = base()
     backbones.t5_lm(c, "base")
     methods.lester(c)
-    c.task.name = choose("the task", task, task_names())
+    c.task.name = check_known("the task", task, task_names())
     c.task.form = "text"
     heads.verbalizer(c, scores="full", span="target")
     c.data.max_len = 512

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import methods
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 SEEDS = (11,)  # of most released scripts, which run once
 RATES = (5e-3, 7e-3, 1e-2)  # of the released search
@@ -72,9 +72,9 @@ def read_cell(text, tasks, *rest):
         form = ",".join(["TASK", "SYSTEM", "MODEL", *(name for name, _ in rest)])
         raise InputError(f"{text!r} has {len(parts)} parts; give {form}")
     task, system, model, *more = (*parts, *defaults[len(parts) :])
-    choose("the task", task, tasks)
-    choose("the system", system, SYSTEMS)
-    return task, system, choose("the model", model, MODELS), *more
+    check_known("the task", task, tasks)
+    check_known("the system", system, SYSTEMS)
+    return task, system, check_known("the model", model, MODELS), *more
 
 
 def make_run(task, system, model, recipe):

@@ -5,7 +5,7 @@ prompts in layers 17 to 24 of BERT-large.
 """
 
 from configs.ptuning_v2.superglue import tune
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 TASKS, ORDERS = ("rte", "boolq"), ("ascending", "descending")
 COUNTS, LAYERS = (4, 8, 12, 16, 20, 24), 24  # the figure's labels are not in the text
@@ -21,10 +21,10 @@ def get_config(cell="rte,descending,24"):
     task, order, count, *more = (*cell.split(","), "descending", "24")
     if len(more) > 2:
         raise InputError(f"{cell!r} has too many parts; give TASK,ORDER,COUNT")
-    choose("the task", task, TASKS)
-    choose("the order", order, ORDERS)
+    check_known("the task", task, TASKS)
+    check_known("the order", order, ORDERS)
     c = tune(task, "prefix", "bert-large")
-    c.prompt.layers = interval(order, int(choose("the count", count, list(map(str, COUNTS)))))
+    c.prompt.layers = interval(order, int(check_known("the count", count, list(map(str, COUNTS)))))
     return c
 
 

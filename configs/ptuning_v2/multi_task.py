@@ -10,7 +10,7 @@ roles: give it as a file more in `shared.tasks`.
 from pathlib import Path
 
 from configs.ptuning_v2 import MODELS, qa, tagging
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 KINDS = {"ner": tagging.NER, "srl": tagging.SRL, "qa": qa.TASKS}
 TASKS = Path(__file__).parent / "tasks"
@@ -19,8 +19,8 @@ TASKS = Path(__file__).parent / "tasks"
 def get_config(cell="ner,roberta-large"):
     """Returns one run."""
     kind, _, model = cell.partition(",")
-    names = KINDS[choose("the kind", kind, KINDS)]
-    model = choose("the model", model or "roberta-large", MODELS)
+    names = KINDS[check_known("the kind", kind, KINDS)]
+    model = check_known("the model", model or "roberta-large", MODELS)
     recipe = qa if kind == "qa" else tagging
     c = recipe.tune(names[0], "prefix", model, length=recipe.SHARED, epochs=10.0)  # epochs: ours
     c.shared.tasks = tuple(str(TASKS / f"{name}.json") for name in names)

@@ -4,7 +4,7 @@ The argument is TASK,FORM,LENGTH: `--config=configs/ptuning_v2/prompt_length.py:
 """
 
 from configs.ptuning_v2 import LENGTHS, superglue, tagging
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 
 TASKS = ("rte", "conll04", "boolq", "conll12")
 FORMS = ("embedding", "mlp")
@@ -26,9 +26,9 @@ def get_config(cell="rte,embedding,32"):
     task, form, length, *more = (*cell.split(","), "embedding", "32")
     if len(more) > 2:
         raise InputError(f"{cell!r} has too many parts; give TASK,FORM,LENGTH")
-    choose("the task", task, TASKS)
-    choose("the form", form, FORMS)
-    length = int(choose("the length", length, list(map(str, LENGTHS))))
+    check_known("the task", task, TASKS)
+    check_known("the form", form, FORMS)
+    length = int(check_known("the length", length, list(map(str, LENGTHS))))
     hidden = superglue.MLP if form == "mlp" else 0
     return kind_of(task).tune(task, length=length, hidden=hidden, lr=rates_of(task, form)[0])
 

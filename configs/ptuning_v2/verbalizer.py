@@ -8,7 +8,7 @@ from configs.parts import heads
 from configs.ptuning_v2 import searched
 from configs.ptuning_v2.superglue import RELEASED, WORDS, max_len_of, tune
 from jaxprompt.data.tasks.registry import get_task
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 HEADS = ("linear", "verbalizer")
 TASKS = ("sst2", "rte", "boolq", "cb")
@@ -17,8 +17,8 @@ TASKS = ("sst2", "rte", "boolq", "cb")
 def get_config(cell="rte,verbalizer"):
     """Returns one run."""
     task, _, head = cell.partition(",")
-    c = tune(choose("the task", task, TASKS))
-    if choose("the head", head or "verbalizer", HEADS) == "verbalizer":
+    c = tune(check_known("the task", task, TASKS))
+    if check_known("the head", head or "verbalizer", HEADS) == "verbalizer":
         heads.verbalizer(c)
         c.task.template, c.task.words = f"{get_task(task).plain} [mask]", WORDS[task]
     return c

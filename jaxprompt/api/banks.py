@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxprompt.api.prompts import Prompt
-from jaxprompt.api.rows import AnyRows, read_rows
+from jaxprompt.api.rows import AnyRows, to_rows
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.data.sources.records import Record, from_rows
 from jaxprompt.errors import InputError, check_type
 from jaxprompt.serving.bank import (
     Export,
     PromptBank,
-    answer,
+    answer_requests,
     check_names,
     in_order,
     make_bank,
@@ -21,7 +21,7 @@ from jaxprompt.serving.bank import (
     read_requests,
 )
 
-_HOW = "a dict, e.g. {'first': prompt}"
+_NAMING = "a dict, e.g. {'first': prompt}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ class BankedModel:
         Raises:
           InputError: for the first row that is not an example of its prompt's task.
         """
-        # Rows without names of columns name no prompt either.
-        requests = read_requests(self.bank, from_rows(read_rows(rows, "rows")), self.by)
+        # Rows without column names have no prompt names.
+        requests = read_requests(self.bank, from_rows(to_rows(rows, "rows")), self.by)
         for _, record in requests:
             if record.error:
                 raise InputError(record.error)
@@ -59,21 +59,22 @@ class BankedModel:
     def predict(self, rows: AnyRows) -> list[dict[str, Any]]:
         """Answers rows, see `jaxprompt.predict`."""
         requests = self.read(rows)
-        return list(in_order(requests, answer(self.bank, requests)))
+        return list(in_order(requests, answer_requests(self.bank, requests)))
 
     def evaluate(self, rows: AnyRows) -> dict[str, dict[str, float]]:
         """Measures the answers to rows with labels, see `jaxprompt.evaluate`."""
         requests = self.read(rows)
-        answers = answer(self.bank, requests)
-        found: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}
-        for number, own in answers.items():
-            found[self.names[number]] = own.measured | {"examples": own.known}
-        if not any(own["examples"] for own in found.values()):
+        answers = answer_requests(self.bank, requests)
+        metrics: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}
+        for index, answered in answers.items():
+            metrics[self.names[index]] = answered.measured | {"examples": answered.known}
+        num_known = sum(answered.known for answered in answers.values())
+        if not num_known:
             raise InputError(
                 "no row has a known label of its prompt's task; give rows with such labels"
             )
-        warn_unlabelled(sum(own.known for own in answers.values()), len(requests), stacklevel=4)
-        return found
+        warn_unlabelled(num_known, len(requests), stacklevel=4)
+        return metrics
 
 
 def warn_unlabelled(known: int, count: int, stacklevel: int = 3) -> None:
@@ -82,14 +83,17 @@ def warn_unlabelled(known: int, count: int, stacklevel: int = 3) -> None:
     `stacklevel` is that of `warnings.warn`, to point to the caller's line.
     """
     if known < count:
-        line = f"{count - known} of {count} rows are left out: they have no known label"
-        warnings.warn(line, stacklevel=stacklevel)
+        message = f"{count - known} of {count} rows are left out: they have no known label"
+        warnings.warn(message, stacklevel=stacklevel)
 
 
 def attach_several(
-    backbone: LoadedBackbone, prompts: Sequence[Prompt] | Mapping[str, Prompt], by: str, batch: int,
+    backbone: LoadedBackbone,
+    prompts: Sequence[Prompt] | Mapping[str, Prompt],
+    by: str,
+    batch: int,
     force: bool,
-) -> BankedModel:  # fmt: skip
+) -> BankedModel:
     """Attaches several prompts to a backbone, see `attach`."""
     if not prompts:
         raise InputError("attach needs at least one prompt; give one")
@@ -97,13 +101,14 @@ def attach_several(
         check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path)")
     if not isinstance(prompts, Mapping):
         names, paths = [name_of(p.path) for p in prompts], [p.path for p in prompts]
-        check_names(names, paths, _HOW)
+        check_names(names, paths, _NAMING)
         prompts = dict(zip(names, prompts, strict=True))
-    if odd := next((name for name in prompts if not isinstance(name, str)), None):
-        raise InputError(
-            f"the prompt name {odd!r} is not a string; use {str(odd)!r}, which rows with {odd!r} "
-            "in their column match, too"
-        )
+    for name in prompts:
+        if not isinstance(name, str):
+            raise InputError(
+                f"the prompt name {name!r} is not a string; use {str(name)!r}, which rows with "
+                f"{name!r} in their column match, too"
+            )
     exports = {}
     for name, prompt in prompts.items():
         if not prompt.card:

@@ -16,14 +16,14 @@ from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
 
-if TYPE_CHECKING:  # it loads JAX, which naming a method does not need
+if TYPE_CHECKING:  # it imports JAX, which `jp.prefix` does not need
     from jaxprompt.build.backbone import LoadedBackbone
 
 _BACKBONES = ("backbone", "mesh")  # blocks that `load_backbone` fills
-# Blocks whose fields go by their last names.
-_NAMED = ("optim", "train", "data", "task", "generate", "data.protocol", "optim.schedule")
-_CUSTOM = {"name": "custom", "fields": ("text",)}
-_ROOMS = {"prompt": "METHODS", "head": "HEADS"}  # block -> the table of its part of the configs
+# Blocks whose fields may be given by their last names.
+_SHORT_BLOCKS = ("optim", "train", "data", "task", "generate", "data.protocol", "optim.schedule")
+_CUSTOM_TASK = {"name": "custom", "fields": ("text",)}
+_PRESETS = {"prompt": "METHODS", "head": "HEADS"}  # block -> its table in configs/parts
 
 
 @dataclass(frozen=True)
@@ -53,55 +53,55 @@ class Choice:
                 f"jp.{self.name}({length!r}): fields of a head must be given by name; write "
                 f"jp.{self.name}(FIELD={length!r})"
             )
-        own = {} if length is None else {"length": length}
-        return Choice(self.block, self.name, {**self.values, **own, **values})
+        length_field = {} if length is None else {"length": length}
+        return Choice(self.block, self.name, {**self.values, **length_field, **values})
 
     def fill(self, config: ConfigDict) -> None:
         """Sets its block of a config. Raises InputError for an unknown field."""
-        part = getattr(part_of(self.block), _ROOMS[self.block]).get(self.name)
-        known = set(declared(self.block, self.name)) if self.name in names(self.block) else set()
-        if part is not None:
-            own = inspect.signature(part).parameters.values()
-            known |= {p.name for p in list(own)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
-            if not any(p.kind is p.VAR_KEYWORD for p in own):
-                known = {p.name for p in list(own)[1:]}
+        preset = getattr(part_of(self.block), _PRESETS[self.block]).get(self.name)
+        allowed = set(declared(self.block, self.name)) if self.name in names(self.block) else set()
+        if preset is not None:
+            parameters = inspect.signature(preset).parameters.values()
+            allowed |= {p.name for p in list(parameters)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                allowed = {p.name for p in list(parameters)[1:]}
         elif self.block == "prompt":
-            known |= {"lr"}
-        values = {name: _plain(value) for name, value in self.values.items()}
+            allowed |= {"lr"}
+        values = {name: _to_python(value) for name, value in self.values.items()}
         for name in values:
-            if name not in known:
-                cure = nearest(name, sorted(known)) if known else "it has no fields"
-                raise InputError(f"jp.{self.name} has no field {name}; {cure}")
-        if part is not None:
-            part(config, **values)
+            if name not in allowed:
+                advice = nearest(name, sorted(allowed)) if allowed else "it has no fields"
+                raise InputError(f"jp.{self.name} has no field {name}; {advice}")
+        if preset is not None:
+            preset(config, **values)
             return
         if self.block == "prompt":
             config.trainable, config.optim.lr = (), values.pop("lr", config.optim.lr)
         config[self.block] = make_block(self.block, self.name, **values)
 
 
-def check_choice(argument: str, given: Any) -> None:
-    """Raises InputError if `given` is not a method, or not a head; `argument` says which."""
+def check_choice(argument: str, value: Any) -> None:
+    """Raises InputError if `value` is not a method, or not a head; `argument` says which."""
     examples = {"method": ("prompt", "jp.prefix(16)"), "head": ("head", "jp.linear()")}
     block, example = examples[argument]
-    if given is None or isinstance(given, Choice) and given.block == block:
+    if value is None or isinstance(value, Choice) and value.block == block:
         return
-    what = f"jp.{given.name}()" if isinstance(given, Choice) else brief(given)
-    raise InputError(f"{argument}={what} is not a {argument}; give one, e.g. {example}")
+    text = f"jp.{value.name}()" if isinstance(value, Choice) else brief(value)
+    raise InputError(f"{argument}={text} is not a {argument}; give one, e.g. {example}")
 
 
-def find(name: str) -> Choice | None:
+def find_choice(name: str) -> Choice | None:
     """Returns the method or head with a name, None if there is none."""
-    for block in _ROOMS:
-        if name in known(block):
+    for block in _PRESETS:
+        if name in choice_names(block):
             return Choice(block, name)
     return None
 
 
-def known(block: str) -> list[str]:
+def choice_names(block: str) -> list[str]:
     """Lists the methods or heads: those of configs/parts, and those without a preset there."""
-    own = [name for name in names(block) if name not in ("constant", "none")]
-    return list(dict.fromkeys([*getattr(part_of(block), _ROOMS[block]), *own]))
+    built_in = [name for name in names(block) if name not in ("constant", "none")]
+    return list(dict.fromkeys([*getattr(part_of(block), _PRESETS[block]), *built_in]))
 
 
 def task(*fields: str, **values: Any) -> dict[str, Any]:
@@ -116,10 +116,10 @@ def task(*fields: str, **values: Any) -> dict[str, Any]:
     Returns:
       The task, for the argument `task` of `train` and `attach`.
     """
-    return {**_CUSTOM, "fields": fields or _CUSTOM["fields"], **values}
+    return {**_CUSTOM_TASK, "fields": fields or _CUSTOM_TASK["fields"], **values}
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Converts numpy scalars to Python numbers."""
     return value.item() if isinstance(value, np.generic) else value
 
@@ -129,42 +129,48 @@ def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
 
     "optim.lr" is `lr`, or `optim__lr` with its block.
     """
-    named: dict[str, str] = {}  # field -> how it was given
-    held = dict.fromkeys([*fields(config), *CHOICES, *option_fields()])
+    given_names: dict[str, str] = {}  # field -> the name under which it was given
+    known_fields = dict.fromkeys([*fields(config), *CHOICES, *option_fields()])
     for name in overrides:
-        other = named.setdefault(_field(name, held), name)
-        if other != name:
-            raise InputError(f"{other} and {name} are the same field; give one of them")
-    apply(config, [(field, _plain(overrides[name])) for field, name in named.items()])
+        given_name = given_names.setdefault(_full_name(name, known_fields), name)
+        if given_name != name:
+            raise InputError(f"{given_name} and {name} are the same field; give one of them")
+    apply(config, [(field, _to_python(overrides[name])) for field, name in given_names.items()])
 
 
-def _field(name: str, held: Mapping[str, Any]) -> str:
+def _full_name(name: str, known_fields: Mapping[str, Any]) -> str:
     dotted = name.replace("__", ".")
-    if dotted in held or "." in dotted:
+    if dotted in known_fields or "." in dotted:
         return dotted
-    if SYNONYMS.get(name) in held:
+    if SYNONYMS.get(name) in known_fields:
         return SYNONYMS[name]
-    found = [f"{block}.{name}" for block in _NAMED if f"{block}.{name}" in held]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        own = [field.rpartition(".") for field in held]
-        short = {last for block, _, last in own if block in ("", *_NAMED)}
-        short |= {other for other, field in SYNONYMS.items() if field in held}
-        whole = sorted(field.replace(".", "__") for field in held if field.endswith(f".{name}"))
-        cure = f"nearest: {', '.join(whole)}" if whole else nearest(name, short)
-        raise InputError(f"unknown config field {brief(name)}; {cure}")
-    shown = ", ".join(other.replace(".", "__") for other in found)
-    raise InputError(f"{name} is a field of several blocks; give one of {shown}")
+    matches = [f"{block}.{name}" for block in _SHORT_BLOCKS if f"{block}.{name}" in known_fields]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        parts = [field.rpartition(".") for field in known_fields]
+        short_names = {last for block, _, last in parts if block in ("", *_SHORT_BLOCKS)}
+        short_names |= {match for match, field in SYNONYMS.items() if field in known_fields}
+        full_names = sorted(
+            field.replace(".", "__") for field in known_fields if field.endswith(f".{name}")
+        )
+        advice = f"nearest: {', '.join(full_names)}" if full_names else nearest(name, short_names)
+        raise InputError(f"unknown config field {brief(name)}; {advice}")
+    options = ", ".join(match.replace(".", "__") for match in matches)
+    raise InputError(f"{name} is a field of several blocks; give one of {options}")
 
 
 # -- configs from Python values -------------------------------------------------------------------
 
 
 def make_config(
-    backbone: "LoadedBackbone", *, task: str | Mapping[str, Any] | None,
-    choices: Sequence[Choice | None] = (), overrides: Mapping[str, Any], keeps: bool = True,
-) -> RunConfig:  # fmt: skip
+    backbone: "LoadedBackbone",
+    *,
+    task: str | Mapping[str, Any] | None,
+    choices: Sequence[Choice | None] = (),
+    overrides: Mapping[str, Any],
+    keep_files: bool = True,
+) -> RunConfig:
     """Returns the config of a run on a loaded backbone.
 
     Args:
@@ -172,7 +178,7 @@ def make_config(
       task: the name of a known task, or the result of `task`.
       choices: the method and the head, in this order, because a method may set a head.
       overrides: values of other fields.
-      keeps: whether the run directory is kept; if not, curves and tracker are turned off.
+      keep_files: whether the run directory is kept; if not, curves and tracker are turned off.
 
     Raises:
       InputError: for an unknown field, and for a field of the backbone.
@@ -181,19 +187,19 @@ def make_config(
         block, _, field = name.replace("__", ".").partition(".")
         if field and block in _BACKBONES:
             raise InputError(f"{name} is a field of the backbone; give it to load_backbone")
-    config, shape = read_config("base"), backbone.placement.mesh.shape
+    config, mesh_shape = read_config("base"), backbone.placement.mesh.shape
     with config.unlocked():
-        # What is loaded decides, and the run's record says so.
+        # The config records the backbone that is loaded.
         config.backbone.update(backbone.backbone.config.to_dict())
-        config.mesh.data, config.mesh.model = shape["data"], shape["model"]
+        config.mesh.data, config.mesh.model = mesh_shape["data"], mesh_shape["model"]
         if not isinstance(task, str | Mapping | None):
             raise InputError(
                 f"task={brief(task)} is a {type(task).__name__}; give the name of a task, or its "
                 "fields as a dict"
             )
-        values = {"name": task} if isinstance(task, str) else task or _CUSTOM
+        values = {"name": task} if isinstance(task, str) else task or _CUSTOM_TASK
         apply(config, [(f"task.{name}", value) for name, value in values.items()])
-        if not keeps:
+        if not keep_files:
             config.train.tracker, config.train.plot = "none", False
         for choice in choices:
             if choice is not None:
@@ -205,8 +211,8 @@ def make_config(
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
     """Returns a copy with some values changed. Raises InputError for unknown fields or values."""
     config = read_config("base")
-    # Fields of a config are texts where a word is one of their values.
-    word = lambda value: str(value).lower() if isinstance(value, bool) else value
-    fill_fields(config, {f"generate__{name}": word(value) for name, value in changes.items()})
-    checked = to_run(config).generate
-    return dataclasses.replace(generation, **{name: getattr(checked, name) for name in changes})
+    # Fields of a config are strings if a word is one of their values.
+    as_text = lambda value: str(value).lower() if isinstance(value, bool) else value
+    fill_fields(config, {f"generate__{name}": as_text(value) for name, value in changes.items()})
+    new_values = to_run(config).generate
+    return dataclasses.replace(generation, **{name: getattr(new_values, name) for name in changes})

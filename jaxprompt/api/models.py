@@ -22,8 +22,8 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.serving.adapters import Adopted, metadata_of_adopted, scale_slots
-from jaxprompt.serving.answers import Answered, make_answers
+from jaxprompt.serving.adapters import ImportedPrompt, make_imported_metadata, scale_slots
+from jaxprompt.serving.answers import Answers, make_answers
 from jaxprompt.types import Batch
 
 
@@ -42,7 +42,7 @@ class PromptedModel:
         return f"PromptedModel({self.prompt!r} on {backbone.family} {backbone.id})"
 
     @functools.cached_property
-    def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
+    def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answers]:
         """The function (params, examples) -> answers; it compiles once per shape of a batch."""
         generation = self.prompt.metadata.generate
         return make_answers(self.scorer, generation=generation, placement=self.placement)
@@ -73,25 +73,43 @@ class PromptedModel:
 
 @overload
 def attach(
-    backbone: LoadedBackbone, prompt: Prompt | None, *, task: str | Mapping[str, Any] | None = None,
-    head: Choice | None = None, batch: int = 64, force: bool = False, sentence_encoder: str = "",
-    pretrained: str = "", **fields: Any,
-) -> PromptedModel: ...  # fmt: skip
+    backbone: LoadedBackbone,
+    prompt: Prompt | None,
+    *,
+    task: str | Mapping[str, Any] | None = None,
+    head: Choice | None = None,
+    batch: int = 64,
+    force: bool = False,
+    sentence_encoder: str = "",
+    pretrained: str = "",
+    **fields: Any,
+) -> PromptedModel: ...
 
 
 @overload
 def attach(
-    backbone: LoadedBackbone, prompt: Sequence[Prompt] | Mapping[str, Prompt], *, batch: int = 64,
-    force: bool = False, by: str = "prompt",
-) -> BankedModel: ...  # fmt: skip
+    backbone: LoadedBackbone,
+    prompt: Sequence[Prompt] | Mapping[str, Prompt],
+    *,
+    batch: int = 64,
+    force: bool = False,
+    by: str = "prompt",
+) -> BankedModel: ...
 
 
 def attach(
-    backbone: LoadedBackbone, prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt] | None, *,
-    task: str | Mapping[str, Any] | None = None, head: Choice | None = None, batch: int = 64,
-    force: bool = False, sentence_encoder: str = "", pretrained: str = "", by: str = "prompt",
+    backbone: LoadedBackbone,
+    prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt] | None,
+    *,
+    task: str | Mapping[str, Any] | None = None,
+    head: Choice | None = None,
+    batch: int = 64,
+    force: bool = False,
+    sentence_encoder: str = "",
+    pretrained: str = "",
+    by: str = "prompt",
     **fields: Any,
-) -> PromptedModel | BankedModel:  # fmt: skip
+) -> PromptedModel | BankedModel:
     """Attaches one prompt or several to a backbone.
 
     Args:
@@ -118,7 +136,7 @@ def attach(
     check_choice("head", head)
     at_least("batch", batch, 1)
     if prompt is None:
-        prompt = Prompt({}, {}, "a backbone by itself", Adopted({}, {"name": "none"}, {}))
+        prompt = Prompt({}, {}, "a backbone by itself", ImportedPrompt({}, {"name": "none"}, {}))
         head = head or Choice("head", "verbalizer", {})
     if isinstance(prompt, Sequence | Mapping) and not isinstance(prompt, str):
         if task is not None or head is not None or fields or sentence_encoder or pretrained:
@@ -128,35 +146,35 @@ def attach(
             )
         return attach_several(backbone, prompt, by, batch, force)
     check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path), or run.prompt")
-    if not prompt.card and prompt.adopted is None:
+    if not prompt.card and prompt.imported is None:
         raise InputError(f"{prompt.path} has no metadata; give the result of jp.load_prompt(path)")
     if by != "prompt":
         raise InputError(
             f"by={brief(by)} is only valid for several prompts, and one is given; remove it, or "
             "give a list or a dict of prompts"
         )
-    if prompt.adopted is not None:
+    if prompt.imported is not None:
         if task is None:
             raise InputError(
                 f"{prompt.path} has no metadata of its task; give task=, and head= if it needs one"
             )
         # The head of the adapter is used, unless another is given.
-        if prompt.adopted.head and head is None:
-            name, fields_of_head = prompt.adopted.head["name"], dict(prompt.adopted.head)
+        if prompt.imported.head and head is None:
+            name, fields_of_head = prompt.imported.head["name"], dict(prompt.imported.head)
             del fields_of_head["name"]
             head = Choice("head", name, fields_of_head)
         config = make_config(backbone, task=task, choices=[head], overrides=fields)
-        made = metadata_of_adopted(config, prompt.path, prompt.adopted, backbone)
-        tensors = scale_slots(prompt.tensors, made.backbone.rescale)
-        prompt = Prompt(tensors, made.to_json(), prompt.path)
+        imported_metadata = make_imported_metadata(config, prompt.path, prompt.imported, backbone)
+        tensors = scale_slots(prompt.tensors, imported_metadata.backbone.rescale)
+        prompt = Prompt(tensors, imported_metadata.to_json(), prompt.path)
     elif task is not None or head is not None or fields:
-        known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
-        shown = ", ".join([*known, *fields])
-        raise InputError(f"{prompt.path} contains its task and head; remove {shown}")
+        arguments = [name for name, x in {"task": task, "head": head}.items() if x is not None]
+        names = ", ".join([*arguments, *fields])
+        raise InputError(f"{prompt.path} contains its task and head; remove {names}")
     metadata = replace_sentence_encoder(prompt.metadata, sentence_encoder)
     base = metadata.backbone
     check_fingerprint(base, backbone.loaded.report.fingerprint, force=force)
-    # Soft tokens stand among the embeddings, which `rescale` divides.
+    # Soft tokens are scaled like the embeddings, which `rescale` divides.
     opened = backbone.backbone
     if opened.config.rescale != base.rescale:
         raise InputError(
@@ -206,35 +224,35 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
     if isinstance(model, BankedModel):
         return model.evaluate(rows)
     check_type("model", model, PromptedModel, "the result of jp.attach")
-    # Plain texts have no labels: here a string is the path of a file, as in `train`.
+    # Plain texts have no labels, so a string is the path of a file, as in `train`.
     examples = model.read(Path(rows) if isinstance(rows, str) else rows)
-    found = model.answer(model.params, examples) if examples else None
-    if found is None or not found.known:
+    answers = model.answer(model.params, examples) if examples else None
+    if answers is None or not answers.known:
         labels = model.scorer.task.labels
         raise InputError(
             f"none of {len(examples)} rows has a known label of the task; give rows with "
             + (f"one of {', '.join(labels)}" if labels else "such labels")
         )
-    warn_unlabelled(found.known, len(examples))
-    return found.measured | {"examples": found.known}
+    warn_unlabelled(answers.known, len(examples))
+    return answers.measured | {"examples": answers.known}
 
 
-def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) -> list[str]:
+def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **options: Any) -> list[str]:
     """Generates a text for each text or row, whatever the task of the prompt is.
 
     Args:
       model: result of `attach` with one prompt.
       rows: texts or rows.
-      **how: max_new_tokens, num_beams, length_penalty or early_stopping; by default as in the
+      **options: max_new_tokens, num_beams, length_penalty or early_stopping; by default as in the
         prompt's metadata.
 
     Raises:
       InputError: for a backbone that cannot generate text.
     """
     check_type("model", model, PromptedModel, "the result of attach with one prompt")
-    generation = change_generation(model.prompt.metadata.generate, how)
+    generation = change_generation(model.prompt.metadata.generate, options)
     scorer = model.scorer.writing(generation.max_new_tokens)
-    # Other lengths or beams are other programs; equal ones are compiled once.
+    # Each generation config is compiled once.
     if generation not in model.writers:
         model.writers[generation] = make_answers(
             scorer, generation=generation, placement=model.placement
@@ -262,8 +280,8 @@ def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax
     check_type("model", model, PromptedModel, "the result of attach with one prompt")
     check_type("batch", batch, Batch, "the result of model.encode(rows)")
     check_type("params", params, Mapping, "model.params, or values in the same structure")
-    if lost := model.params.keys() - params.keys():
+    if missing := model.params.keys() - params.keys():
         raise InputError(
-            f"params lack {min(lost)!r}; give model.params, or values in the same structure"
+            f"params lack {min(missing)!r}; give model.params, or values in the same structure"
         )
     return model.scorer.model.forward(params, batch)

@@ -12,7 +12,7 @@ from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import check_type
-from jaxprompt.serving.adapters import Adopted, adopt, is_adapter
+from jaxprompt.serving.adapters import ImportedPrompt, import_prompt, is_adapter
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Prompt:
     tensors: Mapping[str, np.ndarray]  # prompt/slots [S, E], prompt/k [L, P, N, D], head/...
     card: Mapping[str, Any] = field(default_factory=dict)
     path: str = "the prompt"  # where it was read, for messages
-    adopted: Adopted | None = None  # the content of a prompt without metadata
+    imported: ImportedPrompt | None = None  # the content of a prompt without metadata
 
     def __post_init__(self) -> None:
         # A copy, so that changes do not affect other prompts.
@@ -34,9 +34,9 @@ class Prompt:
 
     def __repr__(self) -> str:
         """Returns a one-line description."""
-        parts = ", ".join(f"{name} {list(x.shape)}" for name, x in self.tensors.items())
-        of = f"{self.card['method']} for {self.card['task']['name']}: " if self.card else ""
-        return f"Prompt({of}{parts})"
+        parts = ", ".join(f"{name} {list(value.shape)}" for name, value in self.tensors.items())
+        task = f"{self.card['method']} for {self.card['task']['name']}: " if self.card else ""
+        return f"Prompt({task}{parts})"
 
     @property
     def metadata(self) -> PromptMetadata:
@@ -53,12 +53,12 @@ def load_prompt(path: str | Path) -> Prompt:
     Raises:
       InputError: if it is missing, truncated, or of another kind.
     """
-    cure = "the path of a prompt; the result of train has its prompt as run.prompt"
-    check_type("path", path, str | Path, cure)
+    advice = "the path of a prompt; the result of train has its prompt as run.prompt"
+    check_type("path", path, str | Path, advice)
     path = str(path)
-    where = str(fetch_prompt(path)) if path.startswith(SCHEME) else path
-    if is_adapter(where):
-        adopted = adopt(where)
-        return Prompt(adopted.tensors, {}, path, adopted)
+    local_path = str(fetch_prompt(path)) if path.startswith(SCHEME) else path
+    if is_adapter(local_path):
+        imported = import_prompt(local_path)
+        return Prompt(imported.tensors, {}, path, imported)
     tensors, metadata = read_export(path)
     return Prompt(tensors, metadata.to_json(), path)

@@ -31,13 +31,13 @@ def main(folder: Path) -> int:
     with np.load(folder / "example.npz") as file:
         example = dict(file)
     expected = example.pop("scores")  # [b, C]
-    found = np.asarray(load_scorer(folder)(example))
-    for text, best in zip(card["example"], found.argmax(-1), strict=True):
+    scores = np.asarray(load_scorer(folder)(example))
+    for text, best in zip(card["example"], scores.argmax(-1), strict=True):
         print(f"{text} -> {card['classes'][best]}")
-    difference = np.abs(found - expected).max()
+    difference = np.abs(scores - expected).max()
     print(f"largest difference: {difference:.1e}")
-    exact = jax.default_backend() == "cpu" and card["dtype"] == "float32"
-    return int(not difference <= (EXACT if exact else ROUNDED))  # NaN is a difference too
+    is_exact = jax.default_backend() == "cpu" and card["dtype"] == "float32"
+    return int(not difference <= (EXACT if is_exact else ROUNDED))  # NaN is a difference too
 
 
 if __name__ == "__main__":

@@ -15,17 +15,20 @@ from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
 from jaxprompt.convert.peft import num_outputs, write_peft
-from jaxprompt.errors import InputError, check_type, choose
+from jaxprompt.errors import InputError, check_known, check_type
 from jaxprompt.files import user_path
-from jaxprompt.serving.adapters import as_peft
+from jaxprompt.serving.adapters import make_peft_arguments
 
 FORMATS = ("jaxprompt", "delta", "peft", "npy", "stablehlo")
 
 
 def save_prompt(
-    prompt: Prompt, path: str | Path, format: str = "jaxprompt",
-    *, backbone: LoadedBackbone | None = None,
-) -> tuple[Path, ...]:  # fmt: skip
+    prompt: Prompt,
+    path: str | Path,
+    format: str = "jaxprompt",
+    *,
+    backbone: LoadedBackbone | None = None,
+) -> tuple[Path, ...]:
     """Saves a prompt.
 
     Args:
@@ -45,7 +48,7 @@ def save_prompt(
         InputError: for a prompt that the format does not support, and for a PEFT folder that
             contains other files.
     """
-    choose("format", format, FORMATS)
+    check_known("format", format, FORMATS)
     check_type("prompt", prompt, Prompt, "a prompt of train or load_prompt, or attach(...).prompt")
     if backbone is not None:
         check_type("backbone", backbone, LoadedBackbone, "the result of load_backbone")
@@ -67,23 +70,24 @@ def save_prompt(
     if format == "jaxprompt":
         return write_artifact(path, prompt.tensors, metadata)
     if format == "delta":
-        whole = backbone or load_own_backbone(prompt)
-        # Differences from other weights would add up to wrong weights.
-        check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=False)
-        delta = to_delta(prompt.tensors, whole, "format='delta'").tensors
+        source = backbone or load_own_backbone(prompt)
+        # A difference from other weights would give wrong weights.
+        check_fingerprint(metadata.backbone, source.loaded.report.fingerprint, force=False)
+        delta = to_delta(prompt.tensors, source, "format='delta'").tensors
         return write_artifact(path, delta, metadata)
     if format == "stablehlo":
-        # These modules import this one.
+        # Imported here, because these modules import this one.
         from jaxprompt.api.models import attach
         from jaxprompt.api.stablehlo import write_stablehlo
 
         return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
     check_peft_folder(path, path)
-    opened = backbone.backbone if backbone else open_backbone(
-        backbone_from_metadata(metadata.backbone, BackboneConfig())
-    )  # fmt: skip
+    if backbone is None:
+        opened = open_backbone(backbone_from_metadata(metadata.backbone, BackboneConfig()))
+    else:
+        opened = backbone.backbone
     scorer = scorer_from_metadata(opened, metadata, batch=1)
-    adapter = as_peft(scorer, prompt.tensors, metadata)
+    adapter = make_peft_arguments(scorer, prompt.tensors, metadata)
     paths = write_peft(path, **adapter)
     return (*paths, write_peft_card(path, metadata, num_outputs(adapter)))
 
@@ -92,6 +96,9 @@ def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
     """Loads the backbone that a prompt was trained on."""
     backbone = prompt.metadata.backbone
     return load_backbone(
-        backbone.id, revision=backbone.revision, rescale=backbone.rescale,
-        quantize=backbone.quantize, dtype=dtype,
-    )  # fmt: skip
+        backbone.id,
+        revision=backbone.revision,
+        rescale=backbone.rescale,
+        quantize=backbone.quantize,
+        dtype=dtype,
+    )

@@ -20,18 +20,18 @@ from jaxprompt.api.models import PromptedModel, scores
 from jaxprompt.convert import artifact
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.specials import FED
-from jaxprompt.errors import InputError, choose, with_article
-from jaxprompt.files import check_others, make_folder, parse_json, write_atomic
+from jaxprompt.errors import InputError, check_known, with_article
+from jaxprompt.files import check_foreign_files, make_folder, parse_json, write_atomic
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.types import Batch, Tokens
 
 FORMAT = 1
-_OF_ONE_LENGTH = ("deberta", "deberta_v2")
+_FIXED_LENGTH_FAMILIES = ("deberta", "deberta_v2")
 PROGRAM, WEIGHTS, CARD = "scorer.stablehlo", "scorer.safetensors", "scorer.json"
 EXAMPLE, SCRIPT = "example.npz", "run.py"
 FILES = (PROGRAM, WEIGHTS, EXAMPLE, SCRIPT, CARD)
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # that a program can be lowered for
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 TEXTS = ("a short text", "a second text, which has more words than the first one")
 _DECODER = "decoder_"  # prefix of the names of the decoder's inputs
 
@@ -66,7 +66,7 @@ def write_stablehlo(
         flatbuffers is missing.
     """
     check_folder(folder)
-    _check(model.scorer, model.prompt.metadata.backbone.family, platforms)
+    _check_supported(model.scorer, model.prompt.metadata.backbone.family, platforms)
     folder = make_folder(folder)
     batch = _encode(model.scorer)
     program = _export(model, batch, platforms)
@@ -75,10 +75,10 @@ def write_stablehlo(
     expected = jax.jit(scores, static_argnums=1)(model.params, model, batch)[:, :classes]
     flat = _flatten(batch)
     example = {name: flat[name] for name in program.inputs} | {"scores": np.asarray(expected)}
-    card = json.dumps(_describe(model, program), indent=2, ensure_ascii=False) + "\n"
+    card = json.dumps(_make_card(model, program), indent=2, ensure_ascii=False) + "\n"
     script = resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8")
     files: dict[str, bytes | str] = {
-        CARD: card,  # first: it marks the other files as ours
+        CARD: card,  # first, because it marks the other files as an export
         PROGRAM: bytes(program.exported.serialize()),
         WEIGHTS: _safetensors(program.weights),
         EXAMPLE: _npz(example),
@@ -91,13 +91,13 @@ def write_stablehlo(
 
 def check_folder(folder: str | Path) -> None:
     """Raises InputError if a folder contains files that `write_stablehlo` did not write."""
-    own = [artifact.TENSORS, artifact.METADATA]  # of an export to the same folder
-    # The card marks the other files as ours.
-    own += FILES if _is_ours(Path(folder)) else ()
-    check_others(folder, own, "--stablehlo export")
+    known_files = [artifact.TENSORS, artifact.METADATA]  # of an export to the same folder
+    # With a card the other files are an export, too.
+    known_files += FILES if _is_export(Path(folder)) else ()
+    check_foreign_files(folder, known_files, "--stablehlo export")
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_export(folder: Path) -> bool:
     try:
         card = parse_json((folder / CARD).read_bytes())
     except (OSError, ValueError):
@@ -105,10 +105,10 @@ def _is_ours(folder: Path) -> bool:
     return isinstance(card, dict) and card.get("format") == FORMAT and "inputs" in card
 
 
-def _check(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
+def _check_supported(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
     for platform in platforms:
-        choose("platforms", platform, PLATFORMS)
-    if family in _OF_ONE_LENGTH:
+        check_known("platforms", platform, PLATFORMS)
+    if family in _FIXED_LENGTH_FAMILIES:
         raise InputError(
             f"--stablehlo: {with_article(family)} computes distances for a fixed text length, and "
             "the program supports any length; use format='jaxprompt'"
@@ -140,8 +140,8 @@ def _check(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
 def _encode(scorer: Scorer) -> Batch:
     """Encodes TEXTS, each in all fields of the task, as a batch of two rows."""
     task = scorer.task
-    listed = task.options or (task.choices and ("a choice",) * scorer.classes)
-    examples = [task.example(text, tuple(listed)) for text in TEXTS]
+    choices = task.options or (task.choices and ("a choice",) * scorer.classes)
+    examples = [task.example(text, tuple(choices)) for text in TEXTS]
     rows = scorer.encode(examples).rows
     if len(rows) > len(examples):
         raise InputError(
@@ -158,19 +158,19 @@ def _encode(scorer: Scorer) -> Batch:
 def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Program:
     """Lowers the scores of a batch, with b and t as symbolic dimensions."""
     params, arrays = tree.flatten(model.params), _flatten(batch)
-    # What is compiled for a CPU runs everywhere; other targets have kernels of their own.
+    # Programs for a CPU run everywhere; other targets have their own kernels.
     placement = dataclasses.replace(make_placement(1, 1), compiled_for=Target("cpu"))
     score = jax.jit(with_placement(placement, _make_score(model, params, batch)))
     # Lowered once to see which arguments the scores depend on; the others are dropped.
-    whole = export.export(score, platforms=platforms[:1])(_specs(params), _specs(arrays))
+    full = export.export(score, platforms=platforms[:1])(_specs(params), _specs(arrays))
     # JAX flattens dicts by sorted name, and arguments in their order.
     names = [*sorted(params), *sorted(arrays)]
-    used = {names[i] for i in whole.module_kept_var_idx}
-    weights = {name: params[name] for name in sorted(used & params.keys())}
+    used_names = {names[i] for i in full.module_kept_var_idx}
+    weights = {name: params[name] for name in sorted(used_names & params.keys())}
     b, t = export.symbolic_shape("b, t")
     inputs = {
         name: jax.ShapeDtypeStruct(_shape(name, arrays[name], b, t), arrays[name].dtype)
-        for name in sorted(used & arrays.keys())
+        for name in sorted(used_names & arrays.keys())
     }
     exported = export.export(score, platforms=platforms)(_specs(weights), inputs)
     return _Program(exported, weights, inputs)
@@ -179,18 +179,21 @@ def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Pr
 def _make_score(model: PromptedModel, params: tree.Flat, batch: Batch) -> Callable[..., jax.Array]:
     """Makes (weights, inputs) -> scores [b, C]; missing arrays are zero, and have no effect."""
     arrays, classes, backbone = _flatten(batch), model.scorer.classes, model.scorer.model.backbone
-    # The device's kernels are chosen by the length, which is symbolic here.
+    # Kernels of a device depend on the length, which is symbolic here.
     cfg = dataclasses.replace(backbone.cfg, attention="einsum", remat="none")
-    # Whether few positions are read depends on the length too.
+    # `last_layer` would depend on the length, too.
     backbone = backbone.clone(cfg=cfg)
-    whole = dataclasses.replace(model.scorer.model, backbone=backbone, last_layer="all")
+    program_model = dataclasses.replace(model.scorer.model, backbone=backbone, last_layer="all")
 
     def score(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> jax.Array:
         b, t = inputs["ids"].shape
-        blank = {name: jnp.zeros(_shape(name, x, b, t), x.dtype) for name, x in arrays.items()}
-        rest = {name: jnp.zeros(x.shape, x.dtype) for name, x in params.items()}
-        own, given = tree.unflatten(rest | dict(weights)), _unflatten(blank | dict(inputs), batch)
-        return whole.forward(own, given)[:, :classes]
+        zero_arrays = {
+            name: jnp.zeros(_shape(name, x, b, t), x.dtype) for name, x in arrays.items()
+        }
+        zero_params = {name: jnp.zeros(x.shape, x.dtype) for name, x in params.items()}
+        full_params = tree.unflatten(zero_params | dict(weights))
+        full_batch = _unflatten(zero_arrays | dict(inputs), batch)
+        return program_model.forward(full_params, full_batch)[:, :classes]
 
     return score
 
@@ -201,16 +204,16 @@ def _specs(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
 
 def _shape(name: str, array: Any, b: Any, t: Any) -> tuple[Any, ...]:
     """Returns the shape of an input for b texts of t tokens; decoder lengths are fixed."""
-    text = name in Tokens._fields and array.ndim == 2
-    return (b, t) if text else (b, *array.shape[1:])
+    is_text = name in Tokens._fields and array.ndim == 2
+    return (b, t) if is_text else (b, *array.shape[1:])
 
 
 def _flatten(batch: Batch) -> dict[str, Any]:
     """Returns the arrays of a batch by name, those of the decoder with a prefix."""
     flat = batch._asdict()
     encoder, decoder = flat.pop("encoder")._asdict(), flat.pop("decoder")
-    more = {} if decoder is None else decoder._asdict()
-    flat |= encoder | {_DECODER + name: array for name, array in more.items()}
+    decoder_arrays = {} if decoder is None else decoder._asdict()
+    flat |= encoder | {_DECODER + name: array for name, array in decoder_arrays.items()}
     # Which arrays a batch has depends on the backbone and the template, not on the texts.
     return {name: array for name, array in flat.items() if array is not None}
 
@@ -225,20 +228,20 @@ def _unflatten(flat: Mapping[str, Any], like: Batch) -> Batch:
     return Batch(**fields | {"encoder": encoder, "decoder": decoder})
 
 
-# -- the files beside it --------------------------------------------------------------------------
+# -- other files ----------------------------------------------------------------------------------
 
 
-def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
+def _make_card(model: PromptedModel, program: _Program) -> dict[str, Any]:
     scorer, metadata = model.scorer, model.prompt.metadata
     classes, meanings = scorer.classes, _meanings(scorer)
     names = scorer.task.labels or tuple(string.ascii_uppercase[:classes])
-    squashed = "sigmoid of each" if scorer.head.LISTS_CLASSES else "softmax"
-    plain = lambda size: size if isinstance(size, int) else str(size)
+    activation = "sigmoid of each" if scorer.head.LISTS_CLASSES else "softmax"
+    to_json = lambda size: size if isinstance(size, int) else str(size)
     inputs = [
         {
             "name": name,
             "dtype": spec.dtype.name,
-            "shape": [plain(size) for size in spec.shape],
+            "shape": [to_json(size) for size in spec.shape],
             "meaning": meanings[name],
         }
         for name, spec in program.inputs.items()
@@ -259,7 +262,7 @@ def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
         "output": {
             "dtype": "float32",
             "shape": ["b", classes],
-            "meaning": f"scores of the classes before the {squashed}",
+            "meaning": f"scores of the classes before the {activation}",
         },
         "classes": list(names),
         "template": scorer.template,
@@ -273,19 +276,19 @@ def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
 
 def _meanings(scorer: Scorer) -> dict[str, str]:
     """Returns a one-line description of each array of a batch."""
-    at, style = scorer.layout, scorer.model.backbone.STYLE
+    layout, style = scorer.layout, scorer.model.backbone.STYLE
     segment = "segment of each token, 0 or 1"
     branch = "0 before the label words, then the number of the label word of the token"
     position = "position of each token, from {}; 0 at padding".format
     tokens = {
-        "ids": f"token ids; {at.pad_id} at soft tokens and at padding",
+        "ids": f"token ids; {layout.pad_id} at soft tokens and at padding",
         "mask": "true at tokens, soft ones included; false at padding",
         "slot": "index of the soft token, from 0; -1 at other tokens",
-        "positions": position(at.shift),
+        "positions": position(layout.shift),
         "types": branch if style == "causal" else segment,
         "roles": "3 at soft tokens, 4 at the text, 0 at padding; others at template words",
     }
-    decoder = tokens | {"positions": position(at.decoder_shift), "types": branch}
+    decoder = tokens | {"positions": position(layout.decoder_shift), "types": branch}
     stream = "decoder" if style in FED else "input"
     return tokens | {
         **{_DECODER + name: f"decoder, same for every text: {x}" for name, x in decoder.items()},

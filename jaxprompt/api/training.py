@@ -33,11 +33,17 @@ class TrainedPrompt:
 
 
 def train(
-    backbone: LoadedBackbone, train: AnyRows, dev: AnyRows | None = None,
-    *, test: AnyRows | None = None, task: str | Mapping[str, Any] | None = None,
-    method: Choice | None = None, head: Choice | None = None,
-    workdir: str | Path | None = None, **overrides: Any,
-) -> TrainedPrompt:  # fmt: skip
+    backbone: LoadedBackbone,
+    train: AnyRows,
+    dev: AnyRows | None = None,
+    *,
+    test: AnyRows | None = None,
+    task: str | Mapping[str, Any] | None = None,
+    method: Choice | None = None,
+    head: Choice | None = None,
+    workdir: str | Path | None = None,
+    **overrides: Any,
+) -> TrainedPrompt:
     """Trains a prompt for a frozen backbone, like the command `train`, on rows in memory.
 
     Args:
@@ -63,24 +69,24 @@ def train(
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
     check_choice("method", method)
     check_choice("head", head)
+    keep_files = workdir is not None
     config = make_config(
-        backbone, task=task, choices=(method, head), overrides=overrides, keeps=workdir is not None
+        backbone, task=task, choices=(method, head), overrides=overrides, keep_files=keep_files
     )
     if is_grid(config):
         raise InputError("train supports one run; call it once per run, or use the command sweep")
-    # Not from the rows: which columns hold the label must be known to name its classes.
-    asked = read_task(config.task)
-    parts = {"train": train, "dev": dev, "test": test}
-    rows = {name: make_rows(x, name, asked) for name, x in parts.items() if x is not None}
-    given = InMemoryInputs(rows, backbone)
-    keeps = workdir is not None
-    with _folder(workdir) as folder, signals.handled(), signals.keeping(keeps):
-        result = tune.run(config, str(folder), given)
+    # From the config, because its label column must be known to read the class names of rows.
+    requested_task = read_task(config.task)
+    splits = {"train": train, "dev": dev, "test": test}
+    rows = {name: make_rows(x, name, requested_task) for name, x in splits.items() if x is not None}
+    inputs = InMemoryInputs(rows, backbone)
+    with _folder(workdir) as folder, signals.handled(), signals.keeping(keep_files):
+        result = tune.train_prompt(config, str(folder), inputs)
         if result is None:
-            resumes = f"the same call resumes {folder}"
-            nothing = "nothing is kept without a workdir"
-            raise KeyboardInterrupt(f"stopped; {resumes if keeps else nothing}")
-        packed = pack_run(config, str(folder), given)
+            if keep_files:
+                raise KeyboardInterrupt(f"stopped; the same call resumes {folder}")
+            raise KeyboardInterrupt("stopped; nothing is kept without a workdir")
+        packed = pack_run(config, str(folder), inputs)
         prompt = Prompt(packed.tensors, packed.metadata.to_json(), str(folder))
         history = read_metrics(folder)
     return TrainedPrompt(prompt, result.to_json(), history, None if workdir is None else folder)
@@ -93,6 +99,6 @@ def _folder(workdir: str | Path | None) -> Iterator[Path]:
             raise InputError("workdir is empty; give a folder, or None to save nothing")
         yield user_path(workdir, "workdir")
         return
-    # A run needs a folder while it trains: its best parameters are read back from there.
+    # A run needs a folder while it trains, from which its best parameters are read.
     with tempfile.TemporaryDirectory(prefix="jaxprompt-") as folder:
         yield Path(folder)

@@ -8,7 +8,7 @@ from jaxprompt.build.backbone import get_family
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import DTYPES, LoadReport, load_backbone
 from jaxprompt.convert.save import check_loadable, save_backbone
-from jaxprompt.errors import InputError, brief, choose
+from jaxprompt.errors import InputError, brief, check_known
 
 
 def convert_backbone(
@@ -28,7 +28,7 @@ def convert_backbone(
     Raises:
       InputError: if the weights cannot be read, or `output` contains anything else.
     """
-    choose("--dtype", dtype, DTYPES)
+    check_known("--dtype", dtype, DTYPES)
     source_path = resolve(path, revision or None)
     hf = read_config(source_path)
     model_type = hf.get("model_type", "")

@@ -31,9 +31,9 @@ def main(argv: Sequence[str]) -> int:
     with join_processes(args) as is_first:
         scores: dict[str, object] | None
         if args.score:
-            scores = adapt.score(config, args.workdir)
+            scores = adapt.score_held_out(config, args.workdir)
         else:
-            result = adapt.run(config, args.workdir)
+            result = adapt.adapt_backbone(config, args.workdir)
             scores = None if result is None else result.to_json()
         if scores is not None and is_first:
             print(dumps(scores))

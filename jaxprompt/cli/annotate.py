@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.runs import annotate  # only here, so that a bad flag is answered at once
 
     with join_processes(args) as is_first:
-        result = annotate.run(config, classifier, args.workdir, args.output)
+        result = annotate.annotate_corpus(config, classifier, args.workdir, args.output)
         if result is not None and is_first:
             print(json.dumps(result, ensure_ascii=False))
     return 0

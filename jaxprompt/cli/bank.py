@@ -150,9 +150,9 @@ def answer_requests(
       The answers by number of the prompt, and the metrics by name of the prompt.
     """
     from jaxprompt.data.sources import records
-    from jaxprompt.serving.bank import answer
+    from jaxprompt.serving.bank import answer_requests
 
-    answers_by_prompt = answer(bank, requests)
+    answers_by_prompt = answer_requests(bank, requests)
     metrics = {}
     for number, answers in sorted(answers_by_prompt.items()):
         name, task = bank.names[number], bank.scorers[number].task

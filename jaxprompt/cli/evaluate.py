@@ -67,7 +67,7 @@ def evaluate(
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import enable_compilation_cache
-    from jaxprompt.runs.restore import is_zero_shot, restore
+    from jaxprompt.runs.restore import is_zero_shot, restore_run
 
     _check_split(split)
     if not is_zero_shot(config) and workdir is None:
@@ -76,13 +76,13 @@ def evaluate(
         lambda: check_output(output, data_files(config)) if output else None
     )
     enable_compilation_cache(config.train.compilation_cache)
-    trained = restore(config, workdir or "", [split])  # zero-shot reads no workdir
+    trained = restore_run(config, workdir or "", [split])  # zero-shot reads no workdir
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
         )
     # Only a message, and the split is scored: the files may have been fixed since.
-    for line in trained.others if processes.is_first() else ():
+    for line in trained.changed_splits if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
     scorer, examples = cache_shared_prefix(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.

@@ -115,11 +115,11 @@ def _soft_tokens(prompt: "Prompt") -> "np.ndarray":
 def _make_adapter(scorer: Any, prompt: "Prompt", is_backbone_tuned: bool) -> dict[str, Any]:
     """Returns the arguments of `write_peft`, without the weights that --tuned writes."""
     from jaxprompt.build.tuned_backbone import tuned_names
-    from jaxprompt.serving.adapters import as_peft
+    from jaxprompt.serving.adapters import make_peft_arguments
 
     names = set(tuned_names(prompt.tensors)) if is_backbone_tuned else set()
     tensors = {name: x for name, x in prompt.tensors.items() if name not in names}
-    return as_peft(scorer, tensors, prompt.metadata)
+    return make_peft_arguments(scorer, tensors, prompt.metadata)
 
 
 def _write_program(folder: str, prompt: "Prompt", dtype: str) -> tuple[Path, ...]:

@@ -16,7 +16,7 @@ def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
     """
     from jaxprompt.runs.grid import runner
 
-    grid, outcome = runner.train_grid(config, workdir, command, stop_signal=signals.heard)
+    grid, outcome = runner.train_grid(config, workdir, command, stop_signal=signals.stop_requested)
     if outcome is None:
         return 0
     # If all failed for one reason, it is raised once, as the error of the command.

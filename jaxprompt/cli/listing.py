@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.api.choices import known
+from jaxprompt.api.choices import choice_names
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.blocks import make_block, part_of
 from jaxprompt.config.load import read_config
@@ -54,7 +54,7 @@ def pairs(values: Mapping[str, Any]) -> str:
 
 def list_block(block: str) -> str:
     """Lists the methods or heads with a one-line description of each."""
-    return columns((name, first_line(block, name)) for name in known(block))
+    return columns((name, first_line(block, name)) for name in choice_names(block))
 
 
 def show_block(block: str, name: str) -> str:

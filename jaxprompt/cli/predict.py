@@ -18,7 +18,7 @@ from jaxprompt.cli import bank, unreadable
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import check_single
 from jaxprompt.config.run import GenerateConfig
-from jaxprompt.errors import InputError, at_least, choose, escape
+from jaxprompt.errors import InputError, at_least, check_known, escape
 
 if TYPE_CHECKING:
     from jaxprompt.config.run import GenerateConfig
@@ -77,7 +77,7 @@ def _check_flags(args: Any) -> None:
     if args.text and args.input:
         raise InputError("give --text or --input, not both")
     bank.check_serving_flags(args)
-    choose("--on-error", args.on_error, ON_ERROR)
+    check_known("--on-error", args.on_error, ON_ERROR)
     if _is_submission(args) and (args.generate or args.prefix or args.on_error == "skip"):
         raise InputError(
             f"--format={args.format} writes a submission to a benchmark, which does not support "
@@ -94,7 +94,7 @@ def _predict(args: Any) -> int:
     from jaxprompt.data.sources import records, submissions
     from jaxprompt.files import make_folder
 
-    choose("--format", args.format, submissions.format_names())
+    check_known("--format", args.format, submissions.format_names())
     path, metadata = _read_metadata(args)
     head, generation = _make_head(args, path, metadata)
     name, task = "", metadata.task

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
             return train_grid(
                 config, args.workdir, "train" if pretrain.has_topics(config) else "pretrain"
             )
-        result = pretrain.run(config, args.workdir)
+        result = pretrain.pretrain_prompt(config, args.workdir)
         if result is not None and is_first:
             print(dumps(result.to_json()))
     return 0

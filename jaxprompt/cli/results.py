@@ -214,7 +214,7 @@ def read_run(workdir: Path) -> "TableRun":
 
 def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     """Adds a row for runs that differ in searched fields: the best run on dev for each seed."""
-    from jaxprompt.runs.grid.expand import select
+    from jaxprompt.runs.grid.expand import select_best_runs
 
     by_group: dict[str, list[tuple[SweepRun, TableRun]]] = {}
     for run in runs:
@@ -223,7 +223,7 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     rows = {}
     for group, tried in by_group.items():
         if len({run.row for run, _ in tried}) > 1:
-            chosen = select([(run.changes, table_run.result) for run, table_run in tried])
+            chosen = select_best_runs([(run.changes, table_run.result) for run, table_run in tried])
             rows[f"{group} best on dev".strip()] = [tried[i][1] for i in chosen]
     return rows
 

@@ -60,7 +60,7 @@ def format_run(workdir: Path) -> str:
 
 
 def _state(workdir: Path, result: "RunResult | None") -> str:
-    from jaxprompt.files import is_held
+    from jaxprompt.files import is_locked
     from jaxprompt.training.checkpoint import Checkpoints
 
     if result:
@@ -73,7 +73,7 @@ def _state(workdir: Path, result: "RunResult | None") -> str:
         with suppress(InputError):  # a grid in progress may delete what is read here
             step = grid.latest() if workdir.name in grid.position().get("runs", ()) else None
     saved = "before its first checkpoint" if step is None else f"saved at step {step}"
-    if is_held(workdir):
+    if is_locked(workdir):
         return f"running, {saved}"
     return f"stopped, {saved}; the same command resumes"
 

@@ -74,12 +74,12 @@ def main(argv: Sequence[str]) -> int:
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
     """Raises InputError if a result was trained with another config than that of the sweep."""
     from jaxprompt.config.run import FREE
-    from jaxprompt.runs.grid.expand import alone
+    from jaxprompt.runs.grid.expand import without_grid
     from jaxprompt.training import run_folder
 
     for run in runs:
         if run_folder.read_result(run.workdir) is not None:
-            config = alone(load_run_config(run, overrides))
+            config = without_grid(load_run_config(run, overrides))
             run_folder.check_workdir(run.workdir, config.to_dict(), FREE)
 
 
@@ -97,14 +97,14 @@ def execute(
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
-    from jaxprompt.runs.grid.expand import GridRun, alone
+    from jaxprompt.runs.grid.expand import GridRun, without_grid
     from jaxprompt.training import run_folder
 
     loaded = [load_run_config(run, overrides) for run in runs]
     enable_compilation_cache(loaded[0].train.compilation_cache)
     size = max(config.runs.size for config in loaded)
     # Runs are grouped and recorded without the block `runs`.
-    loaded = [alone(config) for config in loaded]
+    loaded = [without_grid(config) for config in loaded]
     for run, config in zip(runs, loaded, strict=True):
         try:
             check_config(config)
@@ -113,8 +113,8 @@ def execute(
     grouped, single = split_runs(runs, loaded)
     failed: dict[str, str] = {}
     if grouped:
-        outcome = runner.train(
-            grouped, workdir, stop_signal=signals.heard, size=size, others=bool(single)
+        outcome = runner.train_runs(
+            grouped, workdir, stop_signal=signals.stop_requested, size=size, others=bool(single)
         )
         if outcome is None:
             return None
@@ -131,13 +131,13 @@ def execute(
             failed[grid_run.name] = str(error)
     # Finished runs are not trained again, but their config and data must be the same.
     unchanged = [grid_run for grid_run in finished if grid_run.name not in failed]
-    failed |= runner.verify(unchanged, workdir)
+    failed |= runner.find_changed_runs(unchanged, workdir)
     names = {grid_run.name for grid_run in finished}
     for run, config in single:
         if run.workdir.name not in names:
             print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
             try:
-                if tune.run(config, str(run.workdir)) is None:
+                if tune.train_prompt(config, str(run.workdir)) is None:
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)
@@ -162,16 +162,16 @@ def split_runs(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[A
 
     A run that was started alone resumes alone; a run that no grid supports trains alone, too.
     """
-    from jaxprompt.runs.grid.expand import GridRun, by_config, why_alone
+    from jaxprompt.runs.grid.expand import GridRun, grid_conflict, group_by_config
     from jaxprompt.training.checkpoint import Checkpoints
 
     pairs = list(zip(runs, configs, strict=True))
     unstarted = [
         GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
-        if Checkpoints(run.workdir).latest() is None and not why_alone(c)
+        if Checkpoints(run.workdir).latest() is None and not grid_conflict(c)
     ]
-    grouped = sum((alike for alike in by_config(unstarted) if len(alike) > 1), [])
+    grouped = sum((alike for alike in group_by_config(unstarted) if len(alike) > 1), [])
     names = {run.name for run in grouped}
     return grouped, [(run, c) for run, c in pairs if run.workdir.name not in names]
 

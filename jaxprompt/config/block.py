@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, overload
 
 from jaxprompt.config import kinds
-from jaxprompt.errors import InputError, brief, check_kind, choose, nearest
+from jaxprompt.errors import InputError, brief, check_kind, check_known, nearest
 
 T = TypeVar("T")
 Values: TypeAlias = "dict[str, kinds.Value | Values]"  # of a block, by field
@@ -201,7 +201,7 @@ def _read(name: str, declared: Declared, value: object) -> object:
 
 def _read_option(name: str, declared: Choice, value: Mapping[str, object]) -> Option:
     fields = dict(value)
-    option = declared.options[choose(f"{name}.name", fields.pop("name", ""), declared.options)]
+    option = declared.options[check_known(f"{name}.name", fields.pop("name", ""), declared.options)]
     for field in sorted(set(fields) - set(option.declared())):
         raise other_option(f"{name}.{field}", option.name, declared)
     return option.from_dict(fields, f"{name}.")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias, TypeVar, cast, overload
 
-from jaxprompt.errors import InputError, brief, check_kind, choose
+from jaxprompt.errors import InputError, brief, check_kind, check_known
 from jaxprompt.files import user_path
 
 Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None  # of a field
@@ -161,7 +161,7 @@ def check_value(name: str, field: Field, value: object) -> None:
     if isinstance(value, int) and field.limit != SEED and abs(value) >= 2**31:
         raise InputError(f"{name}={brief(value)} must be below 2**31")
     if not isinstance(field.limit, str):
-        choose(name, value, field.words)
+        check_known(name, value, field.words)
     elif field.limit and not RANGES[field.limit](value):
         raise InputError(f"{name}={brief(value)} must be {field.limit}")
     if field.is_pattern and isinstance(value, tuple | list):

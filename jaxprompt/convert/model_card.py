@@ -9,7 +9,7 @@ from jaxprompt.convert import artifact, peft
 from jaxprompt.convert.prompt_metadata import BackboneMetadata, PromptMetadata
 from jaxprompt.data.tasks.task import BINARY_METRICS, Task
 from jaxprompt.errors import InputError
-from jaxprompt.files import check_others, make_folder, read_json, user_path, write_atomic
+from jaxprompt.files import check_foreign_files, make_folder, read_json, user_path, write_atomic
 
 README = "README.md"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -64,7 +64,7 @@ def check_peft_folder(folder: str | Path, output: str | Path, beside: str | None
         expected.add(Path(beside).name)
     if _is_ours(folder / README):
         expected |= {README, *peft.FILES}
-    check_others(folder, expected, "export of an adapter")
+    check_foreign_files(folder, expected, "export of an adapter")
 
 
 def _is_ours(readme: Path) -> bool:

@@ -33,7 +33,7 @@ from jaxprompt.convert.weights import NUMPY_NAMES
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError, with_article
-from jaxprompt.files import acquire, dumps, make_folder, read_json, write_atomic, write_error
+from jaxprompt.files import acquire_lock, dumps, make_folder, read_json, write_atomic, write_error
 from jaxprompt.parallel import processes
 from jaxprompt.tree import Flat, Params, flatten
 
@@ -321,12 +321,12 @@ def _locked(target: Path) -> Iterator[None]:
     @contextlib.contextmanager
     def lock() -> Iterator[None]:
         make_folder(target.parent)
-        descriptor = acquire(path, target, "use another folder")
+        descriptor = acquire_lock(path, target, "use another folder")
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                path.unlink()  # while it is locked: see `acquire`
+                path.unlink()  # while it is locked: see `acquire_lock`
             os.close(descriptor)
 
     with contextlib.ExitStack() as stack:

@@ -210,7 +210,7 @@ def _safetensors_entry(path: Path, file: BinaryIO, data_start: int, meta: dict) 
 
 
 def _open_torch(path: Path, _: ExitStack) -> dict[str, TensorEntry]:
-    hidden.show("torch")
+    hidden.unhide("torch")
     try:
         import torch
     except ImportError:

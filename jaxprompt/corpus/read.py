@@ -18,7 +18,7 @@ from jaxprompt.data.sources.files import file_errors, open_unpacked
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.files import file_checksum, is_run, parse_json, user_path, utf8_cure
+from jaxprompt.files import file_checksum, is_run, parse_json, user_path, utf8_advice
 
 DOCUMENTS = ("file", "line", "blank")
 ON_ERROR = ("raise", "skip")
@@ -306,7 +306,7 @@ def _decode(data: bytes, where: str, offset: int) -> Document:
     except UnicodeDecodeError as error:
         return InputError(
             f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at offset {offset + error.start} "
-            f"of the decompressed file); {utf8_cure(b'' if offset else data)}"
+            f"of the decompressed file); {utf8_advice(b'' if offset else data)}"
         )
 
 

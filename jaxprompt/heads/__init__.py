@@ -23,7 +23,7 @@ from jaxprompt.data.text.specials import Specials, read_specials
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer
-from jaxprompt.errors import InputError, check_kind, choose, nearest, with_article
+from jaxprompt.errors import InputError, check_kind, check_known, nearest, with_article
 from jaxprompt.registry import HEADS
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
@@ -298,7 +298,7 @@ def make_head(name: str, **fields: Any) -> Kind:
       InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
         range.
     """
-    choose("head.name", name, kinds())
+    check_known("head.name", name, kinds())
     head_class = HEADS.load(name)
     hints = typing.get_type_hints(head_class)  # of a module with `annotations` of __future__ too
     types = {field.name: hints[field.name] for field in dataclasses.fields(head_class)}

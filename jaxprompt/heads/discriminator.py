@@ -28,7 +28,7 @@ from jaxprompt.data.text.overview import label_messages
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
-from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, say_classes
 from jaxprompt.layers.reading import Scores, mask_absent, select_positions
 from jaxprompt.scoring import metrics
@@ -75,9 +75,9 @@ class Head(Kind):
 
     def check(self) -> None:
         """Raises InputError for unknown or out-of-range values."""
-        choose("head.score", self.score, SCORES)
-        choose("head.loss", self.loss, LOSSES)
-        choose("head.order", self.order, ORDERS)
+        check_known("head.score", self.score, SCORES)
+        check_known("head.loss", self.loss, LOSSES)
+        check_known("head.order", self.order, ORDERS)
         if not 0 <= self.order_seed < 2**32:  # what RandomState takes
             raise InputError(f"head.order_seed={self.order_seed} must be in [0, 2**32)")
         at_least("head.group", self.group, 0)

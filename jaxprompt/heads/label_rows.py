@@ -21,7 +21,7 @@ from jaxprompt.data.text.target import (
 )
 from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
 from jaxprompt.data.text.verbalizer import make_verbalizer
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words
 from jaxprompt.layers.capping import logit_cap, soft_cap
@@ -42,7 +42,7 @@ class Head(ByWords):
 
     def check(self) -> None:
         """Raises InputError for an unknown value."""
-        choose("head.scores", self.scores, SCORES)
+        check_known("head.scores", self.scores, SCORES)
 
     def reads_rows(self) -> bool:
         """Returns True."""

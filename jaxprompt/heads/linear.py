@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxprompt.config import kinds
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.errors import InputError, check_share, choose, with_article
+from jaxprompt.errors import InputError, check_known, check_share, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, mask_absent
@@ -29,7 +29,7 @@ class Head(Kind):
 
     def check(self) -> None:
         """Raises InputError for an unknown pooler or an invalid dropout rate."""
-        choose("head.pooler", self.pooler, ("auto", *POOLERS))
+        check_known("head.pooler", self.pooler, ("auto", *POOLERS))
         check_share("head.dropout", self.dropout)
 
     def check_backbone(self, facts: BackboneFacts) -> None:

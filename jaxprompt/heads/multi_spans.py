@@ -22,7 +22,7 @@ from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.windows import USUAL, TextWindow
-from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
 from jaxprompt.heads.spans import InText, those_known
@@ -88,9 +88,9 @@ class Head(InText):
 
     def check(self) -> None:
         """Raises InputError for unknown or out-of-range values."""
-        choose("head.layer", self.layer, LAYERS)
-        choose("head.score", self.score, SCORES)
-        choose("head.loss", self.loss, LOSSES)
+        check_known("head.layer", self.layer, LAYERS)
+        check_known("head.score", self.score, SCORES)
+        check_known("head.loss", self.loss, LOSSES)
         at_least("head.stride", self.stride, USUAL)
         if not 0 < self.threshold < 1:
             raise InputError(f"head.threshold={self.threshold} must be between 0 and 1")

@@ -22,7 +22,7 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
-from jaxprompt.errors import InputError, at_least, brief, check_share, choose
+from jaxprompt.errors import InputError, at_least, brief, check_known, check_share
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, select_positions
@@ -74,7 +74,7 @@ class Head(Kind):
         """Raises InputError for out-of-range values."""
         check_share("head.dropout", self.dropout)
         at_least("head.stride", self.stride, USUAL)
-        choose("head.decode", self.decode, DECODES)
+        check_known("head.decode", self.decode, DECODES)
 
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that is not bidirectional."""

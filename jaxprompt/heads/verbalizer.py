@@ -24,7 +24,7 @@ from jaxprompt.data.text.target import (
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
 from jaxprompt.data.text.verbalizer import make_verbalizer
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.quantized import score_table
@@ -87,9 +87,9 @@ class Head(ByWords):
 
     def check(self) -> None:
         """Raises InputError for an unknown value."""
-        choose("head.scores", self.scores, SCORES)
-        choose("head.pieces", self.pieces, PIECES)
-        choose("head.span", self.span, SPANS)
+        check_known("head.scores", self.scores, SCORES)
+        check_known("head.pieces", self.pieces, PIECES)
+        check_known("head.span", self.span, SPANS)
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""

@@ -17,7 +17,7 @@ from jaxprompt.build.task import eval_batches
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.files import dumps
 from jaxprompt.inspection.instances import Instances, find_instances
 from jaxprompt.inspection.learned_rows import (
@@ -30,7 +30,7 @@ from jaxprompt.inspection.learned_rows import (
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.prompts import Method
-from jaxprompt.runs.restore import Trained, restore
+from jaxprompt.runs.restore import RestoredRun, restore_run
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
 from jaxprompt.training.checkpoint import Checkpoints
@@ -125,7 +125,7 @@ def inspect_run(
     Raises:
       InputError: for a workdir without a run or a checkpoint, and for unavailable options.
     """
-    choose("--split", options.split, SPLITS)
+    check_known("--split", options.split, SPLITS)
     at_least("--top", options.top, 1)
     at_least("--examples", options.examples, 4)
     at_least("--instances", options.instances, 0)
@@ -138,7 +138,7 @@ def inspect_run(
         steps += Checkpoints(workdir).steps()
     plotted = _choose_steps(options.steps, steps, best, workdir)
     findings = Findings(_run_summary(config, trained, options.split), best)
-    findings.remarks += trained.others
+    findings.remarks += trained.changed_splits
     if init_params is None:
         findings.remarks.append(f"the initial parameters are not known: {reason}")
 
@@ -188,13 +188,13 @@ def _has_soft_tokens(prompt: Method) -> bool:
     return bool(prompt.num_slots()) and not prompt.components()
 
 
-def _restore(config: RunConfig, workdir: str, split: str) -> Trained:
+def _restore(config: RunConfig, workdir: str, split: str) -> RestoredRun:
     """Restores a run; with the training examples if its prompt was initialised from them."""
     trained = None
     if "task" in prompt_starts(config):
         with contextlib.suppress(InputError):  # they may not exist any more
-            trained = restore(config, workdir, [split, "train"])
-    trained = trained or restore(config, workdir, [split])
+            trained = restore_run(config, workdir, [split, "train"])
+    trained = trained or restore_run(config, workdir, [split])
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
@@ -223,7 +223,7 @@ def _choose_steps(
     return tuple(sorted(chosen))
 
 
-def _run_summary(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
+def _run_summary(config: RunConfig, trained: RestoredRun, split: str) -> dict[str, str]:
     task, trainable = trained.scorer.task, trained.weights.trainable
     rows = {
         "task": f"{task.name} ({KINDS[task.kind].name})",
@@ -271,7 +271,7 @@ def _sample_rows(split: Split, limit: int) -> Split:
 
 def _add_states(
     findings: Findings,
-    trained: Trained,
+    trained: RestoredRun,
     workdir: str,
     sample: Split,
     steps: Sequence[int],
@@ -327,7 +327,7 @@ def _add_states(
     findings.states = States(names, labels[is_known], separations, plotted_states)
 
 
-def _step_params(trained: Trained, workdir: str, step: int) -> tree.Flat | None:
+def _step_params(trained: RestoredRun, workdir: str, step: int) -> tree.Flat | None:
     """Returns the trained parameters of a step; the best ones are loaded already.
 
     Returns None if a run that is still training has removed the step.
@@ -361,7 +361,9 @@ def _row_classes(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.ndarr
 # -- answers --------------------------------------------------------------------------------------
 
 
-def _add_confusion(findings: Findings, config: RunConfig, trained: Trained, split: Split) -> None:
+def _add_confusion(
+    findings: Findings, config: RunConfig, trained: RestoredRun, split: Split
+) -> None:
     scorer, names = trained.scorer, trained.scorer.task.labels
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
@@ -396,7 +398,7 @@ def _add_confusion(findings: Findings, config: RunConfig, trained: Trained, spli
 
 
 def _add_attention(
-    findings: Findings, trained: Trained, sample: Split, params: Mapping[str, Any]
+    findings: Findings, trained: RestoredRun, sample: Split, params: Mapping[str, Any]
 ) -> None:
     scorer = trained.scorer
     model, choices = scorer.model, scorer.layout.num_rows

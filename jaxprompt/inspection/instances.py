@@ -13,7 +13,7 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.inspection.learned_rows import normalize_rows, readable_tokens
 from jaxprompt.layers.instance import mean_prompt_vector
 from jaxprompt.models.scorer import Scorer
-from jaxprompt.runs.restore import Trained
+from jaxprompt.runs.restore import RestoredRun
 from jaxprompt.training.evaluation import compile_step, predict_scores
 from jaxprompt.types import Batch, Injection, Role
 
@@ -44,7 +44,13 @@ class Instances(NamedTuple):
 
 
 def find_instances(
-    trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
+    trained: RestoredRun,
+    part: Split,
+    labels: np.ndarray,
+    names: Sequence[str],
+    *,
+    shown: int,
+    top: int,
 ) -> Instances:
     """Compares texts with their prompts (Jiang et al. 2022, sections 5.3 and 5.4).
 
@@ -60,7 +66,13 @@ def find_instances(
 
 
 def _mark_words(
-    trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
+    trained: RestoredRun,
+    part: Split,
+    labels: np.ndarray,
+    names: Sequence[str],
+    *,
+    shown: int,
+    top: int,
 ) -> list[Instance]:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
@@ -75,7 +87,7 @@ def _mark_words(
 
 
 def _text_means(
-    trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str]
+    trained: RestoredRun, part: Split, labels: np.ndarray, names: Sequence[str]
 ) -> TextMeans:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     choices = scorer.layout.num_rows

@@ -18,7 +18,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.errors import InputError
 from jaxprompt.models.scorer import Scorer
-from jaxprompt.runs.restore import Trained
+from jaxprompt.runs.restore import RestoredRun
 from jaxprompt.types import Batch, Injection
 
 SOFT, DECODER, LABEL = "soft token", "decoder's soft token", "label row"
@@ -45,14 +45,14 @@ class LearnedRow(NamedTuple):
     cosine: float | None  # with its initial value
 
 
-def recompute_init_params(config: RunConfig, trained: Trained) -> tuple[tree.Flat | None, str]:
+def recompute_init_params(config: RunConfig, trained: RestoredRun) -> tuple[tree.Flat | None, str]:
     """Recomputes the initial parameters of a run.
 
     They are randomly initialised from its seed, or read as prompt.init or prompt.start says.
 
     Args:
       config: config of the run.
-      trained: result of `runs.restore.restore`, with the training examples if prompt.start=task.
+      trained: result of `restore_run`, with the training examples if prompt.start=task.
 
     Returns:
       The initial parameters, or None and the reason why they are not known.
@@ -64,7 +64,7 @@ def recompute_init_params(config: RunConfig, trained: Trained) -> tuple[tree.Fla
     if text_starts and "train" not in trained.splits:
         return None, f"prompt.start={text_starts[0]} needs its text, which is not read here"
     # Other training examples may have other initial words.
-    if any(line.startswith("train:") for line in trained.others):
+    if any(line.startswith("train:") for line in trained.changed_splits):
         return None, "the training examples are not those of the run"
     tuned = any(name.startswith("backbone/") for name in weights.trainable)
     try:

@@ -179,7 +179,7 @@ def _check_supported(config: RunConfig) -> None:
             "texts, which needs the most memory, with its fields"
         )
     if config.ppt.task:
-        ppt.check_learner(config)
+        ppt.check_trainable_prompt(config)
 
 
 def _longest_batch(scorer: Scorer, example: Example, size: int, *, targets: bool) -> Batch:

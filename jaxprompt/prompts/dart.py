@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.config import kinds
 from jaxprompt.data.text.tokenizer import unused_ids
 from jaxprompt.data.text.words import template_ids
-from jaxprompt.errors import InputError, at_least, check_share, choose
+from jaxprompt.errors import InputError, at_least, check_known, check_share
 from jaxprompt.layers.hiding import fill_masks, mask_text
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.prompts import Method, Source
@@ -48,9 +48,9 @@ class Prompt(Method):
         at_least("prompt.length", self.length, 0)
         at_least("prompt.fluency", self.fluency, 0)
         check_share("prompt.hide", self.hide)
-        choose("prompt.start", self.start, ("words", "unused"))
-        choose("prompt.each", self.each, ("class", "word"))
-        choose("prompt.pieces", self.pieces, ("mean", "first"))
+        check_known("prompt.start", self.start, ("words", "unused"))
+        check_known("prompt.each", self.each, ("class", "word"))
+        check_known("prompt.pieces", self.pieces, ("mean", "first"))
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the template, which has no label vectors."""

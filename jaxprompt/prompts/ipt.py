@@ -7,7 +7,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.config import kinds
-from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.layers.instance import ENCODERS, instance_vectors
 from jaxprompt.layers.prefix import parse_layers, vectors_to_prefix
 from jaxprompt.layers.word_rows import WordRows, export_rows, init_table, pack_ids, restore_rows
@@ -57,9 +57,9 @@ class Prompt(Method):
         """Raises InputError if a hyperparameter is out of range."""
         for field, limit in (("length", 1), ("hidden", 0), ("scale", 0)):
             at_least(f"prompt.{field}", getattr(self, field), limit)
-        choose("prompt.on", self.on, ("prompt", "prefix"))
-        choose("prompt.encoder", self.encoder, ENCODERS)
-        choose("prompt.rows", self.rows, ("seen", "all"))
+        check_known("prompt.on", self.on, ("prompt", "prefix"))
+        check_known("prompt.encoder", self.encoder, ENCODERS)
+        check_known("prompt.rows", self.rows, ("seen", "all"))
         if not 1e-5 <= self.utilization <= 1:
             raise InputError(f"prompt.utilization={self.utilization} must be in (0, 1]")
         parse_layers(self.layers, self.dims.layers)

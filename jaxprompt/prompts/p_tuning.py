@@ -3,7 +3,7 @@
 from flax import linen as nn
 
 from jaxprompt.config import kinds
-from jaxprompt.errors import at_least, choose
+from jaxprompt.errors import at_least, check_known
 from jaxprompt.layers.recurrent import BiLstm, LinearStack
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Stream
@@ -36,7 +36,7 @@ class Prompt(Method):
             at_least(f"prompt.{field}", getattr(self, field), 1)
         for field in ("hidden", "inner", "scale"):
             at_least(f"prompt.{field}", getattr(self, field), 0)
-        choose("prompt.encoder", self.encoder, ("lstm", "mlp", "none"))
+        check_known("prompt.encoder", self.encoder, ("lstm", "mlp", "none"))
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the input."""

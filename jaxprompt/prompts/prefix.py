@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.data.text.words import choose_rows
-from jaxprompt.errors import InputError, at_least, check_share, choose
+from jaxprompt.errors import InputError, at_least, check_known, check_share
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.prefix import PrefixMlp, PrefixSpec, make_prefix, prefix_specs
 from jaxprompt.prompts import Method, Source
@@ -59,7 +59,7 @@ class Prompt(Method):
         for field in ("decoder", "cross", "hidden", "scale"):
             at_least(f"prompt.{field}", getattr(self, field), 0)
         check_share("prompt.dropout", self.dropout)
-        choose("prompt.start", self.start, ("normal", "zero", "text"))
+        check_known("prompt.start", self.start, ("normal", "zero", "text"))
         self.needs_start()
         if self.start != "normal" and self.hidden:
             raise InputError(

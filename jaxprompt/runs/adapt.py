@@ -21,14 +21,14 @@ from jaxprompt.files import write_atomic
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import denoising
-from jaxprompt.runs.replaced_tokens import tie
+from jaxprompt.runs.replaced_tokens import tie_embeddings
 from jaxprompt.runs.running import (
-    Work,
+    RunStages,
     agree_on,
-    carry_out,
-    facts,
-    make_state,
+    agreed_settings,
+    init_train_state,
     open_corpus,
+    run_stages,
 )
 from jaxprompt.training import run_folder
 from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
@@ -38,18 +38,18 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 
 
-def run(config: RunConfig, workdir: str) -> RunResult | None:
-    """Runs `adapt` in a workdir. Returns the result, see `running.carry_out`."""
-    return carry_out(Adapting(config, workdir))
+def adapt_backbone(config: RunConfig, workdir: str) -> RunResult | None:
+    """Runs `adapt` in a workdir. Returns the result, see `running.run_stages`."""
+    return run_stages(AdaptStages(config, workdir))
 
 
-def score(config: RunConfig, workdir: str) -> dict[str, object]:
+def score_held_out(config: RunConfig, workdir: str) -> dict[str, object]:
     """Evaluates held-out text with the initial weights; writes no config to the workdir."""
-    work = Adapting(config, workdir)
+    work = AdaptStages(config, workdir)
     work.check()
     enable_compilation_cache(config.train.compilation_cache)
     with run_folder.lock_workdir(workdir):
-        processes.check_agreement(facts(config))
+        processes.check_agreement(agreed_settings(config))
         prepared = work.prepare(None, None)
         agree_on(prepared.record)
         scores = work.build_scores(prepared)(prepared.adapted.trainable)
@@ -58,18 +58,18 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedBackbone(Prepared[AdaptationRecord]):
-    """Running text, and the backbone that trains on it."""
+    """Sequences of a corpus, and the backbone that trains on them."""
 
     tokenizer: Tokenizer
     folder: Path  # of the backbone
     corpus: Corpus
-    rows: DenoisingSamples  # to learn from
-    held: DenoisingSamples  # held out
-    dev: EvalBatches  # over those
-    adapted: denoising.Adapted
+    rows: DenoisingSamples  # for training
+    held_out: DenoisingSamples
+    dev: EvalBatches  # over the held-out rows
+    adapted: denoising.AdaptableModel
 
 
-class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
+class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
     """Trains on documents of a corpus, evaluates on held-out ones, and writes a backbone."""
 
     DONE, RECORD = "adapted", AdaptationRecord
@@ -79,21 +79,21 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         check_config(self.config)
         denoising.check_objective(self.config)
 
-    def prepare(self, saved: AdaptationRecord | None, started: int | None) -> PreparedBackbone:
+    def prepare(self, saved: AdaptationRecord | None, resume_step: int | None) -> PreparedBackbone:
         """Indexes the corpus if needed, and loads or randomly initialises the backbone."""
         config, placement = self.config, build_placement(self.config)
         backbone = denoising.open_adaptable(config, placement)
         tokenizer = load_tokenizer(backbone.folder)
         denoiser = denoising.make_denoiser(config, tokenizer, backbone)
         vocab = backbone.module.cfg.vocab
-        corpus = open_corpus(config, tokenizer, vocab, self.workdir, started)
+        corpus = open_corpus(config, tokenizer, vocab, self.workdir, resume_step)
         if saved is not None:
-            # Before rows are planned: with other text the saved position would mean other rows.
+            # Before batches are planned: in other text the saved position means other sequences.
             check_unchanged(saved.corpus, corpus.fingerprint)
-        rows, held = denoising.read_rows(config, corpus, denoiser, tokenizer)
+        rows, held_out = denoising.make_denoising_rows(config, corpus, denoiser, tokenizer)
         share = placement.batch_part()
         dev = EvalBatches(
-            held,
+            held_out,
             batch=config.data.eval_batch,
             seed=config.data.seed,
             limit=config.corpus.dev_rows,
@@ -118,21 +118,23 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             folder=backbone.folder,
             corpus=corpus,
             rows=rows,
-            held=held,
+            held_out=held_out,
             dev=dev,
             adapted=adapted,
         )
 
     def build_scores(self, prepared: PreparedBackbone) -> Callable[[Flat], dict[str, float]]:
-        """Returns a function trainable -> scores of held-out sequences."""
+        """Returns a function (trainable) -> scores of held-out sequences."""
         placement, seed = prepared.placement, self.config.seed
-        return denoising.build_scores(placement, prepared.adapted, prepared.dev, seed)
+        return denoising.make_held_out_scorer(placement, prepared.adapted, prepared.dev, seed)
 
     def build(self, prepared: PreparedBackbone) -> Job:
         """Makes the step, and counts its FLOPs."""
         config, placement, adapted = self.config, prepared.placement, prepared.adapted
-        tx, state = make_state(config, prepared, adapted.trainable)
-        flops = denoising.flops_of(adapted, next(iter(prepared.dev)), config.data.batch, placement)
+        tx, state = init_train_state(config, prepared, adapted.trainable)
+        flops = denoising.count_adapt_flops(
+            adapted, next(iter(prepared.dev)), config.data.batch, placement
+        )
         accumulate = config.optim.accumulate
         return Job(
             step=make_train_step(adapted.model, tx, adapted.objectives, accumulate=accumulate),
@@ -146,7 +148,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             has_dropout=config.backbone.dropout != 0,
         )
 
-    def lines(self, prepared: PreparedBackbone, job: Job, where: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedBackbone, job: Job, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         source, report = config.backbone.init or config.backbone.path, adapted.report
@@ -163,46 +165,61 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         )
         yield from corpus.notes()
         yield tree.parameter_table(adapted.trainable, adapted.frozen)
-        yield f"{config.objective.name}: {prepared.milestones.total} steps, {where}"
+        yield f"{config.objective.name}: {prepared.milestones.total} steps, {start_message}"
         yield from kernel_notes(config, prepared.placement, adapted.backbone)
 
-    def finish(self, prepared: PreparedBackbone, job: Job, ended: TrainOutcome) -> RunResult:
+    def finish(self, prepared: PreparedBackbone, job: Job, outcome: TrainOutcome) -> RunResult:
         """Writes the backbone as a folder that transformers loads."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         trained = tree.count(adapted.trainable)
-        progress, best = ended.progress, ended.best
+        progress, best = outcome.progress, outcome.best
         result = RunResult(
-            objective=config.objective.name, seed=config.seed, trained=trained,
-            total=trained + tree.count(adapted.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, held_out=best.dev,
-            time=ended.time,
-        )  # fmt: skip
-        params = tree.merge(ended.trainable, adapted.frozen)
-        card = result.to_json() | {
+            objective=config.objective.name,
+            seed=config.seed,
+            trained=trained,
+            total=trained + tree.count(adapted.frozen),
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            held_out=best.dev,
+            time=outcome.time,
+        )
+        params = tree.merge(outcome.trainable, adapted.frozen)
+        model_card = result.to_json() | {
             "corpus": f"{config.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} "
             "tokens",
             "start": config.backbone.init
             or f"{config.backbone.path} ({adapted.report.fingerprint[:12]})",
         }
-        # Named by what it learned from: a workdir may be moved, or be called otherwise.
-        text = json.dumps(prepared.record.to_json(), sort_keys=True)
-        run = f"adapt {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        # Named by its data: a workdir may be moved or renamed.
+        record_json = json.dumps(prepared.record.to_json(), sort_keys=True)
+        run_name = f"adapt {hashlib.sha256(record_json.encode()).hexdigest()[:16]}"
         save = functools.partial(
-            save_backbone, tokenizer=prepared.folder, card=card, run=run,
+            save_backbone,
+            tokenizer=prepared.folder,
+            card=model_card,
+            run=run_name,
             rescale=config.backbone.rescale,
-        )  # fmt: skip
+        )
         folder, backbone = Path(self.workdir), adapted.backbone
         save(folder / "backbone", backbone.family, backbone.hf, params["backbone"])
         if adapted.generator is not None:
-            # The embeddings that it shares are the discriminator's, and its file needs them too.
-            generator, tied = adapted.generator, tie(params["generator"], params["backbone"])
+            # It shares the discriminator's embeddings, which its file must contain, too.
+            generator, tied = (
+                adapted.generator,
+                tie_embeddings(params["generator"], params["backbone"]),
+            )
             save(folder / "generator", generator.family, generator.hf, tied)
         if denoising.objective_of(config).examples:
-            # All processes fill, for the step runs on all devices; the first writes.
-            text = denoising.fill(
-                config, prepared.placement, adapted, ended.trainable, prepared.held,
+            # All processes predict, because the step runs on all devices; the first writes.
+            text = denoising.render_predictions(
+                config,
+                prepared.placement,
+                adapted,
+                outcome.trainable,
+                prepared.held_out,
                 prepared.tokenizer,
-            )  # fmt: skip
+            )
             if processes.is_first():
                 write_atomic(folder / "examples.txt", text)
         return result

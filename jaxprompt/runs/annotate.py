@@ -42,15 +42,15 @@ from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.ppt import thresholds_of
-from jaxprompt.runs.restore import Trained, is_zero_shot, restore
-from jaxprompt.runs.running import facts
+from jaxprompt.runs.restore import RestoredRun, is_zero_shot, restore_run
+from jaxprompt.runs.running import agreed_settings
 from jaxprompt.scoring.decisions import probabilities
 from jaxprompt.training.evaluation import predict_scores, scoring_step
 from jaxprompt.training.pace import ProgressReporter
 from jaxprompt.training.run_folder import check_workdir, lock_workdir, read_result
 
-_BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
-_AHEAD = 2  # such parts are held, the one in use among them
+_BATCHES = 16  # batches of a part: its units are sorted by length, labelled and written together
+_AHEAD = 2  # parts that are encoded at a time, including the one in use
 
 _T = TypeVar("_T")
 
@@ -58,10 +58,10 @@ _T = TypeVar("_T")
 class Annotator(NamedTuple):
     """A trained classifier that labels units."""
 
-    trained: Trained
+    trained: RestoredRun
     classes: tuple[str, ...]  # from worst to best
     max_len: int
-    mark: str  # tells it from others
+    description: str  # identifies it: task, weights and parameters
 
 
 def check_annotator(config: RunConfig) -> None:
@@ -79,22 +79,24 @@ def check_annotator(config: RunConfig) -> None:
         raise InputError(f"annotate does not support demonstrations; set {field}=0")
     task = read_task(config.task)
     if task.is_text or task.choices:
-        what = "writes texts" if task.is_text else "has choices"
+        reason = "writes texts" if task.is_text else "has choices"
         raise InputError(
-            f"task {task.name} {what}, but annotate needs classes; use a task with classes, from "
+            f"task {task.name} {reason}, but annotate needs classes; use a task with classes, from "
             "the worst to the best"
         )
     template = parse(config.task.template or task.template)
-    if odd := [part.text for part in template.parts if part.kind == "field" and part.modifiers]:
+    if modified := [
+        part.text for part in template.parts if part.kind == "field" and part.modifiers
+    ]:
         raise InputError(
-            f"{{{odd[0]}}} has a modifier in the template, but annotate inserts the text "
-            f"unchanged; write {{{odd[0]}}} alone"
+            f"{{{modified[0]}}} has a modifier in the template, but annotate inserts the text "
+            f"unchanged; write {{{modified[0]}}} alone"
         )
-    names = template.fields if config.task.template else task.fields
-    if len(names) != 1:
+    text_fields = template.fields if config.task.template else task.fields
+    if len(text_fields) != 1:
         raise InputError(
-            f"task {task.name} has {len(names)} texts, {', '.join(names)}, but a unit of a corpus "
-            "is one text; use a task of single texts"
+            f"task {task.name} has {len(text_fields)} texts, {', '.join(text_fields)}, but a unit "
+            "of a corpus is one text; use a task of single texts"
         )
     if not task.labels:
         raise InputError(
@@ -123,34 +125,36 @@ def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> An
 
     Raises InputError if its classes do not match the thresholds of `config`.
     """
-    trained = restore(classifier, workdir)
+    trained = restore_run(classifier, workdir)
     scorer = trained.scorer
     check_thresholds(scorer.task.labels, thresholds_of(config))
-    mark = f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}"
-    mark += f", classifier {_digest(trained)[:12]}"
+    description = (
+        f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}"
+    )
+    description += f", classifier {_digest(trained)[:12]}"
     max_len = min(scorer.layout.max_len, MAX_TOKENS + scorer.model.prompt.num_slots())
-    mark += f", {max_len} tokens, {classifier.backbone.dtype}"
-    return Annotator(trained, scorer.task.labels, max_len, mark)
+    description += f", {max_len} tokens, {classifier.backbone.dtype}"
+    return Annotator(trained, scorer.task.labels, max_len, description)
 
 
-def _digest(trained: Trained) -> str:
+def _digest(trained: RestoredRun) -> str:
     """Returns a digest of a classifier: its parameters, its labels and its template.
 
     Checkpoint files are not hashed: they depend on times and on the order of threads.
     """
     scorer = trained.scorer
-    read_as = [scorer.task.labels, scorer.task.words, scorer.template]
-    digest = hashlib.sha256(json.dumps(read_as).encode())
-    # Sorted, so that equal numbers give equal digests.
+    settings = [scorer.task.labels, scorer.task.words, scorer.template]
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    # Sorted, so that equal parameters give equal digests.
     for name, leaf in sorted(trained.weights.trainable.items()):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
-        # A trained leaf may lie on the devices of several hosts.
+        # A trained leaf may be sharded over several hosts.
         digest.update(process_allgather(leaf, tiled=True).tobytes())
     return digest.hexdigest()
 
 
 def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Iterator[np.ndarray]]:
-    """Returns (unit) -> class probabilities in parts, from that unit on.
+    """Returns (first unit) -> class probabilities in parts, from that unit on.
 
     Each part is float32 [units, C]; a row of zeros is a unit that is left out. The parts do not
     depend on the first unit, so that a unit is always in the same batch.
@@ -161,40 +165,40 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
         corpus, scorer.tokenizer, scorer.encoder, parse(scorer.template), annotator.max_len
     )
     step = scoring_step(trained.placement, scorer.model)
-    size, classes = _BATCHES * scorer.layout.batch, len(annotator.classes)
+    part_size, num_classes = _BATCHES * scorer.layout.batch, len(annotator.classes)
 
-    def lay_out(start: int) -> tuple[range, list[int], list[list[Encoded]]]:
-        units = range(start, min(start + size, corpus.num_units))
+    def encode_part(start: int) -> tuple[range, list[int], list[list[Encoded]]]:
+        units = range(start, min(start + part_size, corpus.num_units))
         return units, *reader.rows(units)
 
     def label(first: int) -> Iterator[np.ndarray]:
-        begin = first // size * size if first < corpus.num_units else first
-        starts = range(begin, corpus.num_units, size)
-        for units, chosen, rows in _ahead(lay_out, starts):
-            found = np.zeros((len(units), classes), np.float32)
+        start = first // part_size * part_size if first < corpus.num_units else first
+        starts = range(start, corpus.num_units, part_size)
+        for units, encoded, rows in _ahead(encode_part, starts):
+            probs = np.zeros((len(units), num_classes), np.float32)
             if rows:
                 batches = EvalBatches(rows, [-1] * len(rows), scorer.layout)
                 scores = predict_scores(step, trainable, frozen, batches, len(rows))
-                found[chosen] = probabilities(scores, classes)
-            # The first part is computed whole, and what is written already is left out of it.
-            yield found[max(first - units.start, 0) :]
+                probs[encoded] = probabilities(scores, num_classes)
+            # The first part is computed completely, and what is already saved is left out.
+            yield probs[max(first - units.start, 0) :]
 
     return label
 
 
-def _ahead(make: Callable[[int], _T], given: Sequence[int]) -> Iterator[_T]:
+def _ahead(function: Callable[[int], _T], values: Sequence[int]) -> Iterator[_T]:
     """Calls `make` for each value ahead of time, in a thread."""
     with ThreadPoolExecutor(1) as pool:
-        waiting: deque[Future[_T]] = deque()
-        for one in given:
-            waiting.append(pool.submit(make, one))
-            if len(waiting) == _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        futures: deque[Future[_T]] = deque()
+        for value in values:
+            futures.append(pool.submit(function, value))
+            if len(futures) == _AHEAD:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
 
 
-# -- the run
+# -- run --------------------------------------------------------------------------------------
 
 
 def _prepare(
@@ -204,20 +208,20 @@ def _prepare(
     check_annotator(config)
     enable_compilation_cache(config.train.compilation_cache)
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
-    if not trained:  # whether these are its own annotations could be told after the training only
+    if not trained:  # whether they belong to this classifier is only known after its training
         check_unfinished(output)
     check_saved(classifier, workdir, trained)
-    processes.check_agreement(facts(config) | {"--output": output, "result.json": str(trained)})
+    processes.check_agreement(agreed_settings(config) | {"--output": output, "result.json": str(trained)})
     make_folder(workdir)
     corpus = read_units(config, workdir)
     processes.check_agreement({"the indexed text": corpus.folder.name})
-    if not trained and tune.run(classifier, workdir) is None:
+    if not trained and tune.train_prompt(classifier, workdir) is None:
         return None
     signals.note("with the classifier trained; run the same command again to continue")
     return open_annotator(classifier, config, workdir), corpus
 
 
-def run(
+def annotate_corpus(
     config: RunConfig, classifier: RunConfig, workdir: str, output: str
 ) -> dict[str, object] | None:
     """Labels the corpus of a config. Returns the counts.
@@ -232,47 +236,47 @@ def run(
     total, thresholds = corpus.num_units, thresholds_of(config)
     with lock_workdir(output), contextlib.ExitStack() as stack:
         writer = processes.run_on_first(
-            lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.mark)
+            lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.description)
         )
         if writer:
             stack.callback(writer.close)
-        say = log_to_stderr if writer else lambda line: None
-        # Only the first process has opened the file: the others learn from it where to go on.
-        first = done = int(processes.gather_texts(str(writer.done if writer else ""))[0])
+        log = log_to_stderr if writer else lambda line: None
+        # Only the first process has opened the file, and tells the others where to continue.
+        num_saved = done = int(processes.gather_texts(str(writer.done if writer else ""))[0])
         signals.note(_kept(done, total))
-        say(f"annotator {annotator.mark}")
-        say(
+        log(f"annotator {annotator.description}")
+        log(
             f"corpus {config.corpus.path}: {len(corpus):,} documents, {total:,} units, {done:,} "
             "done"
         )
 
-        def append(part: np.ndarray) -> None:
+        def append(probs: np.ndarray) -> None:
             assert writer is not None  # on the first process
-            writer.append(part)
+            writer.append(probs)
 
-        start, pace = time.monotonic(), ProgressReporter(say, "labelled", total, "units", done)
-        for part in label(done):
-            processes.run_on_first(partial(append, part))
-            done += len(part)
+        start, pace = time.monotonic(), ProgressReporter(log, "labelled", total, "units", done)
+        for probs in label(done):
+            processes.run_on_first(partial(append, probs))
+            done += len(probs)
             signals.note(_kept(done, total))
-            pace.add(len(part))
+            pace.add(len(probs))
         seconds = time.monotonic() - start
-        found = processes.run_on_first(lambda: writer.seal() if writer else None)
-    if found is None:
+        annotations = processes.run_on_first(lambda: writer.seal() if writer else None)
+    if annotations is None:
         return None
-    labelled, kept = found.counts([0] * len(thresholds)), found.counts(thresholds)
-    named = lambda values: dict(zip(found.classes, values, strict=True))
+    labelled, confident = annotations.counts([0] * len(thresholds)), annotations.counts(thresholds)
+    by_class = lambda values: dict(zip(annotations.classes, values, strict=True))
     return {
-        "annotator": annotator.mark,
+        "annotator": annotator.description,
         "corpus": config.corpus.path,
         "units": total,
         "left_out": total - int(labelled.sum()),
-        "labels": named(labelled.tolist()),
-        "thresholds": named(thresholds),
-        "kept": named(kept.tolist()),
-        "kept_share": float(kept.sum() / total),
+        "labels": by_class(labelled.tolist()),
+        "thresholds": by_class(thresholds),
+        "kept": by_class(confident.tolist()),
+        "kept_share": float(confident.sum() / total),
         "output": output,
-        "time": {"seconds": seconds, "units_per_second": (total - first) / seconds},
+        "time": {"seconds": seconds, "units_per_second": (total - num_saved) / seconds},
     }
 
 

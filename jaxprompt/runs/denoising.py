@@ -45,7 +45,13 @@ from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batc
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.fill_report import make_fill_step, render
 from jaxprompt.runs.grid.expand import is_grid
-from jaxprompt.runs.replaced_tokens import Pair, generator_config, make_objectives, make_pair, untie
+from jaxprompt.runs.replaced_tokens import (
+    Pair,
+    generator_config,
+    make_objectives,
+    make_pair,
+    untie_embeddings,
+)
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.training.evaluation import dispatch_ahead
@@ -54,7 +60,7 @@ from jaxprompt.training.steps import make_count_step
 from jaxprompt.training.throughput import Meter
 from jaxprompt.types import Batch, Objective
 
-# What an objective asks of a backbone: its style, and the head that must be there or is drawn.
+# Objective -> the style of backbone that it needs, and the head, which is created if missing.
 NEEDS = {
     "mlm": ("masked", "mlm"), "rtd": ("masked", "rtd"), "clm": ("causal", "lm"),
     "prefix_lm": ("seq2seq", "lm"), "span_corruption": ("seq2seq", "lm"),
@@ -63,7 +69,7 @@ NEEDS = {
 Sums = Mapping[str, Mapping[str, float]]  # objective -> what it counts
 
 
-class Adapted(NamedTuple):
+class AdaptableModel(NamedTuple):
     """A backbone, its pre-training objectives, and its initial parameters."""
 
     backbone: Backbone
@@ -73,7 +79,7 @@ class Adapted(NamedTuple):
     trainable: tree.Flat  # float32
     frozen: tree.Flat
     report: LoadReport
-    fingerprint: str  # of all weights that it starts from
+    fingerprint: str  # of all initial weights
 
 
 def check_objective(config: RunConfig) -> None:
@@ -83,12 +89,12 @@ def check_objective(config: RunConfig) -> None:
     if not config.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
     require_corpus(config)
-    idle = {
+    unused = {
         "optim.label_smoothing": config.optim.label_smoothing,
         "cache.location": config.cache.location,
         "train.init_head": config.train.init_head, "data.protocol": config.data.protocol.name,
     }  # fmt: skip
-    for field, value in idle.items():
+    for field, value in unused.items():
         if value:
             raise InputError(
                 f"{field}={value} has no effect in adapt, which trains on running text; leave it "
@@ -111,20 +117,20 @@ def objective_of(config: RunConfig) -> OnText:
     return config.objective
 
 
-def read_rows(
+def make_denoising_rows(
     config: RunConfig, corpus: Corpus, objective: DenoisingObjective, tokenizer: Tokenizer
 ) -> tuple[DenoisingSamples, DenoisingSamples]:
     """Cuts the documents into sequences. Returns those for training and those held out."""
-    shares = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
+    document_splits = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
     pad = tokenizer.pad_token_id
-    # Padding is masked, so any id will do where a tokenizer has none, as GPT-2's.
+    # Padding is masked, so any id will do for a tokenizer without a padding token, e.g. GPT-2's.
     pad = tokenizer.eos_token_id if pad is None else pad
     assert pad is not None
-    train, held = (
-        DenoisingSamples(corpus, share, objective, packed=objective_of(config).packed, pad_id=pad)
-        for share in shares
+    train, held_out = (
+        DenoisingSamples(corpus, documents, objective, packed=objective_of(config).packed, pad_id=pad)
+        for documents in document_splits
     )
-    return train, held
+    return train, held_out
 
 
 def make_denoiser(
@@ -137,18 +143,22 @@ def make_denoiser(
     if isinstance(objective, MaskedLM):
         make = rtd.make if isinstance(objective, ReplacedTokens) else mlm.make
         return make(
-            tokenizer, length, rate=objective.rate, whole_words=objective.whole_words,
+            tokenizer,
+            length,
+            rate=objective.rate,
+            whole_words=objective.whole_words,
             separate=objective.separate_documents,
-        )  # fmt: skip
-    of_t5 = dict(
-        start=backbone.module.cfg.start, pattern=config.backbone.sentinel,
+        )
+    seq2seq_options = dict(
+        start=backbone.module.cfg.start,
+        pattern=config.backbone.sentinel,
         separate=objective.separate_documents,
-    )  # fmt: skip
+    )
     if isinstance(objective, PrefixLM):
-        return prefix_lm.make(tokenizer, length, share=objective.share, **of_t5)
+        return prefix_lm.make(tokenizer, length, share=objective.share, **seq2seq_options)
     assert isinstance(objective, SpanCorruption)
     return span_corruption.make(
-        tokenizer, length, density=objective.rate, span=objective.span, **of_t5
+        tokenizer, length, density=objective.rate, span=objective.span, **seq2seq_options
     )
 
 
@@ -171,18 +181,22 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     else:
         backbone = open_backbone(config.backbone)
     if backbone.module.STYLE != style:
-        known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
+        usable = ", ".join(
+            name
+            for name, (objective_style, _) in NEEDS.items()
+            if objective_style == backbone.module.STYLE
+        )
         raise InputError(
             f"objective.name={config.objective.name} does not work with "
-            f"{with_article(backbone.family)}; use {known or 'a BERT, ELECTRA, GPT-2 or T5'}"
+            f"{with_article(backbone.family)}; use {usable or 'a BERT, ELECTRA, GPT-2 or T5'}"
         )
     if head == "rtd" and not config.backbone.init:
-        new_backbone.as_electra(backbone)  # says so before the text is read
-    most = with_lm_states(backbone.module).dims.max_len
-    if config.data.max_len > most:
+        new_backbone.as_electra(backbone)  # raises before the text is read
+    max_positions = with_lm_states(backbone.module).dims.max_len
+    if config.data.max_len > max_positions:
         raise InputError(
-            f"data.max_len={config.data.max_len} exceeds the {most} positions of "
-            f"{backbone.folder}; use at most {most}"
+            f"data.max_len={config.data.max_len} exceeds the {max_positions} positions of "
+            f"{backbone.folder}; use at most {max_positions}"
         )
     check_mesh(placement, backbone)
     if head == "rtd":
@@ -190,7 +204,7 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     return _in_float32(backbone)
 
 
-def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) -> Adapted:
+def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) -> AdaptableModel:
     """Loads or randomly initialises the weights, and makes the model that trains them."""
     head = NEEDS[config.objective.name][1]
     if config.backbone.init:
@@ -200,15 +214,19 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         if head == "rtd":
             backbone = new_backbone.as_electra(backbone)
         # A checkpoint without a mask decoder gets none.
-        own = sorted({head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads})
-        backbone, loaded = new_backbone.replace_heads(backbone, loaded, own, placement, config.seed)
+        head_names = sorted({head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads})
+        backbone, loaded = new_backbone.replace_heads(
+            backbone, loaded, head_names, placement, config.seed
+        )
     params: dict[str, tree.Params] = {"backbone": loaded.params}
-    generator, mark = None, loaded.report.fingerprint
+    generator, fingerprint = None, loaded.report.fingerprint
     model: Model | Pair
     if isinstance(config.objective, ReplacedTokens):
-        generator, drawn = _load_generator(config, backbone, placement)
-        params["generator"] = untie(drawn.params)
-        mark = hashlib.sha256(f"{mark} {drawn.report.fingerprint}".encode()).hexdigest()
+        generator, generator_weights = _load_generator(config, backbone, placement)
+        params["generator"] = untie_embeddings(generator_weights.params)
+        fingerprint = hashlib.sha256(
+            f"{fingerprint} {generator_weights.report.fingerprint}".encode()
+        ).hexdigest()
         model = make_pair(generator.module, backbone.module)
         objectives = make_objectives(_replaced_tokens(config).weight)
     else:
@@ -216,41 +234,45 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
         model = Model(module, method, heads, last_layer=config.backbone.last_layer, varies=False)
         objectives = [Objective("main", on_targets, sums=count_hits)]
-    # All of it trains unless the config says otherwise, unlike in tuning.
+    # All parameters train unless the config says otherwise, unlike in tuning.
     patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, patterns))
     check_padding(placement, trainable, backbone.module.cfg.vocab)
-    # Copied: a step takes the state's buffers over.
+    # Copied, because a step donates the buffers of its state.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.param_shardings(trainable))(trainable)
-    return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report, mark)
+    return AdaptableModel(
+        backbone, generator, model, objectives, trainable, frozen, loaded.report, fingerprint
+    )
 
 
 def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
     """Returns a generator config derived from the discriminator, or opens a trained generator."""
-    objective, block = _replaced_tokens(config), config.backbone  # it computes like the other
+    objective, block = _replaced_tokens(config), config.backbone  # of the discriminator
     if not objective.generator_path:
         hf = generator_config(
             backbone.hf, width=objective.generator, layers=objective.generator_layers
         )
         block = dataclasses.replace(block, family="electra")
         return _in_float32(backbone_from_config(block, backbone.folder, hf, ("mlm",)))
-    opened = open_backbone(
+    generator = open_backbone(
         dataclasses.replace(block, path=objective.generator_path, revision="", family="", init="")
     )
-    words = [load_tokenizer(folder).get_vocab() for folder in (opened.folder, backbone.folder)]
-    # What the generator draws is fed to the discriminator by its id.
-    if words[0] != words[1]:
+    vocabularies = [
+        load_tokenizer(folder).get_vocab() for folder in (generator.folder, backbone.folder)
+    ]
+    # The discriminator reads the ids that the generator samples.
+    if vocabularies[0] != vocabularies[1]:
         raise InputError(
             f"objective.generator_path={objective.generator_path!r} has a different vocabulary "
             f"than {backbone.folder}; use a generator with the same tokenizer"
         )
-    if "mlm" not in opened.module.cfg.model_heads:
+    if "mlm" not in generator.module.cfg.model_heads:
         raise InputError(
             f"objective.generator_path={objective.generator_path!r} has no masked-LM head; use a "
             "model that `adapt` trained with mlm, or leave it empty for a random generator"
         )
-    return _in_float32(opened)
+    return _in_float32(generator)
 
 
 def _replaced_tokens(config: RunConfig) -> ReplacedTokens:
@@ -267,28 +289,30 @@ def _load_generator(
     config: RunConfig, backbone: Backbone, placement: Placement
 ) -> tuple[Backbone, Loaded]:
     """Randomly initialises or loads the weights of the generator."""
-    opened = _open_generator(config, backbone)
+    generator = _open_generator(config, backbone)
     if not _replaced_tokens(config).generator_path:
-        return new_backbone.random_backbone(opened, placement, config.seed, part="generator")
-    opened, loaded = load_weights(opened, placement)
+        return new_backbone.random_backbone(generator, placement, config.seed, part="generator")
+    generator, loaded = load_weights(generator, placement)
     return new_backbone.replace_heads(
-        opened, loaded, ("mlm",), placement, config.seed, part="generator"
+        generator, loaded, ("mlm",), placement, config.seed, part="generator"
     )
 
 
-def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> float:
+def count_adapt_flops(
+    adapted: AdaptableModel, like: Batch, rows: int, placement: Placement
+) -> float:
     """Counts the model FLOPs of a training step on `rows` sequences like those of a batch.
 
     They are three times those of the forward pass: the backward pass has two products for each.
     """
-    shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-    count = make_count_step(spelt_out(adapted.model), adapted.objectives)
-    given = adapted.trainable, adapted.frozen, jax.tree.map(shape, like), jax.random.key(0)
-    return 3 * count_flops(with_placement(placement, count), *given)
+    step_shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    count = make_count_step(without_kernels(adapted.model), adapted.objectives)
+    inputs = adapted.trainable, adapted.frozen, jax.tree.map(step_shape, like), jax.random.key(0)
+    return 3 * count_flops(with_placement(placement, count), *inputs)
 
 
-def spelt_out(model: Model | Pair) -> Model | Pair:
-    """Returns a model without fused kernels, whose FLOPs cannot be counted, and recomputation."""
+def without_kernels(model: Model | Pair) -> Model | Pair:
+    """Returns a model without recomputation and fused kernels, whose FLOPs cannot be counted."""
     if isinstance(model, Pair):
         return Pair(_spelt_out(model.generator), _spelt_out(model.discriminator))
     return _spelt_out(model)
@@ -302,8 +326,8 @@ def _spelt_out(model: Model) -> Model:
 # -- scores ---------------------------------------------------------------------------------------
 
 
-class Learned(Protocol):
-    """Interface of what is needed to score held-out sequences."""
+class ScoredModel(Protocol):
+    """Interface of a model whose held-out sequences can be scored."""
 
     @property
     def model(self) -> Model | Pair:
@@ -319,9 +343,12 @@ class Learned(Protocol):
 
 
 def feed_rows(
-    config: RunConfig, rows: SampleSource, placement: Placement,
-    score: Callable[[Sums], dict[str, float]], flops: float,
-) -> Feed:  # fmt: skip
+    config: RunConfig,
+    rows: SampleSource,
+    placement: Placement,
+    score: Callable[[Sums], dict[str, float]],
+    flops: float,
+) -> Feed:
     """Returns the training batches of running text, with scores and throughput for the log.
 
     `flops` are the model FLOPs of a step on all devices together.
@@ -342,61 +369,69 @@ def score_sums(sums: Sums) -> dict[str, float]:
     """Computes scores from the sums of objectives."""
     if "main" in sums:
         return metrics.score_targets(sums["main"])
-    found = metrics.score_detection(sums["discriminator"])
-    other = metrics.score_targets(sums["generator"])
-    return found | {f"generator_{name}": value for name, value in other.items()}
+    scores = metrics.score_detection(sums["discriminator"])
+    generator_scores = metrics.score_targets(sums["generator"])
+    return scores | {f"generator_{name}": value for name, value in generator_scores.items()}
 
 
-def build_scores(
-    placement: Placement, learned: Learned, held: EvalBatches, seed: int,
+def make_held_out_scorer(
+    placement: Placement,
+    trainable_model: ScoredModel,
+    held_out: EvalBatches,
+    seed: int,
     score: Callable[[Sums], dict[str, float]] = score_sums,
-) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
-    """Returns a function trainable -> held-out scores, with the same random masks in every pass."""
-    count = make_count_step(learned.model, learned.objectives)
+) -> Callable[[tree.Flat], dict[str, float]]:
+    """Returns a function (trainable) -> held-out scores, with the same masks in every pass."""
+    count = make_count_step(trainable_model.model, trainable_model.objectives)
     step = jit(with_placement(placement, count), out_shardings=placement.replicated)
     key = rng.key_for(seed, "held out")
 
     def measure(trainable: tree.Flat) -> dict[str, float]:
         total: dict[str, dict[str, np.float64]] = {}
-        found = (
+        batch_sums = (
             step(
-                trainable, learned.frozen, put_batch(placement, batch),
+                trainable,
+                trainable_model.frozen,
+                put_batch(placement, batch),
                 jax.random.fold_in(key, number),
             )
-            for number, batch in enumerate(held)
-        )  # fmt: skip
-        for own in dispatch_ahead(found):
-            # In float64, on the host: in float32 counts beyond 2^24 would stop growing.
+            for number, batch in enumerate(held_out)
+        )
+        for sums in dispatch_ahead(batch_sums):
+            # In float64 on the host, because float32 counts stop growing at 2^24.
             add = lambda old, new: old + np.float64(new)
-            own = jax.device_get(own)
-            total = jax.tree.map(add, total, own) if total else jax.tree.map(np.float64, own)
+            sums = jax.device_get(sums)
+            total = jax.tree.map(add, total, sums) if total else jax.tree.map(np.float64, sums)
         return score(total)
 
     return measure
 
 
-def fill(
+def render_predictions(
     config: RunConfig,
     placement: Placement,
-    adapted: Adapted,
+    adapted: AdaptableModel,
     trainable: tree.Flat,
-    held: DenoisingSamples,
+    held_out: DenoisingSamples,
     tokenizer: Tokenizer,
 ) -> str:
     """Returns the model's predictions on some held-out sequences as text."""
-    devices = placement.mesh.shape[DATA]
-    # A batch must divide over the devices; the rows beyond are filling.
+    data_shards = placement.mesh.shape[DATA]
+    # The data axis must divide the batch; the additional rows are padding.
     examples = objective_of(config).examples
-    size = -(-examples // devices) * devices
-    given = dict(batch=size, seed=config.data.seed, limit=examples)
-    own = next(iter(EvalBatches(held, share=placement.batch_part(), **given)))
+    batch_size = -(-examples // data_shards) * data_shards
+    options = dict(batch=batch_size, seed=config.data.seed, limit=examples)
+    local_batch = next(iter(EvalBatches(held_out, share=placement.batch_part(), **options)))
     step = jax.jit(
         with_placement(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
     )
     key = rng.key_for(config.seed, "held out")
-    found = step(trainable, adapted.frozen, put_batch(placement, own), key)
-    # Once more without `share`, because the report shows the rows of all processes.
-    whole = next(iter(EvalBatches(held, **given)))
+    predictions = step(trainable, adapted.frozen, put_batch(placement, local_batch), key)
+    # Again without `share`, because the report shows the rows of all processes.
+    global_batch = next(iter(EvalBatches(held_out, **options)))
     return (
-        "\n\n".join(render(config.objective.name, tokenizer, whole, *jax.device_get(found))) + "\n"
+        "\n\n".join(
+            render(config.objective.name, tokenizer, global_batch, *jax.device_get(predictions))
+        )
+        + "\n"
     )

@@ -8,12 +8,12 @@ import numpy as np
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads.pretraining import LikeliestHead
 from jaxprompt.models.model import Model
-from jaxprompt.runs.replaced_tokens import Pair, replace
+from jaxprompt.runs.replaced_tokens import Pair, replace_tokens
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
-_MARKS = ("##", "Ġ", "▁")  # in front of a piece: of WordPiece, byte-level BPE, SentencePiece
-_SHOWN = 64  # targets of a causal model
+_MARKS = ("##", "Ġ", "▁")  # first of a subword: in WordPiece, byte-level BPE, SentencePiece
+_SHOWN = 64  # targets of a sequence that are shown
 
 LEGENDS = {
     "mlm": "[a] masked token, predicted correctly; [a|b] predicted a, the token was b",
@@ -32,9 +32,9 @@ def make_fill_step(model: Model | Pair):
 
         def step(trainable: Flat, frozen: Flat, batch: Batch, key):
             params = merge(trainable, frozen)
-            scored = model.forward(params, batch, head="generator", key=key)
-            found = model.forward(params, replace(batch, scored), head="discriminator")
-            return scored.sampled, found.hit
+            generated = model.forward(params, batch, head="generator", key=key)
+            detected = model.forward(params, replace_tokens(batch, generated), head="discriminator")
+            return generated.sampled, detected.hit
 
         return step
     likeliest = dataclasses.replace(model, heads={"main": LikeliestHead()})
@@ -53,50 +53,64 @@ def render(
     assert targets is not None
     yield LEGENDS[objective if inline else "causal" if batch.decoder is None else "seq2seq"]
     for row in np.flatnonzero(batch.weights):
-        asked = targets[row] >= 0
-        truth, said = targets[row][asked], tokens[row][asked]
+        is_target = targets[row] >= 0
+        target_ids, predicted_ids = targets[row][is_target], tokens[row][is_target]
         ids = batch.encoder.ids[row][batch.encoder.mask[row]]
         if inline:
-            places = batch.label_pos[row][asked]
-            told = None if hits is None else hits[row][: len(ids)]
-            filled = {at: (new, old) for at, new, old in zip(places, said, truth, strict=True)}
-            yield _inline(tokenizer, ids, filled, told)
+            positions = batch.label_pos[row][is_target]
+            row_hits = None if hits is None else hits[row][: len(ids)]
+            predictions = {
+                position: (predicted, target)
+                for position, predicted, target in zip(
+                    positions, predicted_ids, target_ids, strict=True
+                )
+            }
+            yield _inline(tokenizer, ids, predictions, row_hits)
             continue
         if batch.decoder is not None:
             yield f"read:   {tokenizer.decode(ids)}"
-        yield f"truth:  {tokenizer.decode(truth[-_SHOWN:])}"
-        yield f"filled: {tokenizer.decode(said[-_SHOWN:])}"
+        yield f"truth:  {tokenizer.decode(target_ids[-_SHOWN:])}"
+        yield f"filled: {tokenizer.decode(predicted_ids[-_SHOWN:])}"
 
 
 def _inline(
-    tokenizer: Tokenizer, ids: np.ndarray, places: dict[int, tuple[int, int]],
-    told: np.ndarray | None,
-) -> str:  # fmt: skip
-    """Formats a sequence with marks; `places` has the predicted and the true token by position."""
-    pieces = _pieces(tokenizer, ids.tolist())
-    for at in range(len(pieces)):
-        new, old = places.get(at, (ids[at], ids[at]))
-        if told is None and at in places:
-            shown = _names(tokenizer, [new] if new == old else [new, old])
-        elif told is not None and new != old:
-            shown = "-+"[int(told[at])] + _names(tokenizer, [new, old])
-        elif told is not None and not told[at]:
-            shown = "!" + _names(tokenizer, [new])
+    tokenizer: Tokenizer,
+    ids: np.ndarray,
+    predictions: dict[int, tuple[int, int]],
+    row_hits: np.ndarray | None,
+) -> str:
+    """Formats a sequence with marks; `predictions` are (predicted id, target id) by position."""
+    subwords = _subwords(tokenizer, ids.tolist())
+    for position in range(len(subwords)):
+        predicted, target = predictions.get(position, (ids[position], ids[position]))
+        if row_hits is None and position in predictions:
+            text = _format_ids(
+                tokenizer, [predicted] if predicted == target else [predicted, target]
+            )
+        elif row_hits is not None and predicted != target:
+            text = "-+"[int(row_hits[position])] + _format_ids(tokenizer, [predicted, target])
+        elif row_hits is not None and not row_hits[position]:
+            text = "!" + _format_ids(tokenizer, [predicted])
         else:
-            pieces[at] = _pieces(tokenizer, [new])[0]
+            subwords[position] = _subwords(tokenizer, [predicted])[0]
             continue
-        # The original's mark of a space, so that the words around stay apart as in the text.
-        front = _pieces(tokenizer, [old])[0]
-        pieces[at] = next((mark for mark in _MARKS if front.startswith(mark)), "") + f"[{shown}]"
-    return tokenizer.convert_tokens_to_string(pieces)
+        # With the original's mark of a space, so that words are separated as in the text.
+        target_subword = _subwords(tokenizer, [target])[0]
+        subwords[position] = (
+            next((mark for mark in _MARKS if target_subword.startswith(mark)), "") + f"[{text}]"
+        )
+    return tokenizer.convert_tokens_to_string(subwords)
 
 
-def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    clean = lambda piece: tokenizer.convert_tokens_to_string([piece]).strip().removeprefix("##")
-    return "|".join(map(clean, _pieces(tokenizer, ids)))
+def _format_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    clean = lambda subword: tokenizer.convert_tokens_to_string([subword]).strip().removeprefix("##")
+    return "|".join(map(clean, _subwords(tokenizer, ids)))
 
 
-def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def _subwords(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Returns the tokens of ids; padding ids of the vocabulary table are shown as numbers."""
-    pieces = tokenizer.convert_ids_to_tokens([int(one) for one in ids])
-    return [f"[{one}]" if piece is None else piece for one, piece in zip(ids, pieces, strict=True)]
+    subwords = tokenizer.convert_ids_to_tokens([int(token_id) for token_id in ids])
+    return [
+        f"[{token_id}]" if subword is None else subword
+        for token_id, subword in zip(ids, subwords, strict=True)
+    ]

@@ -16,26 +16,30 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
     section 5.1); ties are broken by class order. Ranking metrics rank the classes by frequency. No
     backbone is read. Raises InputError for a task without classes, and for a missing split.
     """
-    # What is scored is still chosen by the protocol.
-    full = read_examples(config.replace({"data.protocol": ""}), ["train"])
-    task = full.task
+    # The protocol still selects the examples that are scored.
+    train_examples = read_examples(config.replace({"data.protocol": ""}), ["train"])
+    task = train_examples.task
     if task.kind != "classes" or not task.labels:
         raise InputError(
             f"--majority needs a task with classes, which task {task.name} is not; leave it out"
         )
     counts = np.bincount(
-        [example.label for example in full.splits["train"]], minlength=len(task.labels)
+        [example.label for example in train_examples.splits["train"]], minlength=len(task.labels)
     )
-    best = int(counts.argmax())
-    scored = read_examples(config, [split]).splits.get(split)
-    if not scored:
+    majority = int(counts.argmax())
+    examples = read_examples(config, [split]).splits.get(split)
+    if not examples:
         raise InputError(f"task {task.name} has no {split} split; give data.files.{split}")
-    gold = np.array([example.label for example in scored])
+    labels = np.array([example.label for example in examples])
     check_relations(task.metric, task.labels, task.negative)
-    metric_data = judge(task, scored)
-    given = np.full_like(gold, best)
-    measured = metrics.score(
-        task.metric, gold, given, len(task.labels), metric_data,
-        scores=np.broadcast_to(counts, (len(gold), len(task.labels))),
-    )  # fmt: skip
-    return {"split": split, "examples": len(scored), "majority": task.labels[best], **measured}
+    judgements = judge(task, examples)
+    predictions = np.full_like(labels, majority)
+    scores = metrics.score(
+        task.metric,
+        labels,
+        predictions,
+        len(task.labels),
+        judgements,
+        scores=np.broadcast_to(counts, (len(labels), len(task.labels))),
+    )
+    return {"split": split, "examples": len(examples), "majority": task.labels[majority], **scores}

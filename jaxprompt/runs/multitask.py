@@ -46,8 +46,7 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.expand import is_grid
-from jaxprompt.runs.running import Work, carry_out, make_state
-from jaxprompt.runs.running import facts as facts_of
+from jaxprompt.runs.running import RunStages, agreed_settings, init_train_state, run_stages
 from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
@@ -56,14 +55,14 @@ from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import TrainStep, make_train_step
 from jaxprompt.tree import Flat
 
-Score: TypeAlias = Callable[[Split, Flat, Flat], dict[str, float]]  # see `make_metrics_fn`
+ScoreSplit: TypeAlias = Callable[[Split, Flat, Flat], dict[str, float]]  # see `make_metrics_fn`
 
-_BLOCKS = ("task", "data", "head")  # of a config, that are a task's own
+_TASK_BLOCKS = ("task", "data", "head")  # of a config, that may differ between tasks
 
 
-def run(config: RunConfig, workdir: str) -> RunResult | None:
+def train_shared_prompt(config: RunConfig, workdir: str) -> RunResult | None:
     """Trains one prompt on all tasks of a config. Returns the result."""
-    return carry_out(SharedTuning(config, workdir))
+    return run_stages(SharedTrainStages(config, workdir))
 
 
 def is_shared(config: RunConfig) -> bool:
@@ -92,11 +91,14 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
                 "letters, digits, - and _; rename the file"
             )
         fields = read_json(user_path(path), "a JSON file with the fields of the task")
-        odd = next((field for field in fields if field.split(".")[0] not in _BLOCKS), None)
-        if odd is not None:
+        shared_field = next(
+            (field for field in fields if field.split(".")[0] not in _TASK_BLOCKS), None
+        )
+        if shared_field is not None:
             raise InputError(
-                f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)} by "
-                'their full names, e.g. {"task.name": "conll2003"}'
+                f"{path}: {shared_field} is shared by all tasks; give fields of "
+                f"{', '.join(_TASK_BLOCKS)} by their full names, e.g. "
+                '{"task.name": "conll2003"}'
             )
         try:
             task_config = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
@@ -111,13 +113,13 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class TaskInputs:
+class SharedTaskInputs:
     """The inputs of one of several tasks."""
 
     config: RunConfig
     scorer: Scorer
     splits: dict[str, Split]
-    notes: tuple[str, ...]  # of the reading of examples
+    notes: tuple[str, ...]  # log lines about the examples
     record: SharedTask
 
     @property
@@ -132,7 +134,7 @@ class Tasks:
 
     placement: Placement
     backbone: Backbone
-    by_name: dict[str, TaskInputs]
+    by_name: dict[str, SharedTaskInputs]
     mix: TaskMix
     milestones: Milestones
 
@@ -166,43 +168,45 @@ class Tasks:
 def read_tasks(config: RunConfig) -> Tasks:
     """Loads and encodes the splits of all tasks of a config."""
     placement, configs = build_placement(config), task_configs(config)
-    fields = {name: _own_fields(task_config) for name, task_config in configs.items()}
+    fields = {name: _task_fields(task_config) for name, task_config in configs.items()}
     processes.check_agreement(
-        {f"{at} of {name}": x for name, values in fields.items() for at, x in values.items()}
+        {
+            f"{field} of {name}": value
+            for name, values in fields.items()
+            for field, value in values.items()
+        }
     )
-    by_name: dict[str, TaskInputs] = {}
+    by_name: dict[str, SharedTaskInputs] = {}
     for name, task_config in configs.items():
         backbone = open_checked_backbone(task_config, placement)
         try:
-            build_placement(task_config)  # its batches must divide as well
+            build_placement(task_config)  # checks that the mesh divides its batches
             examples, scorer, splits = prepare_task(task_config, placement, backbone)
         except InputError as error:
             raise InputError(f"task {name}: {error}") from error
         data = make_task_data(examples, scorer)
         record = SharedTask(**vars(data), fields=fields[name])
-        by_name[name] = TaskInputs(
+        by_name[name] = SharedTaskInputs(
             config=task_config, scorer=scorer, splits=splits, notes=examples.notes, record=record
         )
     _check_prompts(config, by_name)
-    trains = [task.splits["train"] for task in by_name.values()]
+    train_splits = [task.splits["train"] for task in by_name.values()]
     by_name = {
-        name: dataclasses.replace(task, scorer=task.scorer.with_vocabulary_of(*trains))
+        name: dataclasses.replace(task, scorer=task.scorer.with_vocabulary_of(*train_splits))
         for name, task in by_name.items()
     }
     if jax.process_count() > 1:
-        # Every process reads for itself, and takes its share of the same rows.
+        # Every process reads all rows, and trains on its share of them.
         for name, task in by_name.items():
-            parts = task.splits.items()
-            processes.check_agreement(
-                {f"{split} of {name}": part.digest() for split, part in parts}
-            )
-    # Windows and copies of an example count, as they do in a run of one task.
+            digests = {f"{part} of {name}": split.digest() for part, split in task.splits.items()}
+            processes.check_agreement(digests)
+    # All windows and copies of an example count, as in a run of one task.
     sizes = {name: len(task.splits["train"].rows) for name, task in by_name.items()}
-    rows = {name: task.config.data.batch for name, task in by_name.items()}
-    mix = mix_tasks(sizes, rows, config.shared.temperature)
+    batch_sizes = {name: task.config.data.batch for name, task in by_name.items()}
+    mix = mix_tasks(sizes, batch_sizes, config.shared.temperature)
     return Tasks(
         placement=placement,
-        # Tasks may not change the block of the backbone, so any of those opened will do.
+        # Tasks cannot change the block of the backbone, so all of those opened are equal.
         backbone=backbone,
         by_name=by_name,
         mix=mix,
@@ -210,8 +214,8 @@ def read_tasks(config: RunConfig) -> Tasks:
     )
 
 
-def _check_prompts(config: RunConfig, tasks: Mapping[str, TaskInputs]) -> None:
-    """Raises InputError for a method that depends on the task."""
+def _check_prompts(config: RunConfig, tasks: Mapping[str, SharedTaskInputs]) -> None:
+    """Raises InputError for a method that depends on the task, or has its own objective."""
     prompts = {name: task.scorer.model.prompt for name, task in tasks.items()}
     first = next(iter(prompts))
     for name, prompt in prompts.items():
@@ -244,11 +248,11 @@ class TasksJob(Job):
     """A job that trains on several tasks."""
 
     weights: InitialParams  # before the first step
-    scores: dict[str, Score]  # by task
+    scores: dict[str, ScoreSplit]  # by task
 
 
-class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
-    """Trains on all tasks in turns, and selects the step with the best mean dev metric."""
+class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
+    """Trains on batches of all tasks, and selects the step with the best mean dev metric."""
 
     DONE, RECORD = "trained", SharedRecord
 
@@ -275,9 +279,9 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
                 "shared.tasks"
             )
 
-    def prepare(self, saved: SharedRecord | None, started: int | None) -> PreparedTasks:
+    def prepare(self, saved: SharedRecord | None, resume_step: int | None) -> PreparedTasks:
         """Loads and encodes the splits of all tasks, and loads the backbone."""
-        del saved, started
+        del saved, resume_step
         tasks = read_tasks(self.config)
         backbone, loaded = NO_INPUTS.load(tasks.backbone, tasks.placement)
         tasks = tasks.with_backbone(backbone)
@@ -307,16 +311,17 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             name: make_metrics_fn(task.config, task.scorer, placement)
             for name, task in tasks.by_name.items()
         }
-        tx, state = make_state(config, prepared, weights.trainable)
+        tx, state = init_train_state(config, prepared, weights.trainable)
         steps = {
-            name: _step_of(name, task, scorer.model, tx) for name, task in tasks.by_name.items()
+            name: _make_task_step(name, task, scorer.model, tx)
+            for name, task in tasks.by_name.items()
         }
         return TasksJob(
             step=make_shared_step(steps),
             state=state,
             frozen=weights.frozen,
             feed=functools.partial(_feed, tasks, config.seed),
-            measure=lambda trainable: _score(
+            measure=lambda trainable: _score_tasks(
                 "dev", tasks.by_name, scores, trainable, weights.frozen
             ),
             value=lambda dev: dev["mean"],
@@ -324,7 +329,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             scores=scores,
         )
 
-    def lines(self, prepared: PreparedTasks, job: TasksJob, where: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedTasks, job: TasksJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read of each task, and what trains."""
         config, tasks, (trainable, frozen, report) = self.config, prepared.tasks, job.weights
         yield (
@@ -335,55 +340,72 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         for name, task in tasks.by_name.items():
             share = tasks.mix.shares[name]
             yield f"task {name}, template {task.scorer.template!r}, {share:.1%} of the steps"
-            yield "  " + ", ".join(f"{part} {split.size}" for part, split in task.splits.items())
+            yield "  " + ", ".join(
+                f"{split_name} {split.size}" for split_name, split in task.splits.items()
+            )
             for line in example_notes(task.scorer, task.splits, task.notes):
                 yield f"  {line}"
         yield tree.parameter_table(trainable, frozen)
-        yield f"{prepared.milestones.total} steps, {where}"
+        yield f"{prepared.milestones.total} steps, {start_message}"
 
-    def finish(self, prepared: PreparedTasks, job: TasksJob, ended: TrainOutcome) -> RunResult:
+    def finish(self, prepared: PreparedTasks, job: TasksJob, outcome: TrainOutcome) -> RunResult:
         """Evaluates on test once, and exports the prompt with the head of each task."""
         config, tasks = self.config, prepared.tasks.by_name
-        progress, best = ended.progress, ended.best
-        fitted, scores = {}, {}
+        progress, best = outcome.progress, outcome.best
+        scorers, scores = {}, {}
         for name, task in tasks.items():
-            fitted[name] = task.scorer.fitted(_own(best.dev, name))
-            # Another threshold, say, is another program; the one that is compiled serves otherwise.
-            same = fitted[name].head == task.scorer.head
-            scores[name] = job.scores[name] if same else make_metrics_fn(
-                task.config, fitted[name], prepared.placement
-            )  # fmt: skip
+            scorers[name] = task.scorer.fitted(_select_scores(best.dev, name))
+            # A head with another threshold is another program; otherwise the compiled one is used.
+            is_same_head = scorers[name].head == task.scorer.head
+            scores[name] = (
+                job.scores[name]
+                if is_same_head
+                else make_metrics_fn(task.config, scorers[name], prepared.placement)
+            )
         test: dict[str, float] = {}
         if config.train.test:
-            test = _score("test", tasks, scores, ended.trainable, job.frozen)
+            test = _score_tasks("test", tasks, scores, outcome.trainable, job.frozen)
         trained = tree.count(job.weights.trainable)
         if processes.is_first():
-            self._export(prepared, job, fitted, ended, test)
+            self._export(prepared, job, scorers, outcome, test)
         return RunResult(
-            method=config.prompt.name, seed=config.seed, tasks=tuple(tasks),
-            trained=trained, total=trained + tree.count(job.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test or None,
-            time=ended.time,
-        )  # fmt: skip
+            method=config.prompt.name,
+            seed=config.seed,
+            tasks=tuple(tasks),
+            trained=trained,
+            total=trained + tree.count(job.frozen),
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            dev=best.dev,
+            test=test or None,
+            time=outcome.time,
+        )
 
     def _export(
         self,
         prepared: PreparedTasks,
         job: TasksJob,
         scorers: Mapping[str, Scorer],
-        ended: TrainOutcome,
+        outcome: TrainOutcome,
         test: Mapping[str, float],
     ) -> None:
         family = prepared.tasks.backbone.family
         for name, scorer in scorers.items():
             config = prepared.tasks.by_name[name].config
-            measured = {"dev": _own(ended.best.dev, name), "test": _own(test, name)}
+            task_scores = {
+                "dev": _select_scores(outcome.best.dev, name),
+                "test": _select_scores(test, name),
+            }
             tensors, metadata = pack_prompt(
-                scorer, _of_task(ended.trainable, name), _of_task(job.frozen, name),
+                scorer,
+                _select_params(outcome.trainable, name),
+                _select_params(job.frozen, name),
                 backbone=dataclasses.replace(config.backbone, family=family),
-                fingerprint=prepared.loaded.report.fingerprint, config=config,
-                metrics={part: values for part, values in measured.items() if values},
-            )  # fmt: skip
+                fingerprint=prepared.loaded.report.fingerprint,
+                config=config,
+                metrics={split: values for split, values in task_scores.items() if values},
+            )
             metadata = dataclasses.replace(metadata, init=prepared.record.init)
             write_artifact(Path(self.workdir) / "export" / name, tensors, metadata)
 
@@ -397,8 +419,8 @@ def _feed(tasks: Tasks, seed: int) -> Feed:
     return Feed(batches, lambda: next(batches))
 
 
-def _step_of(
-    name: str, task: TaskInputs, model: Model, tx: optax.GradientTransformation
+def _make_task_step(
+    name: str, task: SharedTaskInputs, model: Model, tx: optax.GradientTransformation
 ) -> TrainStep:
     """Returns the train step of a task; `model` has the heads of all tasks."""
     terms = build_objectives(task.config, task.scorer.model)
@@ -406,53 +428,62 @@ def _step_of(
     return make_train_step(model, tx, terms, accumulate=task.config.optim.accumulate)
 
 
-def _score(
-    split: str, tasks: Mapping[str, TaskInputs], scores: Mapping[str, Score], trainable: Flat,
+def _score_tasks(
+    split: str,
+    tasks: Mapping[str, SharedTaskInputs],
+    scores: Mapping[str, ScoreSplit],
+    trainable: Flat,
     frozen: Flat,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Evaluates a split of every task, and averages their metrics."""
     values: dict[str, float] = {}
     task_metrics: list[float] = []
     for name, task in tasks.items():
         if split not in task.splits:
             continue
-        numbers = [_of_task(flat, name) for flat in (trainable, frozen)]
-        measured = scores[name](task.splits[split], *numbers)
-        task_metrics.append(measured[task.metric])
-        values |= {f"{name}/{metric}": value for metric, value in measured.items()}
-    # Each task counts alike, however many examples it has. Of some alone there is no mean.
+        params = [_select_params(flat, name) for flat in (trainable, frozen)]
+        task_scores = scores[name](task.splits[split], *params)
+        task_metrics.append(task_scores[task.metric])
+        values |= {f"{name}/{metric}": value for metric, value in task_scores.items()}
+    # Each task has the same weight, whatever its size. A mean needs all tasks.
     if len(task_metrics) < len(tasks):
         return values
     return {"mean": sum(task_metrics) / len(task_metrics), **values}
 
 
-def _own_fields(config: RunConfig) -> dict[str, str]:
+def _task_fields(config: RunConfig) -> dict[str, str]:
     """Returns the fields that differ between tasks, without file paths."""
-    return {field: x for field, x in facts_of(config).items() if field.split(".")[0] in _BLOCKS}
+    return {
+        field: value
+        for field, value in agreed_settings(config).items()
+        if field.split(".")[0] in _TASK_BLOCKS
+    }
 
 
-def _own(scores: Mapping[str, float], name: str) -> dict[str, float]:
+def _select_scores(scores: Mapping[str, float], name: str) -> dict[str, float]:
     """Returns the scores of one task by their plain names."""
-    return {key.partition("/")[2]: x for key, x in scores.items() if key.startswith(f"{name}/")}
+    return {
+        key.partition("/")[2]: value for key, value in scores.items() if key.startswith(f"{name}/")
+    }
 
 
-def _of_task(flat: Flat, name: str) -> Flat:
+def _select_params(flat: Flat, name: str) -> Flat:
     """Returns the parameters that one task uses, with its head as the only one."""
-    prefix, leaves = f"head/{name}/", {}
-    for leaf, value in flat.items():
-        if leaf.startswith(prefix):
-            leaves[f"head/main/{leaf.removeprefix(prefix)}"] = value
-        elif not leaf.startswith("head/"):
-            leaves[leaf] = value
-    return leaves
+    prefix, task_params = f"head/{name}/", {}
+    for path, value in flat.items():
+        if path.startswith(prefix):
+            task_params[f"head/main/{path.removeprefix(prefix)}"] = value
+        elif not path.startswith("head/"):
+            task_params[path] = value
+    return task_params
 
 
 def _sum_counts(counts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Adds the token counts of all tasks, each [its largest id + 1]; None if not needed."""
-    counted = [ids for ids in counts if ids is not None]
-    if len(counted) < len(counts):
+    token_counts = [ids for ids in counts if ids is not None]
+    if len(token_counts) < len(counts):
         return None
-    total = np.zeros(max(map(len, counted)), np.int64)
-    for ids in counted:
+    total = np.zeros(max(map(len, token_counts)), np.int64)
+    for ids in token_counts:
         total[: len(ids)] += ids
     return total

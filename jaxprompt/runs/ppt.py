@@ -48,8 +48,8 @@ from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import Placement, with_placement
 from jaxprompt.runs import record as records
-from jaxprompt.runs.denoising import Sums, spelt_out
-from jaxprompt.runs.restore import Trained
+from jaxprompt.runs.denoising import Sums, without_kernels
+from jaxprompt.runs.restore import RestoredRun
 from jaxprompt.scoring import metrics
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.progress import Evaluation
@@ -73,7 +73,7 @@ class PptTask(NamedTuple):
         return self._replace(backbone=backbone, scorer=self.scorer.with_backbone(backbone))
 
 
-class Learner(NamedTuple):
+class PptModel(NamedTuple):
     """The model, and its initial parameters."""
 
     model: Model
@@ -93,49 +93,49 @@ def check_ppt(config: RunConfig) -> None:
     require_corpus(config)
     if not config.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
-    _check_idle(config)
-    check_learner(config)
+    _check_unused(config)
+    check_trainable_prompt(config)
     open_annotations(config)
 
 
-def _check_idle(config: RunConfig) -> None:
+def _check_unused(config: RunConfig) -> None:
     """Raises InputError for fields that define a task: the pre-training task replaces them."""
-    idle = TaskConfig().leaves("task.")
-    named = ("source", "only", "protocol.name", "files.train", "files.dev", "files.test")
-    idle |= {"ppt.hard": False} | {f"data.{name}": "" for name in named}
-    leaves = config.leaves()
-    # Sorted, so that all processes name the same one.
-    for field in sorted(idle.keys() - {"task.answer", "task.eos"}):
-        value = leaves[field]
-        if value != idle[field]:
-            shown = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
+    unused = TaskConfig().leaves("task.")
+    data_fields = ("source", "only", "protocol.name", "files.train", "files.dev", "files.test")
+    unused |= {"ppt.hard": False} | {f"data.{name}": "" for name in data_fields}
+    values = config.leaves()
+    # Sorted, so that all processes name the same field.
+    for field in sorted(unused.keys() - {"task.answer", "task.eos"}):
+        value = values[field]
+        if value != unused[field]:
+            text = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
             raise InputError(
-                f"{field}={shown} has no effect in pretrain, whose examples and label "
+                f"{field}={text} has no effect in pretrain, whose examples and label "
                 f"words come from ppt.task={config.ppt.task}; leave it out"
             )
 
 
-def tell_idle(config: RunConfig) -> list[str]:
+def unused_field_lines(config: RunConfig) -> list[str]:
     """Returns log lines for fields of the block `ppt` that have no effect on its task."""
-    read = {
+    tasks_by_field = {
         "min_options": ("unified",), "max_options": ("unified",), "annotations": ("cls",),
         "thresholds": ("cls",), "matched": ("nsp", "nss", "unified"),
     }  # fmt: skip
     return [
         f"ppt.{name}={brief(value)} has no effect: ppt.task is {config.ppt.task}"
-        for name, tasks in read.items()
+        for name, tasks in tasks_by_field.items()
         for value in [getattr(config.ppt, name)]
         if config.ppt.task not in tasks and value != getattr(PPTConfig(), name)
     ]
 
 
-def check_learner(config: RunConfig) -> None:
+def check_trainable_prompt(config: RunConfig) -> None:
     """Raises InputError if `pretrain` cannot train what a config asks for, whatever the text."""
     if not get_method(config).LEARNS:
         raise InputError(
             f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix"
         )
-    # A made-up vocabulary tells whether the method would store the words of one.
+    # A dummy vocabulary shows whether the method stores the words of one.
     if get_method(config).with_vocabulary(np.zeros(1, int)).seen:
         raise InputError(
             "prompt.rows=seen stores the vectors of words in training examples, which pretrain "
@@ -219,8 +219,8 @@ def _pattern(config: RunConfig) -> Pattern:
 
 def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> Scorer:
     """Formats the task, with its most options, like a downstream classification task."""
-    pattern, most = _pattern(config), max(options_of(config))
-    template, style = pattern.text(most), backbone.module.STYLE
+    pattern, max_options = _pattern(config), max(options_of(config))
+    template, style = pattern.text(max_options), backbone.module.STYLE
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
             f"ppt.task={config.ppt.task} with ppt.patterns={config.ppt.patterns} has text after "
@@ -228,9 +228,13 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
             f"{config.ppt.patterns.partition('_')[0]}_end, or use another backbone"
         )
     task = Task(
-        config.ppt.task, text_fields(config.ppt.task, most), labels=pattern.words,
-        template=template, words=tuple((word,) for word in pattern.words), spaced=pattern.space,
-    )  # fmt: skip
+        config.ppt.task,
+        text_fields(config.ppt.task, max_options),
+        labels=pattern.words,
+        template=template,
+        words=tuple((word,) for word in pattern.words),
+        spaced=pattern.space,
+    )
     return build_scorer(
         backbone,
         task,
@@ -246,35 +250,37 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
 # -- text -----------------------------------------------------------------------------------------
 
 
-class Text(NamedTuple):
+class CorpusExamples(NamedTuple):
     """The examples of a corpus, from training documents and from held-out ones."""
 
     corpus: Corpus
     tasks: tuple[Examples, Examples]
-    rows: PptSamples  # to learn from
-    held: EvalBatches
+    rows: PptSamples  # for training
+    held_out: EvalBatches
     data: PretrainingData
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
 
-def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple[int, int]) -> Text:
+def make_corpus_examples(
+    config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple[int, int]
+) -> CorpusExamples:
     """Makes the examples. Raises InputError if there are too few documents.
 
     `share` is (part, parts): which part of a held-out batch this process loads.
     """
     labels = open_annotations(config)
-    parts = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
-    train, dev = (_make(config, corpus, part, ppt_task.forms, labels) for part in parts)
-    rows, held_rows = (PptSamples(x, ppt_task.forms, ppt_task.scorer.layout) for x in (train, dev))
-    held = EvalBatches(
-        held_rows,
+    document_splits = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
+    train, dev = (_make_examples(config, corpus, documents, ppt_task.forms, labels) for documents in document_splits)
+    rows, dev_rows = (PptSamples(examples, ppt_task.forms, ppt_task.scorer.layout) for examples in (train, dev))
+    held_out = EvalBatches(
+        dev_rows,
         batch=config.data.eval_batch,
         seed=config.data.seed,
         limit=config.corpus.dev_rows,
         share=share,
     )
     options = options_of(config)
-    about = CorpusInfo(
+    info = CorpusInfo(
         task=config.ppt.task,
         patterns=config.ppt.patterns,
         options=(min(options), max(options)) if max(options) else None,
@@ -282,25 +288,30 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
         documents=len(corpus),
         tokens=corpus.num_tokens,
     )
-    used: tuple[object, ...] | None = None
+    label_record: tuple[object, ...] | None = None
     if labels is not None:
         assert isinstance(train, cls.Classification) and isinstance(dev, cls.Classification)
-        used = (labels.annotator, *train.counts.tolist(), train.digest, dev.digest)
+        label_record = (labels.annotator, *train.counts.tolist(), train.digest, dev.digest)
     data = PretrainingData(
         corpus=corpus.fingerprint,
         store=corpus.checksums,
-        labels=used,
-        about=about,
+        labels=label_record,
+        about=info,
         identity=scorer_fingerprints(ppt_task.scorer),
         template=ppt_task.scorer.template,
     )
-    return Text(corpus, (train, dev), rows, held, data, () if labels is None else labels.classes)
+    return CorpusExamples(
+        corpus, (train, dev), rows, held_out, data, () if labels is None else labels.classes
+    )
 
 
-def _make(
-    config: RunConfig, corpus: Corpus, documents: Sequence[int], forms: Forms,
+def _make_examples(
+    config: RunConfig,
+    corpus: Corpus,
+    documents: Sequence[int],
+    forms: Forms,
     labels: Annotations | None,
-) -> Examples:  # fmt: skip
+) -> Examples:
     if labels is not None:
         return cls.make(corpus, documents, forms, labels, thresholds_of(config))
     if config.ppt.task == "nsp":
@@ -308,7 +319,7 @@ def _make(
     return selection.make(config.ppt.task, corpus, documents, forms, matched=config.ppt.matched)
 
 
-def tell_corpus(
+def corpus_lines(
     config: RunConfig, backbone: Backbone, report: LoadReport, corpus: Corpus
 ) -> list[str]:
     """Returns log lines about the backbone and the corpus."""
@@ -317,10 +328,10 @@ def tell_corpus(
     lines.append(
         f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens"
     )
-    return lines + corpus.notes() + tell_idle(config)
+    return lines + corpus.notes() + unused_field_lines(config)
 
 
-def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
+def task_lines(ppt_task: PptTask, text: CorpusExamples) -> list[str]:
     """Returns log lines about the task: label words, and which text is used or left out."""
     words = ppt_task.forms.verbalizer.words
     first_words = ", ".join(entry[0] for entry in words)
@@ -329,12 +340,12 @@ def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
         f"task {ppt_task.scorer.task.name}, template {ppt_task.scorer.template!r}",
         f"  {word_lines[0]}",
         f"  training: {text.tasks[0].summary()}",
-        f"  held out: {text.tasks[1].summary()}; {text.held.size:,} of them are scored",
+        f"  held out: {text.tasks[1].summary()}; {text.held_out.size:,} of them are scored",
     ]
 
 
 def examples_key(config: RunConfig) -> str:
-    """Returns a key of everything that examples depend on and that may differ between runs."""
+    """Returns a key of the fields that examples depend on and that may differ between runs."""
     return json.dumps([config.ppt.to_dict(), config.data.seed], sort_keys=True)
 
 
@@ -350,44 +361,53 @@ def check_same(saved: PretrainingData | None, data: PretrainingData, config: Run
         )
 
 
-# -- numbers --------------------------------------------------------------------------------------
+# -- params ---------------------------------------------------------------------------------------
 
 
-def make_learner(
-    config: RunConfig, ppt_task: PptTask, loaded: Loaded, placement: Placement,
-    counts: np.ndarray | None = None, *, restored: bool = False,
-) -> Learner:  # fmt: skip
+def make_ppt_model(
+    config: RunConfig,
+    ppt_task: PptTask,
+    loaded: Loaded,
+    placement: Placement,
+    counts: np.ndarray | None = None,
+    *,
+    restored: bool = False,
+) -> PptModel:
     """Initialises the prompt of a task whose backbone is loaded; otherwise as `init_params`."""
     trainable, frozen, report = init_params(
         config, ppt_task.scorer, loaded, counts, placement, restored=restored
     )
     model, objectives = make_objectives(config, ppt_task.scorer.model)
-    return Learner(model, objectives, trainable, frozen, report)
+    return PptModel(model, objectives, trainable, frozen, report)
 
 
 def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Objective]]:
     """Makes the losses of downstream tuning with accuracy counts. Returns (model, losses)."""
-    method_modules = model.prompt.modules()
-    heads = {name: head for name, head in model.heads.items() if name not in method_modules}
-    kind = get_head(config)
-    assert isinstance(kind, verbalizer.Head)  # by `check_learner`
-    heads, objective = kind.counted(heads, config.optim.label_smoothing)
-    model = dataclasses.replace(model, heads=method_modules | heads)
+    prompt_modules = model.prompt.modules()
+    heads = {name: head for name, head in model.heads.items() if name not in prompt_modules}
+    verbalizer_head = get_head(config)
+    assert isinstance(verbalizer_head, verbalizer.Head)  # by `check_trainable_prompt`
+    heads, objective = verbalizer_head.counted(heads, config.optim.label_smoothing)
+    model = dataclasses.replace(model, heads=prompt_modules | heads)
     return model, [objective, *model.prompt.objectives()]
 
 
-def flops_of(
-    learned: Learner, tx: optax.GradientTransformation, state: TrainState, like: Batch, rows: int,
+def count_ppt_flops(
+    ppt_model: PptModel,
+    tx: optax.GradientTransformation,
+    state: TrainState,
+    like: Batch,
+    rows: int,
     placement: Placement,
-) -> float:  # fmt: skip
+) -> float:
     """Counts the model FLOPs of a training step on `rows` sequences like those of a batch.
 
     The backward pass computes no gradients of frozen weights.
     """
-    shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-    step = make_train_step(spelt_out(learned.model), tx, learned.objectives)
+    step_shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    step = make_train_step(without_kernels(ppt_model.model), tx, ppt_model.objectives)
     return count_flops(
-        with_placement(placement, step), state, learned.frozen, jax.tree.map(shape, like)
+        with_placement(placement, step), state, ppt_model.frozen, jax.tree.map(step_shape, like)
     )
 
 
@@ -399,8 +419,8 @@ def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:
 # -- what comes out -------------------------------------------------------------------------------
 
 
-def restore(config: RunConfig, workdir: str) -> Trained:
-    """Restores the best prompt of a workdir, without text. Errors as in runs.restore.restore."""
+def restore_pretrained(config: RunConfig, workdir: str) -> RestoredRun:
+    """Restores the best prompt of a workdir, without text. Errors as in restore_run."""
     check_config(config)
     free = (*FREE, *FREE_TRAINED)
     record, step = records.read_trained(workdir, config, free, PretrainingRecord)
@@ -408,15 +428,19 @@ def restore(config: RunConfig, workdir: str) -> Trained:
     ppt_task = open_task(config, placement, restored=True)
     backbone, loaded = load_weights(ppt_task.backbone, placement)
     ppt_task = ppt_task.with_backbone(backbone)
-    learned = make_learner(config, ppt_task, loaded, placement, restored=True)
-    records.check_backbone(record, learned.report.fingerprint, workdir, {})
-    trainable, saved = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
-    best = Evaluation(**saved)
-    weights = InitialParams(trainable, learned.frozen, learned.report)
-    return Trained(placement, ppt_task.scorer, {}, weights, best, ppt_task.backbone.family, record)
+    ppt_model = make_ppt_model(config, ppt_task, loaded, placement, restored=True)
+    records.check_backbone(record, ppt_model.report.fingerprint, workdir, {})
+    trainable, evaluation = Checkpoints(workdir).restore_best(
+        ppt_model.trainable, step, or_newer=True
+    )
+    best = Evaluation(**evaluation)
+    weights = InitialParams(trainable, ppt_model.frozen, ppt_model.report)
+    return RestoredRun(
+        placement, ppt_task.scorer, {}, weights, best, ppt_task.backbone.family, record
+    )
 
 
-def read_about(trained: Trained) -> dict[str, object]:
+def pretraining_summary(trained: RestoredRun) -> dict[str, object]:
     """Returns what a prompt was pre-trained on, and its scores."""
     record, best = trained.record, trained.best
     assert isinstance(record, PretrainingRecord) and best is not None

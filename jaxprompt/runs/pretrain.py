@@ -21,10 +21,10 @@ from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.running import (
-    Work,
-    carry_out,
-    make_state,
+    RunStages,
+    init_train_state,
     open_corpus,
+    run_stages,
 )
 from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
@@ -32,10 +32,12 @@ from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
 
 
-def run(config: RunConfig, workdir: str) -> RunResult | None:
-    """Runs `pretrain` in a workdir. Returns the result, see `running.carry_out`."""
+def pretrain_prompt(config: RunConfig, workdir: str) -> RunResult | None:
+    """Runs `pretrain` in a workdir. Returns the result, see `running.run_stages`."""
     return (
-        tune.run(config, workdir) if has_topics(config) else carry_out(Pretraining(config, workdir))
+        tune.train_prompt(config, workdir)
+        if has_topics(config)
+        else run_stages(PretrainStages(config, workdir))
     )
 
 
@@ -49,7 +51,7 @@ class PreparedPrompt(Prepared[PretrainingRecord]):
     """A pre-training task on a corpus, and the backbone."""
 
     ppt_task: ppt.PptTask
-    text: ppt.Text
+    text: ppt.CorpusExamples
     loaded: Loaded
     counts: np.ndarray | None  # of tokens of the corpus, where the prompt starts from them
 
@@ -58,10 +60,14 @@ class PreparedPrompt(Prepared[PretrainingRecord]):
         return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
-def prepare_run(
-    config: RunConfig, placement: Placement, ppt_task: ppt.PptTask, text: ppt.Text, loaded: Loaded,
+def make_prepared_prompt(
+    config: RunConfig,
+    placement: Placement,
+    ppt_task: ppt.PptTask,
+    text: ppt.CorpusExamples,
+    loaded: Loaded,
     count_tokens_of_corpus: Callable[[], np.ndarray],
-) -> PreparedPrompt:  # fmt: skip
+) -> PreparedPrompt:
     """Combines the inputs of a run and its backbone weights, which are in `ppt_task`."""
     steps_per_epoch = -(-len(text.rows) // config.data.batch)
     backbone = BackboneRecord(ppt_task.backbone.family, loaded.report.fingerprint)
@@ -82,10 +88,10 @@ def prepare_run(
 class PromptJob(Job):
     """A job that pre-trains a prompt."""
 
-    learner: ppt.Learner  # before the first step
+    ppt_model: ppt.PptModel  # before the first step
 
 
-class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
+class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
     """Trains on documents of a corpus, and evaluates on held-out ones."""
 
     DONE, RECORD = "pre-trained", PretrainingRecord
@@ -95,63 +101,75 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         check_config(self.config)
         ppt.check_ppt(self.config)
 
-    def prepare(self, saved: PretrainingRecord | None, started: int | None) -> PreparedPrompt:
+    def prepare(self, saved: PretrainingRecord | None, resume_step: int | None) -> PreparedPrompt:
         """Indexes the corpus if needed, and loads the backbone."""
         config, placement = self.config, build_placement(self.config)
         ppt_task = ppt.open_task(config, placement)
         vocab = ppt_task.backbone.module.cfg.vocab
-        corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, started)
-        text = ppt.read_text(config, corpus, ppt_task, placement.batch_part())
+        corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, resume_step)
+        text = ppt.make_corpus_examples(config, corpus, ppt_task, placement.batch_part())
         ppt.check_same(saved, text.data, config)
         backbone, loaded = load_weights(ppt_task.backbone, placement)
         ppt_task = ppt_task.with_backbone(backbone)
-        return prepare_run(config, placement, ppt_task, text, loaded, corpus.token_counts)
+        return make_prepared_prompt(config, placement, ppt_task, text, loaded, corpus.token_counts)
 
     def build(self, prepared: PreparedPrompt) -> PromptJob:
         """Initialises the prompt, makes the step, and counts its FLOPs."""
         config, placement, text = self.config, prepared.placement, prepared.text
-        task, held = text.tasks
-        learner = ppt.make_learner(
+        train_examples, held_out = text.tasks
+        ppt_model = ppt.make_ppt_model(
             config, prepared.ppt_task, prepared.loaded, placement, prepared.counts
         )
-        score_held = denoising.build_scores(
-            placement, learner, text.held, config.seed, ppt.scoring(held)
+        score_held = denoising.make_held_out_scorer(
+            placement, ppt_model, text.held_out, config.seed, ppt.scoring(held_out)
         )
-        tx, state = make_state(config, prepared, learner.trainable)
-        flops = ppt.flops_of(
-            learner, tx, state, next(iter(text.held)), config.data.batch, placement
+        tx, state = init_train_state(config, prepared, ppt_model.trainable)
+        flops = ppt.count_ppt_flops(
+            ppt_model, tx, state, next(iter(text.held_out)), config.data.batch, placement
         )
         accumulate = config.optim.accumulate
         return PromptJob(
-            step=make_train_step(learner.model, tx, learner.objectives, accumulate=accumulate),
+            step=make_train_step(ppt_model.model, tx, ppt_model.objectives, accumulate=accumulate),
             state=state,
-            frozen=learner.frozen,
+            frozen=ppt_model.frozen,
             feed=functools.partial(
-                denoising.feed_rows, config, text.rows, placement, ppt.scoring(task), flops
+                denoising.feed_rows,
+                config,
+                text.rows,
+                placement,
+                ppt.scoring(train_examples),
+                flops,
             ),
             measure=score_held,
             value=denoising.held_out_value,
             # None is the dropout of config.json, and so counts as some.
             has_dropout=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
-            learner=learner,
+            ppt_model=ppt_model,
         )
 
-    def lines(self, prepared: PreparedPrompt, job: PromptJob, where: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedPrompt, job: PromptJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what was left out, and what trains."""
-        config, learner, backbone = self.config, job.learner, prepared.ppt_task.backbone
-        yield from ppt.tell_corpus(config, backbone, learner.report, prepared.text.corpus)
-        yield from ppt.tell_task(prepared.ppt_task, prepared.text)
-        yield tree.parameter_table(learner.trainable, learner.frozen)
-        size = f"{config.data.batch} x {config.data.max_len} tokens"
-        yield f"{prepared.milestones.total} steps of {size}, {where}"
+        config, ppt_model, backbone = self.config, job.ppt_model, prepared.ppt_task.backbone
+        yield from ppt.corpus_lines(config, backbone, ppt_model.report, prepared.text.corpus)
+        yield from ppt.task_lines(prepared.ppt_task, prepared.text)
+        yield tree.parameter_table(ppt_model.trainable, ppt_model.frozen)
+        batch_shape = f"{config.data.batch} x {config.data.max_len} tokens"
+        yield f"{prepared.milestones.total} steps of {batch_shape}, {start_message}"
         yield from kernel_notes(config, prepared.placement, backbone)
 
-    def finish(self, prepared: PreparedPrompt, job: PromptJob, ended: TrainOutcome) -> RunResult:
+    def finish(self, prepared: PreparedPrompt, job: PromptJob, outcome: TrainOutcome) -> RunResult:
         """Makes the result; `export` writes the prompt."""
-        config, trained = self.config, tree.count(job.learner.trainable)
-        progress, best = ended.progress, ended.best
+        config, trained = self.config, tree.count(job.ppt_model.trainable)
+        progress, best = outcome.progress, outcome.best
         return RunResult(
-            task=config.ppt.task, method=config.prompt.name, seed=config.seed, trained=trained,
-            total=trained + tree.count(job.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, held_out=best.dev, time=ended.time,
-        )  # fmt: skip
+            task=config.ppt.task,
+            method=config.prompt.name,
+            seed=config.seed,
+            trained=trained,
+            total=trained + tree.count(job.frozen),
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            held_out=best.dev,
+            time=outcome.time,
+        )

@@ -36,7 +36,7 @@ from jaxprompt.training.run_record import (
 
 def make_record(config: RunConfig, data: TaskData, backbone: BackboneRecord) -> TaskRecord:
     """Returns the record of a run that trains on a task."""
-    init, files = read_init(config), hash_start_files(config)
+    init, files = read_init(config), hash_init_files(config)
     return TaskRecord(**vars(data), backbone=backbone, init=init, files=files)
 
 
@@ -44,7 +44,7 @@ def make_shared_record(
     config: RunConfig, tasks: Mapping[str, SharedTask], seen: str, backbone: BackboneRecord
 ) -> SharedRecord:
     """Returns the record of a run in which several tasks share a prompt."""
-    init, files = read_init(config), hash_start_files(config)
+    init, files = read_init(config), hash_init_files(config)
     return SharedRecord(tasks=tasks, seen=seen, backbone=backbone, init=init, files=files)
 
 
@@ -52,7 +52,7 @@ def make_pretraining_record(
     config: RunConfig, data: PretrainingData, backbone: BackboneRecord
 ) -> PretrainingRecord:
     """Returns the record of a run that pre-trains a prompt on a corpus."""
-    init, files = read_init(config), hash_start_files(config)
+    init, files = read_init(config), hash_init_files(config)
     return PretrainingRecord(**vars(data), backbone=backbone, init=init, files=files)
 
 
@@ -62,14 +62,14 @@ def read_init(config: RunConfig) -> OriginMetadata | None:
     return dataclasses.replace(origins[0], more=tuple(origins[1:])) if origins else None
 
 
-def hash_start_files(config: RunConfig) -> dict[str, str]:
+def hash_init_files(config: RunConfig) -> dict[str, str]:
     """Returns hashes of the soft-token files that a prompt is initialised from, by path."""
     return {path: _sha256(load_soft_tokens(path)[0]) for path in prompt_files(config)}
 
 
 def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathLike) -> None:
     """Raises InputError if an export or file that a run was initialised from has changed."""
-    init, files = read_init(config), hash_start_files(config)
+    init, files = read_init(config), hash_init_files(config)
     if _digests(record.init) != _digests(init):
         raise InputError(
             f"{workdir} was initialised from {init and init.path}, which is another export now; "
@@ -85,14 +85,14 @@ def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathL
 
 def _digests(init: OriginMetadata | None) -> list[tuple[str, str | None]]:
     """Returns the exports by path and digest."""
-    return [(each.path, each.sha256) for each in (init, *init.more)] if init else []
+    return [(origin.path, origin.sha256) for origin in (init, *init.more)] if init else []
 
 
 def _sha256(array: np.ndarray) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()
 
 
-def check_repeated(workdir: str | os.PathLike, record: RunRecord) -> None:
+def check_same_data(workdir: str | os.PathLike, record: RunRecord) -> None:
     """Raises InputError if the run in a workdir was trained on anything else than `record`."""
     saved = read_record(workdir, type(record))
     if saved is not None:
@@ -107,57 +107,60 @@ def check_backbone(
 
     `identity` describes the backbone without its weights, see `scorer_fingerprints`; {} if unknown.
     """
-    learned = record.backbone.fingerprint
-    if learned != fingerprint:
+    trained_on = record.backbone.fingerprint
+    if trained_on != fingerprint:
         raise InputError(
-            f"{workdir} was trained with weights {learned[:12]}, but backbone.path has "
+            f"{workdir} was trained with weights {trained_on[:12]}, but backbone.path has "
             f"{fingerprint[:12]}; use the same backbone or another workdir"
         )
-    cure = "use the same backbone or another workdir"
-    check_fingerprints(record.identity, identity, f"{workdir} was trained with", cure)
+    advice = "use the same backbone or another workdir"
+    check_fingerprints(record.identity, identity, f"{workdir} was trained with", advice)
 
 
-def other_splits(record: TaskData, data: TaskData) -> tuple[str, ...]:
-    """Returns messages for splits that differ from those of the run."""
+def changed_split_messages(record: TaskData, data: TaskData) -> tuple[str, ...]:
+    """Returns a message for each split that differs from that of the run."""
     lines = []
-    for name, now in data.splits.items():
-        saved = record.splits.get(name)
-        if saved is not None and saved.digest != now.digest:
-            which = "those" if saved.examples == now.examples else f"the {saved.examples}"
-            lines.append(f"{name}: {now.examples} examples, not {which} of the run")
+    for name, split in data.splits.items():
+        saved_split = record.splits.get(name)
+        if saved_split is not None and saved_split.digest != split.digest:
+            same_size = saved_split.examples == split.examples
+            others = "those" if same_size else f"the {saved_split.examples}"
+            lines.append(f"{name}: {split.examples} examples, not {others} of the run")
     return tuple(lines)
 
 
-def check_start(
+def check_prompt_init(
     config: RunConfig, record: TaskData, data: TaskData, workdir: str | os.PathLike
 ) -> None:
     """Raises InputError if a frozen prompt would be initialised from different text.
 
-    It is not in the checkpoints, but initialised again from the training split.
+    It is not in the checkpoints, but is initialised again from the training split.
     """
-    saved, now = record.splits.get("train"), data.splits["train"]
-    if "task" in prompt_starts(config) and saved is not None and saved.digest != now.digest:
+    saved_split, split = record.splits.get("train"), data.splits["train"]
+    if saved_split is None or "task" not in prompt_starts(config):
+        return
+    if saved_split.digest != split.digest:
         raise InputError(
             f"{workdir} has a frozen prompt that was initialised from its training split "
-            f"(prompt.start=task) of {saved.examples} examples, which differ from the "
-            f"{now.examples} examples now; restore them or train again in another workdir"
+            f"(prompt.start=task) of {saved_split.examples} examples, which differ from the "
+            f"{split.examples} examples now; restore them or train again in another workdir"
         )
 
 
-def check_shown(record: TaskData, data: TaskData, workdir: str | os.PathLike) -> None:
-    """Raises InputError if demonstrations would differ from those of the training."""
-    saved, now = record.splits.get("train"), data.splits["train"]
-    if saved is not None and saved.digest != now.digest:
+def check_demonstrations(record: TaskData, data: TaskData, workdir: str | os.PathLike) -> None:
+    """Raises InputError if demonstrations would differ from those during training."""
+    saved_split, split = record.splits.get("train"), data.splits["train"]
+    if saved_split is not None and saved_split.digest != split.digest:
         raise InputError(
-            f"{workdir} shows demonstrations from its training split: {saved.examples} "
-            f"examples, which differ from the {now.examples} now; restore them or train again in "
+            f"{workdir} shows demonstrations from its training split: {saved_split.examples} "
+            f"examples, which differ from the {split.examples} now; restore them or train again in "
             "another workdir"
         )
-    marks = [part.sentence_encoder[:12] for part in (record, data)]
-    if marks[0] != marks[1]:
+    fingerprints = [task_data.sentence_encoder[:12] for task_data in (record, data)]
+    if fingerprints[0] != fingerprints[1]:
         raise InputError(
-            f"{workdir} compared sentences with weights {marks[0]}, but demos.encoder has "
-            f"{marks[1]}; use the same encoder or another workdir"
+            f"{workdir} compared sentences with weights {fingerprints[0]}, but demos.encoder has "
+            f"{fingerprints[1]}; use the same encoder or another workdir"
         )
 
 
@@ -172,16 +175,16 @@ def read_trained(
     check_workdir(workdir, config.to_dict(), free)
     checkpoints, result = Checkpoints(workdir), read_result(workdir)
     record = read_record(workdir, kind)
-    # A finished run says which step was best; of an unfinished one the checkpoints do. Where it was
-    # best is read first: a run that trains meanwhile may improve.
-    saved = checkpoints.latest() if result is None else None
-    best = None if saved is None else checkpoints.position().get("best")
-    step = checkpoints.find_best(None if result is None else result.best_step)
-    if best is not None and best["step"] > step:
+    # A finished run records its best step, an unfinished one has it in its checkpoints. Their
+    # position is read first, because a run that is still training may improve.
+    latest_step = checkpoints.latest() if result is None else None
+    best = None if latest_step is None else checkpoints.position().get("best")
+    best_step = checkpoints.find_best(None if result is None else result.best_step)
+    if best is not None and best["step"] > best_step:
         raise InputError(
-            f"{workdir} was best at step {best['step']} up to step {saved}, but the parameters "
-            "of that step are missing; train again in another workdir"
+            f"{workdir} was best at step {best['step']} up to step {latest_step}, but the "
+            "parameters of that step are missing; train again in another workdir"
         )
     if record is None:
         raise InputError(f"{workdir} has no record.json; train again in another workdir")
-    return record, step
+    return record, best_step

@@ -24,7 +24,7 @@ HEAD_WIDTH = 64  # of a generator's attention
 class Pair:
     """A generator and a discriminator that share their embeddings, norm included.
 
-    params = {"backbone": the discriminator's, "generator": the generator's but what is shared}.
+    params = {"backbone": the discriminator's, "generator": the generator's without embeddings}.
     Takes the place of a Model in steps; its heads are "generator" and "discriminator".
     """
 
@@ -35,20 +35,23 @@ class Pair:
         """Predicts masked tokens (Scored), or which tokens were replaced (Detected)."""
         model, backbone = self.discriminator, params["backbone"]
         if head == "generator":
-            model, backbone = self.generator, tie(params["generator"], backbone)
-        own = {"backbone": backbone}
-        return model.forward(own, batch, deterministic=deterministic, key=key)
+            model, backbone = self.generator, tie_embeddings(params["generator"], backbone)
+        model_params = {"backbone": backbone}
+        return model.forward(model_params, batch, deterministic=deterministic, key=key)
 
 
 def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 2048) -> Pair:
     """Returns the pair of two encoders. Raises InputError if their embeddings differ in shape."""
     names = ("vocab", "embed", "positions", "types", "offset")
     for name in names:
-        own, other = (getattr(x.cfg, name) for x in (generator, discriminator))
-        if own != other:
+        generator_size, discriminator_size = (
+            getattr(encoder.cfg, name) for encoder in (generator, discriminator)
+        )
+        if generator_size != discriminator_size:
             raise InputError(
-                f"generator and discriminator share their embeddings, but {name} is {own} and "
-                f"{other}; use a generator with the sizes of the discriminator"
+                f"generator and discriminator share their embeddings, but {name} is "
+                f"{generator_size} and {discriminator_size}; use a generator with the sizes of the "
+                "discriminator"
             )
     model = lambda backbone, head: Model(
         backbone, make_prompt("none", backbone.dims), {"main": head}, varies=False
@@ -58,16 +61,18 @@ def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 20
     )
 
 
-def untie(generator: Params) -> Params:
+def untie_embeddings(generator: Params) -> Params:
     """Returns the generator's parameters without those shared with the discriminator."""
-    own = {name: x for name, x in generator.get("embed", {}).items() if name == "project"}
-    rest = {name: part for name, part in generator.items() if name != "embed"}
-    return rest | {"embed": own} if own else rest
+    projection = {
+        name: value for name, value in generator.get("embed", {}).items() if name == "project"
+    }
+    other_params = {name: value for name, value in generator.items() if name != "embed"}
+    return other_params | {"embed": projection} if projection else other_params
 
 
-def tie(generator: Params, backbone: Params) -> Params:
-    """Inverts `untie`: inserts the discriminator's embeddings, without a copy."""
-    shared = {name: x for name, x in backbone["embed"].items() if name != "project"}
+def tie_embeddings(generator: Params, backbone: Params) -> Params:
+    """Inverts `untie_embeddings`: inserts the discriminator's embeddings, without a copy."""
+    shared = {name: value for name, value in backbone["embed"].items() if name != "project"}
     return {**generator, "embed": {**shared, **generator.get("embed", {})}}
 
 
@@ -78,42 +83,42 @@ def generator_config(
 
     The paper uses 1/4 to 1/2 of the width and all layers (section 3.2, table 6); head_dim is 64.
     """
-    for name, share in {"width": width, "layers": layers}.items():
-        if not 0 < share <= 1:
+    for name, ratio in {"width": width, "layers": layers}.items():
+        if not 0 < ratio <= 1:
             raise InputError(
-                f"the generator's {name} is {share} of the discriminator's, but must be above 0 "
+                f"the generator's {name} is {ratio} of the discriminator's, but must be above 0 "
                 "and at most 1; use e.g. 0.25 to 0.5 of the width, as in the paper"
             )
     hidden = max(round(read_size(hf, "hidden_size") * width), 1)
-    most = max(hidden // HEAD_WIDTH, 1)
+    max_heads = max(hidden // HEAD_WIDTH, 1)
     return {
         **hf,
         "model_type": "electra",
         "architectures": ["ElectraForMaskedLM"],
-        # The embeddings are the discriminator's own, so they are as wide as there.
+        # The embeddings are shared with the discriminator, so they have its width.
         "embedding_size": hf.get("embedding_size", hf["hidden_size"]),
         "hidden_size": hidden,
         "num_hidden_layers": max(round(read_size(hf, "num_hidden_layers") * layers), 1),
         "intermediate_size": 4 * hidden,
-        # The most heads of 64 or more that divide the width.
-        "num_attention_heads": next(n for n in range(most, 0, -1) if hidden % n == 0),
+        # The most heads that divide the width into at least 64 each.
+        "num_attention_heads": next(n for n in range(max_heads, 0, -1) if hidden % n == 0),
     }
 
 
-def replace(batch: Batch, scored: VocabScores) -> Batch:
+def replace_tokens(batch: Batch, scored: VocabScores) -> Batch:
     """Replaces target tokens by sampled ones, and labels each token as replaced or not.
 
     A sampled token that equals the original counts as original.
     """
     assert batch.targets is not None and scored.sampled is not None
     tokens = batch.encoder
-    # A place beyond the row is none.
-    at = jnp.where(batch.targets >= 0, batch.label_pos, tokens.ids.shape[1])  # [B, M]
-    write = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
-    ids = write(jnp.asarray(tokens.ids), at, scored.sampled)
+    # Positions beyond the row are dropped.
+    positions = jnp.where(batch.targets >= 0, batch.label_pos, tokens.ids.shape[1])  # [B, M]
+    write = jax.vmap(lambda row, positions, values: row.at[positions].set(values, mode="drop"))
+    ids = write(jnp.asarray(tokens.ids), positions, scored.sampled)
     differs = scored.sampled != batch.targets
-    labels = write(jnp.zeros_like(tokens.ids), at, differs.astype(tokens.ids.dtype))
-    # The discriminator is asked of every real token, not of the masked ones alone (section 2).
+    labels = write(jnp.zeros_like(tokens.ids), positions, differs.astype(tokens.ids.dtype))
+    # The discriminator classifies every real token, not only the masked ones (section 2).
     return batch._replace(
         encoder=tokens._replace(ids=ids), targets=jnp.where(tokens.mask, labels, -1)
     )
@@ -125,7 +130,7 @@ def make_objectives(weight: float = 50.0) -> list[Objective]:
     The discriminator reads tokens sampled by the generator; sampling has no gradient.
     """
     return [
-        Objective("generator", on_targets, head="generator", sums=count_hits, then=replace),
+        Objective("generator", on_targets, head="generator", sums=count_hits, then=replace_tokens),
         Objective(
             "discriminator", on_targets, head="discriminator", weight=weight, sums=count_replaced
         ),

@@ -23,12 +23,12 @@ from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs.record import (
+    changed_split_messages,
     check_backbone,
+    check_demonstrations,
     check_origins,
-    check_shown,
-    check_start,
+    check_prompt_init,
     make_record,
-    other_splits,
     read_trained,
 )
 from jaxprompt.training.checkpoint import Checkpoints
@@ -36,7 +36,7 @@ from jaxprompt.training.progress import Evaluation
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord, TaskRecord
 
 
-class Trained(NamedTuple):
+class RestoredRun(NamedTuple):
     """The best parameters of a run, with everything needed to score with them."""
 
     placement: Placement
@@ -46,7 +46,7 @@ class Trained(NamedTuple):
     best: Evaluation | None  # None where nothing trains
     family: str
     record: TaskRecord | PretrainingRecord
-    others: tuple[str, ...] = ()  # says which splits are not those of the run
+    changed_splits: tuple[str, ...] = ()  # a message for each split that differs from the run's
 
 
 def is_zero_shot(config: RunConfig) -> bool:
@@ -54,39 +54,41 @@ def is_zero_shot(config: RunConfig) -> bool:
     return not get_method(config).LEARNS and not config.trainable and get_head(config).READS_WORDS
 
 
-def restore(
-    config: RunConfig, workdir: str, wanted: Sequence[str] = (), given: InMemoryInputs = NO_INPUTS
-) -> Trained:
-    """Restores the best prompt of a workdir and loads the `wanted` splits.
+def restore_run(
+    config: RunConfig, workdir: str, split_names: Sequence[str] = (), inputs: InMemoryInputs = NO_INPUTS
+) -> RestoredRun:
+    """Restores the best prompt of a workdir and loads the splits `split_names`.
 
     If nothing trains (zero-shot), no checkpoint is read. Raises InputError for a workdir that is
     untrained or has a different config, and for a backbone with different weights.
     """
     check_config(config)
     check_prompt_tuning(config)
-    # A frozen prompt that started from text has its numbers from that text alone.
+    # A frozen prompt that was initialised from text is computed again from that text.
     from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(prompt_starts(config))
     record, best_step = None, None
     if not is_zero_shot(config):
-        own = [f"head.{name}" for name in get_head(config).CHANGEABLE]
-        free = [n for n in (*FREE_TRAINED, *own) if not (from_text and n in OF_DATA)]
+        head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
+        free = [
+            field for field in (*FREE_TRAINED, *head_fields) if not (from_text and field in OF_DATA)
+        ]
         record, best_step = read_trained(workdir, config, (*FREE, *free), TaskRecord)
     placement = build_placement(config)
     backbone = open_checked_backbone(config, placement, restored=True)
     if from_text:
-        wanted = (*wanted, "train")
-    shown = ("train",) if has_demos(config) else ()
-    examples = read_examples(config, (*wanted, *shown), record, given.rows)
+        split_names = (*split_names, "train")
+    demo_splits = ("train",) if has_demos(config) else ()
+    examples = read_examples(config, (*split_names, *demo_splits), record, inputs.rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
     if record is not None and record.seen:
         scorer = scorer.with_prompt(scorer.model.prompt.clone(seen=record.seen))
     data = make_task_data(examples, scorer)
-    if shown and record is not None:
-        check_shown(record, data, workdir)
-    if shown and "train" not in wanted:  # it is shown, and not scored
+    if demo_splits and record is not None:
+        check_demonstrations(record, data, workdir)
+    if demo_splits and "train" not in split_names:  # only for demonstrations, not to be scored
         del examples.splits["train"]
     splits = encode_splits(scorer, examples)
-    backbone, loaded = given.load(backbone, placement)
+    backbone, loaded = inputs.load(backbone, placement)
     scorer = scorer.with_backbone(backbone)
     if record is None:
         params = scorer.model.init(
@@ -95,21 +97,23 @@ def restore(
         weights = InitialParams({}, tree.flatten(params), loaded.report)
         fingerprint = loaded.report.fingerprint
         record = make_record(config, data, BackboneRecord(backbone.family, fingerprint))
-        return Trained(placement, scorer, splits, weights, None, backbone.family, record)
+        return RestoredRun(placement, scorer, splits, weights, None, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir, data.identity)
-    others = other_splits(record, data)
+    changed_splits = changed_split_messages(record, data)
     counts = None
     if from_text:
-        check_start(config, record, data, workdir)
+        check_prompt_init(config, record, data, workdir)
         counts = count_tokens(
             config, splits["train"], lambda: count_corpus(config, scorer, workdir)
         )
     weights = init_params(config, scorer, loaded, counts, placement, restored=True)
-    if any(name.startswith("prompt/") for name in weights.frozen):  # made again, in no checkpoint
+    if any(name.startswith("prompt/") for name in weights.frozen):  # not in the checkpoints
         check_origins(config, record, workdir)
     checkpoints = Checkpoints(workdir)
-    trainable, saved = checkpoints.restore_best(weights.trainable, best_step, or_newer=True)
-    best = Evaluation(**saved)
+    trainable, evaluation = checkpoints.restore_best(weights.trainable, best_step, or_newer=True)
+    best = Evaluation(**evaluation)
     weights = weights._replace(trainable=trainable)
     scorer = scorer.fitted(best.dev)
-    return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
+    return RestoredRun(
+        placement, scorer, splits, weights, best, backbone.family, record, changed_splits
+    )

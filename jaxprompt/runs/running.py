@@ -30,10 +30,10 @@ from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import TrainState, place_state
 from jaxprompt.tree import Flat
 
-# A host's own places, which may differ between the processes of a run.
-_PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")
-# Data may be moved, because `carry_out` compares what it reads with the record, finished or not.
-# Not so in a grid or a sweep, which take a finished run by its config alone.
+# Paths on a host, which may differ between the processes of a run.
+_HOST_FIELDS = ("backbone.path", "data.cache_dir", "data.source", "data.files")
+# Data may be moved, because `run_stages` compares it with the record, even of a finished run. In a
+# grid or a sweep it may not: these accept a finished run by its config alone.
 _FREE = (*FREE, "data.source", "data.files")
 
 
@@ -41,8 +41,8 @@ P = TypeVar("P", bound=Prepared)
 J = TypeVar("J", bound=Job)
 
 
-class Work(abc.ABC, Generic[Record, P, J]):
-    """A kind of run: its stages, in the order in which `carry_out` calls them."""
+class RunStages(abc.ABC, Generic[Record, P, J]):
+    """A kind of run: its stages, in the order in which `run_stages` calls them."""
 
     DONE: ClassVar[str]  # the participle of what it does: "trained"
     RECORD: type[Record]
@@ -55,10 +55,10 @@ class Work(abc.ABC, Generic[Record, P, J]):
         """Raises InputError for an invalid config, before data and backbone are read."""
 
     @abc.abstractmethod
-    def prepare(self, saved: Record | None, started: int | None) -> P:
+    def prepare(self, saved: Record | None, resume_step: int | None) -> P:
         """Loads data and backbone, and checks everything that depends on them.
 
-        `saved` is the record of the workdir, `started` the step of its newest checkpoint; None if
+        `saved` is the record of the workdir, `resume_step` that of its newest checkpoint; None if
         there is none.
         """
 
@@ -67,15 +67,15 @@ class Work(abc.ABC, Generic[Record, P, J]):
         """Makes the job that trains."""
 
     @abc.abstractmethod
-    def lines(self, prepared: P, job: J, where: str) -> Iterable[str]:
-        """Returns log lines: what was read and what trains; `where` says from which step."""
+    def lines(self, prepared: P, job: J, start_message: str) -> Iterable[str]:
+        """Returns log lines: what was read, what trains, and `start_message`, the first step."""
 
     @abc.abstractmethod
-    def finish(self, prepared: P, job: J, ended: TrainOutcome) -> RunResult:
+    def finish(self, prepared: P, job: J, outcome: TrainOutcome) -> RunResult:
         """Makes the result, and writes the other outputs of a run."""
 
 
-def make_state(
+def init_train_state(
     config: RunConfig, prepared: Prepared, trainable: Flat
 ) -> tuple[optax.GradientTransformation, TrainState]:
     """Returns the optimizer of a run and its initial state.
@@ -88,16 +88,16 @@ def make_state(
 
 
 def open_corpus(
-    config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str, started: int | None
+    config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str, resume_step: int | None
 ) -> Corpus:
     """Opens the indexed corpus of a config; indexes it if needed."""
     corpus = read_corpus(config, tokenizer, vocab, workdir)
-    if started is None:
+    if resume_step is None:
         signals.note("before the first step; the indexed corpus is kept")
     return corpus
 
 
-def carry_out(work: Work[Record, P, J]) -> RunResult | None:
+def run_stages(work: RunStages[Record, P, J]) -> RunResult | None:
     """Starts or resumes a run in its workdir. Returns its result, None if a signal stopped it.
 
     A finished run returns its saved result. Raises InputError if the workdir belongs to another run
@@ -108,53 +108,60 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
     run_folder.check_workdir(workdir, config.to_dict(), _FREE)
     enable_compilation_cache(config.train.compilation_cache)
     with run_folder.lock_workdir(workdir):
-        saved, finished = (
-            run_folder.read_record(workdir, work.RECORD),
-            run_folder.read_result(workdir),
-        )
-        started = Checkpoints(workdir).latest()
-        signals.note(one_run.saved_message(started))
-        # Before anything is read: processes that differ would wait for one another forever.
-        processes.check_agreement(facts(config) | {"result.json": str(bool(finished))})
-        prepared = work.prepare(saved, started)
-        # Each process reads for itself: of other text its share would be of another batch.
+        record = run_folder.read_record(workdir, work.RECORD)
+        result = run_folder.read_result(workdir)
+        resume_step = Checkpoints(workdir).latest()
+        signals.note(one_run.saved_message(resume_step))
+        # Before anything is read, because processes that differ would wait for each other forever.
+        processes.check_agreement(agreed_settings(config) | {"result.json": str(bool(result))})
+        prepared = work.prepare(record, resume_step)
+        # Each process reads the data itself; with other data its share would be of another batch.
         agree_on(prepared.record)
-        records.check_repeated(workdir, prepared.record)
-        if finished is not None:
-            line = f"already {work.DONE}, nothing to do: {workdir} (delete it to start again)"
-            print(escape(line), file=sys.stderr)
-            return finished
+        records.check_same_data(workdir, prepared.record)
+        if result is not None:
+            message = f"already {work.DONE}, nothing to do: {workdir} (delete it to start again)"
+            print(escape(message), file=sys.stderr)
+            return result
         job = work.build(prepared)
         prepared = prepared.without_weights()
-        # Only now is the folder written: what is refused above leaves it as it was.
+        # Written only now, so that an error above leaves the folder unchanged.
         run_folder.bind_workdir(workdir, config.to_dict(), _FREE)
         run_folder.write_record(workdir, prepared.record)
-        where = "starting at step 0" if started is None else f"resumed at step {started}"
-        ended = one_run.train_job(prepared, job, workdir, started, work.lines(prepared, job, where))
-        if ended is None:
+        start_message = format_start(resume_step)
+        outcome = one_run.train_job(
+            prepared, job, workdir, resume_step, work.lines(prepared, job, start_message)
+        )
+        if outcome is None:
             return None
-        result = work.finish(prepared, job, ended)
+        result = work.finish(prepared, job, outcome)
         run_folder.write_result(workdir, result)
         if config.train.plot and processes.is_first() and pictures.has_matplotlib():
             title = f"{work.DONE}: {Path(workdir).resolve().name}"
             try:
                 pictures.draw_curves(workdir, title)
-            except InputError as error:  # a full disk, say: the run is finished all the same
+            except InputError as error:  # e.g. a full disk; the run is finished anyway
                 print(escape(f"{pictures.CURVES} was not drawn: {error}"), file=sys.stderr)
         return result
+
+
+def format_start(resume_step: int | None) -> str:
+    """Returns where a run starts, for its log."""
+    return "starting at step 0" if resume_step is None else f"resumed at step {resume_step}"
 
 
 def agree_on(record: RunRecord) -> None:
     """Raises the same InputError on every process if they have read different data."""
     digest = lambda x: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12]
     processes.check_agreement(
-        {f"the {name}": digest(part) for name, part in record.to_json().items()}
+        {f"the {name}": digest(value) for name, value in record.to_json().items()}
     )
 
 
-def facts(config: RunConfig) -> dict[str, str]:
-    """Returns what the processes of a run must agree on before they read anything."""
-    shown = {
-        name: str(value) for name, value in config.leaves().items() if not name.startswith(_PLACES)
+def agreed_settings(config: RunConfig) -> dict[str, str]:
+    """Returns the fields and versions that must be equal in all processes of a run."""
+    fields = {
+        name: str(value)
+        for name, value in config.leaves().items()
+        if not name.startswith(_HOST_FIELDS)
     }
-    return shown | {f"version of {name}": text for name, text in package_versions().items()}
+    return fields | {f"version of {name}": version for name, version in package_versions().items()}

@@ -42,24 +42,28 @@ def make_shared_step(
     count: with a zero gradient their momentum would still move them. Schedules advance for all. The
     optimizer must have a group for each head.
     """
-    goes_on = lambda state: isinstance(state, optax.ScaleByScheduleState | LearningRateState)
+    is_schedule = lambda state: isinstance(state, optax.ScaleByScheduleState | LearningRateState)
 
     def step(state: TrainState, frozen: Flat, task_batch: TaskBatch):
-        new, measured = steps[task_batch.task](state, frozen, task_batch.batch)
+        new_state, metrics = steps[task_batch.task](state, frozen, task_batch.batch)
 
-        def keep(path: Sequence[object], moved: object, old: object) -> object:
-            if goes_on(moved):
-                return moved
-            # The optimizer's state holds leaves under the same flat names, so one rule serves both.
-            names = [str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey)]
-            others = [name for name in names if name.startswith("head/")]
-            return old if any(name.split("/")[1] != task_batch.task for name in others) else moved
+        def select(path: Sequence[object], updated: object, previous: object) -> object:
+            if is_schedule(updated):
+                return updated
+            # The optimizer state has leaves of the same names, so one rule applies to both.
+            path_keys = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+            heads = [name.split("/")[1] for name in path_keys if name.startswith("head/")]
+            is_other = any(head != task_batch.task for head in heads)
+            return previous if is_other else updated
 
         trainable, opt_state = [
-            jax.tree_util.tree_map_with_path(keep, *pair, is_leaf=goes_on)
-            for pair in ((new.trainable, state.trainable), (new.opt_state, state.opt_state))
+            jax.tree_util.tree_map_with_path(select, *trees, is_leaf=is_schedule)
+            for trees in (
+                (new_state.trainable, state.trainable),
+                (new_state.opt_state, state.opt_state),
+            )
         ]
-        return new._replace(trainable=trainable, opt_state=opt_state), measured
+        return new_state._replace(trainable=trainable, opt_state=opt_state), metrics
 
     return step
 
@@ -69,10 +73,12 @@ class TaskMix(NamedTuple):
 
     shares: dict[str, float]  # of the batches, by task
     mean_batch: float  # examples
-    steps_per_epoch: int  # that take as many examples as all tasks have
+    steps_per_epoch: int  # steps for as many examples as all tasks have
 
 
-def mix_tasks(sizes: Mapping[str, int], rows: Mapping[str, int], temperature: float) -> TaskMix:
+def mix_tasks(
+    sizes: Mapping[str, int], batch_sizes: Mapping[str, int], temperature: float
+) -> TaskMix:
     """Mixes tasks by size: a task with n examples is sampled in proportion to n^(1 / temperature).
 
     Args:
@@ -80,11 +86,11 @@ def mix_tasks(sizes: Mapping[str, int], rows: Mapping[str, int], temperature: fl
       rows: number of examples of a batch by task.
       temperature: above 0.
     """
-    # Of the logarithm: a power of 1 / 0.01 would be infinite.
-    weights = np.log(list(sizes.values())) / temperature
-    parts = np.exp(weights - weights.max())
-    shares = dict(zip(sizes, parts / parts.sum(), strict=True))
-    mean = sum(rows[name] * share for name, share in shares.items())
+    # Computed from logarithms, because a power of 1 / 0.01 would be infinite.
+    log_weights = np.log(list(sizes.values())) / temperature
+    weights = np.exp(log_weights - log_weights.max())
+    shares = dict(zip(sizes, weights / weights.sum(), strict=True))
+    mean = sum(batch_sizes[name] * share for name, share in shares.items())
     mean_batch = round(float(mean), 9)  # shares add up to 1 but for rounding
     return TaskMix(shares, mean_batch, max(1, int(sum(sizes.values()) / mean_batch)))
 
@@ -100,23 +106,23 @@ class TaskBatches(Iterator[TaskBatch]):
     ):
         """Starts at batch 0. `streams` are the batches of each task."""
         self._streams, self._names, self._shares = streams, list(streams), shares
-        self._seed, self._at = (seed, zlib.crc32(b"tasks")), 0
+        self._seed, self._number = (seed, zlib.crc32(b"tasks")), 0
 
     def __next__(self) -> TaskBatch:
         """Returns the next batch."""
-        # Not by JAX: its number would wait for the steps that its device has yet to do.
-        bits = np.random.MT19937(np.random.SeedSequence((*self._seed, self._at)))
-        draw = np.random.RandomState(bits).random_sample()
-        self._at += 1
-        number = np.searchsorted(np.cumsum(list(self._shares.values())), draw, side="right")
-        # Rounding may leave the last of the sums below 1.
-        name = self._names[min(int(number), len(self._names) - 1)]
+        # Not by JAX, whose result would wait for the steps that its device has not finished.
+        bit_generator = np.random.MT19937(np.random.SeedSequence((*self._seed, self._number)))
+        random_number = np.random.RandomState(bit_generator).random_sample()
+        self._number += 1
+        index = np.searchsorted(np.cumsum(list(self._shares.values())), random_number, side="right")
+        # Rounding may leave the last cumulative sum below 1.
+        name = self._names[min(int(index), len(self._names) - 1)]
         return TaskBatch(next(self._streams[name]), name)
 
     def get_state(self) -> dict[str, object]:
         """Returns the position, to be saved as JSON."""
         return {
-            "at": self._at, "shares": {name: float(x) for name, x in self._shares.items()},
+            "at": self._number, "shares": {name: float(x) for name, x in self._shares.items()},
             "streams": {name: stream.get_state() for name, stream in self._streams.items()},
         }  # fmt: skip
 
@@ -128,7 +134,7 @@ class TaskBatches(Iterator[TaskBatch]):
                 f"the saved position has the tasks {state['shares']}, but this run has {shares}; "
                 "resume with the same shared.tasks and data, or use another workdir"
             )
-        self._at = cast(int, state["at"])
+        self._number = cast(int, state["at"])
         positions = cast(Mapping[str, Mapping[str, object]], state["streams"])
         for name, stream in self._streams.items():
             stream.set_state(positions[name])

@@ -32,7 +32,7 @@ from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
-from jaxprompt.runs.running import Work, carry_out, make_state
+from jaxprompt.runs.running import RunStages, init_train_state, run_stages
 from jaxprompt.training.features.cache import FeatureCache, plan_feature_cache
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
@@ -42,9 +42,9 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 
 
-def run(config: RunConfig, workdir: str, given: InMemoryInputs = NO_INPUTS) -> RunResult | None:
-    """Runs `train` in a workdir. Returns the result, see `running.carry_out`."""
-    return carry_out(Tuning(config, workdir, given))
+def train_prompt(config: RunConfig, workdir: str, inputs: InMemoryInputs = NO_INPUTS) -> RunResult | None:
+    """Runs `train` in a workdir. Returns the result, see `running.run_stages`."""
+    return run_stages(TrainStages(config, workdir, inputs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,21 +60,23 @@ class TaskInputs:
 
 
 def read_inputs(
-    config: RunConfig, placement: Placement, backbone: Backbone,
+    config: RunConfig,
+    placement: Placement,
+    backbone: Backbone,
     rows: Mapping[str, Rows] | None = None,
-) -> TaskInputs:  # fmt: skip
+) -> TaskInputs:
     """Loads and encodes the splits of a config; `rows` by split replace its files."""
     examples, scorer, splits = prepare_task(config, placement, backbone, rows)
     scorer = cache_shared_prefix(config, scorer).with_vocabulary_of(splits["train"])
-    count = len(splits["train"].rows)
-    steps_per_epoch = -(-count // config.data.batch)
+    num_rows = len(splits["train"].rows)
+    steps_per_epoch = -(-num_rows // config.data.batch)
     return TaskInputs(
         scorer=scorer,
         splits=splits,
         notes=examples.notes,
         data=make_task_data(examples, scorer),
         steps_per_epoch=steps_per_epoch,
-        milestones=config_milestones(config, steps_per_epoch, count),
+        milestones=config_milestones(config, steps_per_epoch, num_rows),
     )
 
 
@@ -93,7 +95,7 @@ class PreparedTask(Prepared[TaskRecord]):
         return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
-def prepare_run(
+def make_prepared_task(
     config: RunConfig, inputs: TaskInputs, placement: Placement, backbone: Backbone, loaded: Loaded
 ) -> PreparedTask:
     """Combines the inputs of a run and its backbone weights."""
@@ -122,33 +124,33 @@ class TaskJob(Job):
     score: Callable[[Split, Flat, Flat], dict[str, float]]  # see `make_metrics_fn`
 
 
-class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
+class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
     """Trains on the train split, selects on dev, and evaluates on test once."""
 
     DONE, RECORD = "trained", TaskRecord
 
-    def __init__(self, config: RunConfig, workdir: str, given: InMemoryInputs):
+    def __init__(self, config: RunConfig, workdir: str, inputs: InMemoryInputs):
         super().__init__(config, workdir)
-        self.given = given
+        self.inputs = inputs
 
     def check(self) -> None:
         """Checks the config."""
         check_config(self.config)
 
-    def prepare(self, saved: TaskRecord | None, started: int | None) -> PreparedTask:
+    def prepare(self, saved: TaskRecord | None, resume_step: int | None) -> PreparedTask:
         """Loads and encodes the splits, and loads the backbone."""
-        # `check_repeated` compares the records, once this run's own is made.
-        del saved, started
+        # `check_same_data` compares the records later.
+        del saved, resume_step
         config = self.config
         placement = build_placement(config)
         backbone = open_checked_backbone(config, placement)
-        inputs = read_inputs(config, placement, backbone, self.given.rows)
+        inputs = read_inputs(config, placement, backbone, self.inputs.rows)
         if jax.process_count() > 1:
-            # Every process reads for itself, and takes its share of the same rows.
-            rows = {f"the rows of {name}": part.digest() for name, part in inputs.splits.items()}
+            # Every process reads all rows, and trains on its share of them.
+            rows = {f"the rows of {name}": split.digest() for name, split in inputs.splits.items()}
             processes.check_agreement(rows)
-        backbone, loaded = self.given.load(backbone, placement)
-        return prepare_run(config, inputs, placement, backbone, loaded)
+        backbone, loaded = self.inputs.load(backbone, placement)
+        return make_prepared_task(config, inputs, placement, backbone, loaded)
 
     def build(self, prepared: PreparedTask) -> TaskJob:
         """Initialises new parameters, and plans which hidden states are cached."""
@@ -160,7 +162,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         weights = init_params(config, scorer, prepared.loaded, counts, placement)
         cache, fill = plan_feature_cache(config, scorer, splits, weights, placement, self.workdir)
         score = make_metrics_fn(config, scorer, placement, cache)
-        tx, state = make_state(config, prepared, weights.trainable)
+        tx, state = init_train_state(config, prepared, weights.trainable)
         objectives = build_objectives(config, scorer.model)
         return TaskJob(
             step=make_train_step(cache.model, tx, objectives, accumulate=config.optim.accumulate),
@@ -175,47 +177,56 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
             score=score,
         )
 
-    def lines(self, prepared: PreparedTask, job: TaskJob, where: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedTask, job: TaskJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, scorer, (trainable, frozen, report) = self.config, prepared.scorer, job.weights
         family = prepared.backbone.family
         yield f"backbone {config.backbone.path} ({family}), weights {report.fingerprint[:12]}"
         yield f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}"
         if report.unused:
-            shown = ", ".join(report.unused[:5])
-            yield f"  unused tensors in the checkpoint: {len(report.unused)}, e.g. {shown}"
+            examples = ", ".join(report.unused[:5])
+            yield f"  unused tensors in the checkpoint: {len(report.unused)}, e.g. {examples}"
         if report.requantized:
             quantize = config.backbone.quantize
             yield f"  {report.requantized} matrices of the file were quantised again, to {quantize}"
         yield from init_notes(config, scorer.model.backbone.dims)
         yield f"task {scorer.task.name}, template {scorer.template!r}"
-        yield "  " + ", ".join(f"{name} {part.size}" for name, part in prepared.splits.items())
+        yield "  " + ", ".join(f"{name} {split.size}" for name, split in prepared.splits.items())
         for line in example_notes(scorer, prepared.splits, prepared.notes):
             yield f"  {line}"
         yield tree.parameter_table(trainable, frozen)
-        fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
-        if fresh and config.train.init_head:
-            yield f"head initialised from {config.prompt.get('init')}: {', '.join(fresh)}"
-        elif fresh:
-            yield f"randomly initialised: {', '.join(fresh)}"
-        yield f"{prepared.milestones.total} steps, {where}"
+        new_heads = sorted(
+            {"/".join(path.split("/")[:3]) for path in trainable if path.startswith("head/")}
+        )
+        if new_heads and config.train.init_head:
+            yield f"head initialised from {config.prompt.get('init')}: {', '.join(new_heads)}"
+        elif new_heads:
+            yield f"randomly initialised: {', '.join(new_heads)}"
+        yield f"{prepared.milestones.total} steps, {start_message}"
         yield from kernel_notes(config, prepared.placement, prepared.backbone)
 
-    def finish(self, prepared: PreparedTask, job: TaskJob, ended: TrainOutcome) -> RunResult:
+    def finish(self, prepared: PreparedTask, job: TaskJob, outcome: TrainOutcome) -> RunResult:
         """Evaluates on test once, with the best parameters."""
         config, trained = self.config, tree.count(job.weights.trainable)
-        progress, best, scorer = ended.progress, ended.best, prepared.scorer
+        progress, best, scorer = outcome.progress, outcome.best, prepared.scorer
         has_test = config.train.test and "test" in prepared.splits
-        fitted, score = scorer.fitted(best.dev), job.score
-        # A head may choose something on dev, as a threshold: then it is another program.
-        if fitted.head != scorer.head:
-            score = make_metrics_fn(config, fitted, prepared.placement, job.cache)
-        test = score(prepared.splits["test"], ended.trainable, job.frozen) if has_test else None
+        fitted_scorer, score = scorer.fitted(best.dev), job.score
+        # A head that chose e.g. a threshold on dev is another program.
+        if fitted_scorer.head != scorer.head:
+            score = make_metrics_fn(config, fitted_scorer, prepared.placement, job.cache)
+        test = score(prepared.splits["test"], outcome.trainable, job.frozen) if has_test else None
         return RunResult(
-            method=config.prompt.name, seed=config.seed, trained=trained,
-            total=trained + tree.count(job.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test, time=ended.time,
-        )  # fmt: skip
+            method=config.prompt.name,
+            seed=config.seed,
+            trained=trained,
+            total=trained + tree.count(job.frozen),
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            dev=best.dev,
+            test=test,
+            time=outcome.time,
+        )
 
 
 def _feed(config: RunConfig, scorer: Scorer, train: Split, cache: FeatureCache) -> Feed:

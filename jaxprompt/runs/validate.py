@@ -44,69 +44,70 @@ def validate(config: RunConfig) -> Iterator[str]:
     placement = build_placement(config)
     backbone = open_checked_backbone(config, placement)
     inputs = read_inputs(config, placement, backbone)
-    scorer, splits, plan = inputs.scorer, inputs.splits, inputs.milestones
+    scorer, splits, milestones = inputs.scorer, inputs.splits, inputs.milestones
     counts = count_tokens(config, splits["train"], lambda: None)
     trainable, frozen = _shapes(config, scorer, counts)
-    # For what it refuses: a warmup as long as the run, the rate of a part that does not train.
-    build_optimizer(config, trainable, plan, inputs.steps_per_epoch)
+    # For its errors: a warmup as long as the run, a learning rate of a part that does not train.
+    build_optimizer(config, trainable, milestones, inputs.steps_per_epoch)
 
-    yield from _tell_backbone(config, backbone)
-    yield from _tell_task(scorer, splits, inputs.notes)
+    yield from _backbone_lines(config, backbone)
+    yield from _task_lines(scorer, splits, inputs.notes)
     yield tree.parameter_table(trainable, frozen)
-    yield _tell_plan(plan, longest_batch(config, scorer, splits["train"]))
+    yield _plan_line(milestones, longest_batch(config, scorer, splits["train"]))
 
 
 def _validate_shared(config: RunConfig) -> Iterator[str]:
     """Checks a config whose tasks share a prompt, as the run itself does."""
-    multitask.SharedTuning(config, "").check()
+    multitask.SharedTrainStages(config, "").check()
     tasks = multitask.read_tasks(config)
     counts = tasks.count_tokens(config, lambda scorer: None)
     trainable, frozen = _shapes(config, tasks.joined_scorer(), counts)
     build_optimizer(config, trainable, tasks.milestones, tasks.mix.steps_per_epoch)
     batches = {}
-    yield from _tell_backbone(config, tasks.backbone)
+    yield from _backbone_lines(config, tasks.backbone)
     for name, task in tasks.by_name.items():
         yield f"shared task {name}:"
-        yield from _tell_task(task.scorer, task.splits, task.notes)
+        yield from _task_lines(task.scorer, task.splits, task.notes)
         longest = longest_batch(task.config, task.scorer, task.splits["train"])
         batches[longest.encoder.ids.size] = longest
     yield tree.parameter_table(trainable, frozen)
-    yield _tell_plan(tasks.milestones, batches[max(batches)])
+    yield _plan_line(tasks.milestones, batches[max(batches)])
 
 
 def _shapes(
     config: RunConfig, scorer: Scorer, counts: np.ndarray | None
 ) -> tuple[tree.Flat, tree.Flat]:
     """Returns shapes of the trainable and frozen parameters. Raises InputError for a wrong init."""
-    leaves = backbone_shapes(scorer.model.backbone, config.backbone.quantize)
-    shapes = tree.unflatten(leaves)["backbone"]
+    flat_shapes = backbone_shapes(scorer.model.backbone, config.backbone.quantize)
+    shapes = tree.unflatten(flat_shapes)["backbone"]
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     params = jax.eval_shape(init, jax.random.key(0), shapes)
     check_prompt_init(config, scorer, params, counts)
     return split_params(config, scorer, params)
 
 
-def _tell_backbone(config: RunConfig, backbone: Backbone) -> Iterator[str]:
+def _backbone_lines(config: RunConfig, backbone: Backbone) -> Iterator[str]:
     yield f"backbone {config.backbone.path} ({backbone.family})"
     heads = sorted(backbone.module.cfg.model_heads)
     yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"
     yield from init_notes(config, backbone.module.dims)
 
 
-def _tell_task(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:
+def _task_lines(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:
     yield f"task {scorer.task.name}, template {scorer.template!r}"
-    yield "  " + ", ".join(f"{name} {part.size}" for name, part in splits.items())
+    yield "  " + ", ".join(f"{name} {split.size}" for name, split in splits.items())
     for line in example_notes(scorer, splits, notes):
         yield f"  {line}"
-    yield f"  the first example: {spell(scorer, splits['train'].rows[0][0])}"
+    yield f"  the first example: {format_tokens(scorer, splits['train'].rows[0][0])}"
 
 
-def _tell_plan(plan: Milestones, longest: Batch) -> str:
-    rows, length = longest.encoder.ids.shape
-    return f"{plan.total} steps of up to {rows} x {length} tokens, evaluated every {plan.evaluate}"
+def _plan_line(milestones: Milestones, longest: Batch) -> str:
+    batch_size, length = longest.encoder.ids.shape
+    steps = f"{milestones.total} steps of up to {batch_size} x {length} tokens"
+    return f"{steps}, evaluated every {milestones.evaluate}"
 
 
-def spell(scorer: Scorer, encoded: Encoded) -> str:
+def format_tokens(scorer: Scorer, encoded: Encoded) -> str:
     """Returns an encoded example as its tokens; a soft token is [soft]."""
     names = scorer.tokenizer.convert_ids_to_tokens(list(map(int, encoded.ids)))
     return " ".join(

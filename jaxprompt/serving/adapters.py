@@ -1,4 +1,4 @@
-"""Converts PEFT adapters and .npy arrays to exports, and exports to PEFT adapters."""
+"""Converts PEFT adapters and .npy arrays to prompts, and prompts to PEFT adapters."""
 
 import dataclasses
 import os
@@ -23,13 +23,13 @@ from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
 
-# Families whose torch models read the past keys and values in which PEFT passes a prefix.
-_PREFIXES = ("bert", "roberta", "electra", "gpt2", "llama")
-_SHIP = "use prompt.safetensors, which export writes without --peft"
-_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
+# Families whose torch models read past keys and values, as which PEFT passes a prefix.
+_PREFIX_FAMILIES = ("bert", "roberta", "electra", "gpt2", "llama")
+_USE_EXPORT = "use prompt.safetensors, which export writes without --peft"
+_TASK_TYPES = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
-class Adopted(NamedTuple):
+class ImportedPrompt(NamedTuple):
     """A prompt without metadata."""
 
     tensors: dict[str, np.ndarray]  # by flat name, as in an export
@@ -61,11 +61,11 @@ _HEADS = (
 
 def is_adapter(path: str) -> bool:
     """Returns whether `path` is a PEFT adapter folder or an .npy array."""
-    where = user_path(path)
-    return where.suffix == ".npy" or os.path.exists(where / "adapter_config.json")
+    local_path = user_path(path)
+    return local_path.suffix == ".npy" or os.path.exists(local_path / "adapter_config.json")
 
 
-def adopt(path: str) -> Adopted:
+def import_prompt(path: str) -> ImportedPrompt:
     """Reads a PEFT adapter folder or an .npy array [S, E].
 
     A head is only converted for a prefix: with soft tokens PEFT pools the first soft token, not
@@ -76,7 +76,7 @@ def adopt(path: str) -> Adopted:
     """
     if Path(path).suffix == ".npy":
         rows = import_npy(path)
-        return Adopted({"prompt/slots": rows}, {"name": "constant", "slots": len(rows)}, {})
+        return ImportedPrompt({"prompt/slots": rows}, {"name": "constant", "slots": len(rows)}, {})
     adapter = read_peft(path)
     block: dict[str, Any] = {"name": "constant"}
     if adapter.soft is not None:
@@ -87,46 +87,46 @@ def adopt(path: str) -> Adopted:
                 f"prompt.file={path}"
             )
         block["slots"] = len(adapter.soft)
-        return Adopted({"prompt/slots": adapter.soft}, block, {})
-    assert adapter.k is not None and adapter.v is not None  # as there are no soft tokens
+        return ImportedPrompt({"prompt/slots": adapter.soft}, block, {})
+    assert adapter.k is not None and adapter.v is not None  # without soft tokens it is a prefix
     layers, length = adapter.k.shape[:2]
-    part = "decoder_" if adapter.stream == "decoder" else ""
-    block |= {f"{part}length": length, f"{part}first": 0, f"{part}last": layers}
-    block["shift_decoder" if part else "shift"] = length
-    tensors = {f"prompt/{part}k": adapter.k, f"prompt/{part}v": adapter.v}
-    head, own = _head_of(path, adapter)
-    return Adopted(tensors | head, block, own)
+    prefix = "decoder_" if adapter.stream == "decoder" else ""
+    block |= {f"{prefix}length": length, f"{prefix}first": 0, f"{prefix}last": layers}
+    block["shift_decoder" if prefix else "shift"] = length
+    tensors = {f"prompt/{prefix}k": adapter.k, f"prompt/{prefix}v": adapter.v}
+    head, head_config = _convert_head(path, adapter)
+    return ImportedPrompt(tensors | head, block, head_config)
 
 
-def metadata_of_adopted(
-    config: RunConfig, path: str, adopted: Adopted, backbone: LoadedBackbone
+def make_imported_metadata(
+    config: RunConfig, path: str, imported: ImportedPrompt, backbone: LoadedBackbone
 ) -> PromptMetadata:
     """Makes the metadata of a prompt that has none.
 
     Args:
       config: gives the task, the head and the layout.
       path: where the prompt was read, for messages.
-      adopted: the prompt.
+      imported: the prompt.
       backbone: the backbone of the prompt.
 
     Raises:
       InputError: if these do not fit, or if the classes are not known.
     """
     opened = backbone.backbone
-    if "length" in adopted.prompt and opened.module.STYLE == "seq2seq":
-        # In the encoder it would give other answers than PEFT.
+    if "length" in imported.prompt and opened.module.STYLE == "seq2seq":
+        # In the encoder it would give other predictions than in PEFT.
         raise InputError(
             f"{path} has a prefix with num_transformer_submodules=1, which PEFT uses in the "
             f"decoder of {with_article(opened.family)}, and which is not supported; train it in "
             "PEFT with task_type=SEQ_2_SEQ_LM"
         )
-    if "length" in adopted.prompt and opened.family not in _PREFIXES:
+    if "length" in imported.prompt and opened.family not in _PREFIX_FAMILIES:
         raise InputError(
             f"{path} has a prefix, which {with_article(opened.family)} of transformers does not "
-            f"support; give the backbone that it was trained on: {', '.join(_PREFIXES)}"
+            f"support; give the backbone that it was trained on: {', '.join(_PREFIX_FAMILIES)}"
         )
-    if "pooler" in adopted.head and config.head.to_dict() == adopted.head:
-        # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
+    if "pooler" in imported.head and config.head.to_dict() == imported.head:
+        # Torch names both heads alike, but RoBERTa's uses tanh and ELECTRA's gelu.
         fitting = "roberta" if config.head.get("pooler") == "trained" else "bert"
         if opened.family != fitting:
             raise InputError(
@@ -134,7 +134,7 @@ def metadata_of_adopted(
                 f"{with_article(opened.family)}; give another head, or the backbone that it was "
                 "trained on"
             )
-    config = dataclasses.replace(config, prompt=OpenBlock.from_dict(adopted.prompt))
+    config = dataclasses.replace(config, prompt=OpenBlock.from_dict(imported.prompt))
     task = read_task(config.task)
     if task.kind == "classes" and not (task.labels or task.choices):
         raise InputError("the classes are not known without training rows; set task.labels")
@@ -158,34 +158,36 @@ def scale_slots(tensors: Mapping[str, np.ndarray], rescale: float) -> dict[str, 
     }
 
 
-def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _convert_head(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Converts the head of a PEFT adapter. Returns its tensors and its config block."""
     if not adapter.head:
         return {}, {}
-    kind = adapter.config.get("task_type")
-    known = [head for head in _HEADS if head.task == kind]
-    if not known:
+    task_type = adapter.config.get("task_type")
+    candidates = [head for head in _HEADS if head.task == task_type]
+    if not candidates:
         raise InputError(
-            f"{path} has a head of task_type={brief(kind)}, which is not supported; save the "
+            f"{path} has a head of task_type={brief(task_type)}, which is not supported; save the "
             f"adapter with one of {', '.join(dict.fromkeys(head.task for head in _HEADS))}"
         )
     names = set(adapter.head)
-    found = next((head for head in known if names == set(head.tensors())), None)
-    if found is None:
-        forms = " or ".join(", ".join(head.tensors()) for head in known)
+    match = next((head for head in candidates if names == set(head.tensors())), None)
+    if match is None:
+        forms = " or ".join(", ".join(head.tensors()) for head in candidates)
         raise InputError(
-            f"{path} has a head with {', '.join(sorted(names))}, which is not supported; {kind} "
-            f"needs {forms}"
+            f"{path} has a head with {', '.join(sorted(names))}, which is not supported; "
+            f"{task_type} needs {forms}"
         )
     tensors = {}
-    for name, ours in found.layers.items():
+    for name, our_name in match.layers.items():
         # torch's [out, in] -> [in, out]
-        tensors[f"head/main/{ours}/kernel"] = np.ascontiguousarray(adapter.head[f"{name}.weight"].T)
-        tensors[f"head/main/{ours}/bias"] = adapter.head[f"{name}.bias"]
-    return tensors, found.block
+        tensors[f"head/main/{our_name}/kernel"] = np.ascontiguousarray(
+            adapter.head[f"{name}.weight"].T
+        )
+        tensors[f"head/main/{our_name}/bias"] = adapter.head[f"{name}.bias"]
+    return tensors, match.block
 
 
-def as_peft(
+def make_peft_arguments(
     scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> dict[str, Any]:
     """Returns the keyword arguments of `convert.peft.write_peft`.
@@ -201,15 +203,15 @@ def as_peft(
     adapter: dict[str, Any] = {
         "base": base.id,
         "revision": base.revision,
-        "task_type": _TASKS.get(base.family),
+        "task_type": _TASK_TYPES.get(base.family),
         "layers": base.dims.layers,
         "heads": base.dims.heads,
     }
     if "prompt/slots" in tensors:
-        if not _stand_in_front(scorer):
+        if not _are_first(scorer):
             raise InputError(
                 f"--peft: PEFT puts soft tokens before the input, and the template "
-                f"{metadata.template!r} has them elsewhere; {_SHIP}"
+                f"{metadata.template!r} has them elsewhere; {_USE_EXPORT}"
             )
         return adapter | {"soft": unscaled_soft_tokens(tensors, base.rescale)}
     _check_prefix(base, metadata.prompt)
@@ -226,12 +228,12 @@ def _check_single_prompt(
     """Raises InputError if a run has more than soft tokens or a prefix, or neither."""
     if scorer.demos is not None:
         raise InputError(
-            f"--peft: the prompt uses demonstrations, which PEFT does not support; {_SHIP}"
+            f"--peft: the prompt uses demonstrations, which PEFT does not support; {_USE_EXPORT}"
         )
     if scorer.model.prompt.reads:
         raise InputError(
             f"--peft: {with_article(metadata.method)} prompt is computed from each text, which "
-            f"PEFT does not support; {_SHIP}"
+            f"PEFT does not support; {_USE_EXPORT}"
         )
     if tuned_names(tensors):
         raise InputError(
@@ -241,7 +243,7 @@ def _check_single_prompt(
     if "prompt/rows" in tensors:
         raise InputError(
             f"--peft: {with_article(metadata.method)} prompt trains label rows, which PEFT does "
-            f"not support; {_SHIP}"
+            f"not support; {_USE_EXPORT}"
         )
     others = {name for name in tensors if name.startswith("prompt/")} - {"prompt/slots"}
     if metadata.backbone.family == "t5" and others:
@@ -252,7 +254,7 @@ def _check_single_prompt(
     if "prompt/slots" in tensors and others:
         raise InputError(
             f"--peft: {with_article(metadata.method)} prompt has soft tokens and a prefix, and "
-            f"PEFT supports only one of them; {_SHIP}"
+            f"PEFT supports only one of them; {_USE_EXPORT}"
         )
     if "prompt/slots" not in tensors and "prompt/k" not in tensors:
         raise InputError(
@@ -267,16 +269,16 @@ def _check_prefix(base: BackboneMetadata, constant: OpenBlock) -> None:
     if span != (0, base.dims.layers, fields["length"]):
         raise InputError(
             "--peft: a prefix of PEFT is in every layer and shifts positions by its length, and "
-            f"this one is in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}; {_SHIP}"
+            f"this one is in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}; {_USE_EXPORT}"
         )
-    if base.family not in _PREFIXES:
+    if base.family not in _PREFIX_FAMILIES:
         raise InputError(
             f"--peft: {with_article(base.family)} of transformers does not support a prefix; "
-            f"{_SHIP}"
+            f"{_USE_EXPORT}"
         )
 
 
-def _stand_in_front(scorer: Scorer) -> bool:
+def _are_first(scorer: Scorer) -> bool:
     """Returns whether the input starts with all soft tokens, before [CLS] and hard words."""
     count = scorer.model.prompt.num_slots()
     (rows,) = encode_text(scorer, "a text")

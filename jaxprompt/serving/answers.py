@@ -16,7 +16,7 @@ from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answer_fn
 
 
-class Answered(NamedTuple):
+class Answers(NamedTuple):
     """The predictions for some examples, and their metrics."""
 
     columns: list[dict[str, Any]]  # of each example, by column name
@@ -28,21 +28,21 @@ class Answered(NamedTuple):
 
 def make_answers(
     scorer: Scorer, *, generation: GenerateConfig, placement: Placement
-) -> Callable[[tree.Params, Sequence[Example]], Answered]:
+) -> Callable[[tree.Params, Sequence[Example]], Answers]:
     """Makes (params, examples) -> answers in order, compiled once per shape of a batch."""
     scorer = with_shared_prefix(scorer)
-    head, at = scorer.head, scorer.layout
-    answering = make_answer_fn(head, placement, scorer.model, generation, scorer.tokenizer, at)
+    head, layout = scorer.head, scorer.layout
+    predict = make_answer_fn(head, placement, scorer.model, generation, scorer.tokenizer, layout)
 
-    def answer(params: tree.Params, examples: Sequence[Example]) -> Answered:
+    def answer(params: tree.Params, examples: Sequence[Example]) -> Answers:
         split = scorer.encode(examples)
         batches = EvalBatches(split.rows, split.labels, scorer.layout)
-        found = answering({}, dict(params), batches, len(split.rows))
-        head.check_found(split.average(found))
-        measured, known = scorer.measure_known(split, found)
-        columns = list(scorer.answers(examples, split, found))
+        scores = predict({}, dict(params), batches, len(split.rows))
+        head.check_found(split.average(scores))
+        metrics, known = scorer.measure_known(split, scores)
+        columns = list(scorer.answers(examples, split, scores))
         unmarked = split.metric_data.unmarked if split.metric_data else 0
-        return Answered(columns, measured, known, count_cut(split.by_example()), unmarked)
+        return Answers(columns, metrics, known, count_cut(split.by_example()), unmarked)
 
     return answer
 
@@ -54,19 +54,21 @@ def mark_errors(
 
     With `generation` also each example that leaves no room for generated text.
     """
-    marked = []
+    checked = []
     for record in records:
         try:
             if record.example:
                 split = scorer.encode([record.example])
                 batches = EvalBatches(split.rows, split.labels, scorer.layout)
                 if generation is not None and scorer.head.WRITES:
-                    size, ends = (
-                        (generation.max_new_tokens, generation.num_beams),
-                        scorer.layout.ends,
+                    check_writing(
+                        scorer.model,
+                        next(iter(batches)),
+                        generation.max_new_tokens,
+                        generation.num_beams,
+                        ends=scorer.layout.ends,
                     )
-                    check_writing(scorer.model, next(iter(batches)), *size, ends=ends)
         except InputError as error:
             record = record._replace(example=None, error=f"{record.origin}: {error}")
-        marked.append(record)
-    return marked
+        checked.append(record)
+    return checked

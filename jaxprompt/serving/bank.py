@@ -1,4 +1,4 @@
-"""A bank: exported prompts that share one backbone, for rows that each name their prompt."""
+"""A bank: exported prompts on one backbone, for batches whose rows name their prompts."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, wit
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.serving.answers import Answered, mark_errors
+from jaxprompt.serving.answers import Answers, mark_errors
 from jaxprompt.training.evaluation import StartPass, compile_step, dispatch_ahead
 from jaxprompt.types import NO_LIMIT, Batch, Injection
 
@@ -36,14 +36,14 @@ class Export(NamedTuple):
     metadata: PromptMetadata
 
 
-class Shelf(NamedTuple):
-    """Prompts whose rows can share a batch."""
+class PromptGroup(NamedTuple):
+    """Prompts whose examples can share a batch."""
 
     members: list[int]  # indices of the prompts
     bank: Bank
-    added: Injection
-    held: list[Held]
-    kinds: list[int]  # index of each member's head in the bank
+    injections: Injection
+    head_groups: list[Held]
+    head_indices: list[int]  # index of each member's head in the bank
     step: StartPass
 
 
@@ -52,18 +52,18 @@ class PromptBank(NamedTuple):
 
     names: tuple[str, ...]
     scorers: list[Scorer]
-    shelves: list[Shelf]
+    groups: list[PromptGroup]
     backbone: Mapping[str, Any]  # its parameters
     placement: Placement
 
     def find(self, name: Any, where: str) -> int:
         """Returns the index of a prompt. Raises InputError, with `where`, for an unknown name."""
-        held = describe_non_text(name)
-        spelled = "" if held else spelling(name)  # names may be numbers, too
-        if spelled not in self.names:
-            known = nearest(str(name), self.names)
-            raise InputError(f"{where}: unknown prompt {held or repr(name)[:60]}; {known}")
-        return self.names.index(spelled)
+        problem = describe_non_text(name)
+        text = "" if problem else spelling(name)  # names may be numbers, too
+        if text not in self.names:
+            advice = nearest(str(name), self.names)
+            raise InputError(f"{where}: unknown prompt {problem or repr(name)[:60]}; {advice}")
+        return self.names.index(text)
 
 
 def name_of(path: str) -> str:
@@ -72,13 +72,13 @@ def name_of(path: str) -> str:
     return parts[-1] if parts else path
 
 
-def check_names(names: Sequence[str], paths: Sequence[str], how: str) -> None:
-    """Raises InputError if two prompts have the same name; `how` says how to name them."""
-    for number, name in enumerate(names):
-        if name in names[:number]:
+def check_names(names: Sequence[str], paths: Sequence[str], advice: str) -> None:
+    """Raises InputError if two prompts have the same name; `advice` says how to name them."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
             other = paths[list(names).index(name)]
             raise InputError(
-                f"{other} and {paths[number]} are both called {name!r}; give each a name: {how}"
+                f"{other} and {paths[index]} are both called {name!r}; give each a name: {advice}"
             )
 
 
@@ -101,94 +101,104 @@ def make_bank(
     opened = opened._replace(tokenizer=opened.tokenizer or load_tokenizer(opened.folder))
     scorers, prompt_params = [], []
     for name, export in prompts.items():
-        learned_on = export.metadata.backbone
-        held = backbone.loaded.report.fingerprint
-        if learned_on.fingerprint != held and not force:
+        trained_on = export.metadata.backbone
+        fingerprint = backbone.loaded.report.fingerprint
+        if trained_on.fingerprint != fingerprint and not force:
             raise InputError(
-                f"prompt {name} was trained on weights {learned_on.fingerprint[:12]} "
-                f"({learned_on.id}), and this bank uses {held[:12]} ({opened.config.path}); "
+                f"prompt {name} was trained on weights {trained_on.fingerprint[:12]} "
+                f"({trained_on.id}), and this bank uses {fingerprint[:12]} ({opened.config.path}); "
                 "serve the prompt separately, or give --force (force=True)"
             )
-        if learned_on.rescale != opened.config.rescale:
+        if trained_on.rescale != opened.config.rescale:
             raise InputError(
-                f"prompt {name} was trained with rescale={learned_on.rescale}, the bank's backbone "
+                f"prompt {name} was trained with rescale={trained_on.rescale}, the bank's backbone "
                 f"has {opened.config.rescale}; serve it separately"
             )
         prompt_backbone = opened._replace(
-            config=dataclasses.replace(opened.config, sentinel=learned_on.sentinel)
+            config=dataclasses.replace(opened.config, sentinel=trained_on.sentinel)
         )
         try:
             scorer = scorer_from_metadata(prompt_backbone, export.metadata, batch, force=force)
             scorer = scorer.with_backbone(prompt_backbone)
         except InputError as error:
             raise InputError(f"prompt {name}: {error}") from error
-        _check(name, export, scorer)
+        _check_supported(name, export, scorer)
         scorers.append(scorer)
         prompt_params.append(join_params(export.path, export.tensors, scorer, backbone))
-    added = [_added(scorer, params) for scorer, params in zip(scorers, prompt_params, strict=True)]
-    apart: dict[Any, list[int]] = {}
-    for number, scorer in enumerate(scorers):
-        # Heads that read words may have a backbone with other last layers.
-        shape = scorer.model.backbone.cfg, *_shape_of(scorer.layout, added[number])
-        apart.setdefault(shape, []).append(number)
-    shelves = [
-        _make_shelf(
+    injections = [
+        _compute_injection(scorer, params)
+        for scorer, params in zip(scorers, prompt_params, strict=True)
+    ]
+    by_shape: dict[Any, list[int]] = {}
+    for index, scorer in enumerate(scorers):
+        # Heads with label words may have a backbone with other last layers.
+        shape = scorer.model.backbone.cfg, *_batch_key(scorer.layout, injections[index])
+        by_shape.setdefault(shape, []).append(index)
+    groups = [
+        _make_group(
             backbone.placement, members, [scorers[i] for i in members],
-            [prompt_params[i] for i in members], [added[i] for i in members],
+            [prompt_params[i] for i in members], [injections[i] for i in members],
         )
-        for members in apart.values()
+        for members in by_shape.values()
     ]  # fmt: skip
     params = {"backbone": backbone.loaded.params}
-    return PromptBank(tuple(prompts), scorers, shelves, params, backbone.placement)
+    return PromptBank(tuple(prompts), scorers, groups, params, backbone.placement)
 
 
-def _check(name: str, export: Export, scorer: Scorer) -> None:
-    alone = "; serve it separately"
+def _check_supported(name: str, export: Export, scorer: Scorer) -> None:
+    advice = "; serve it separately"
     if scorer.head.WRITES:
-        raise InputError(f"prompt {name} generates text, which a bank does not support{alone}")
+        raise InputError(f"prompt {name} generates text, which a bank does not support{advice}")
     if scorer.model.prompt.reads:
         raise InputError(
-            f"prompt {name} is computed from each text, which a bank does not support{alone}"
+            f"prompt {name} is computed from each text, which a bank does not support{advice}"
         )
     if tuned_names(export.tensors):
         raise InputError(
             f"prompt {name} has tuned backbone weights, and the prompts of a bank share one "
-            f"backbone{alone}"
+            f"backbone{advice}"
         )
 
 
-def _added(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
+def _compute_injection(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
     """Computes the injection of a prompt, which does not depend on the batch."""
     choices = (" ",) * scorer.layout.num_rows
     rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
-    added = jax.jit(scorer.model.inject)(params, scorer.one_batch(rows))
-    # If no distance depends on positions, they need not be equal within a batch.
-    return added if scorer.model.backbone.reads_prefix_positions else without_places(added)
+    injection = jax.jit(scorer.model.inject)(params, scorer.one_batch(rows))
+    # If no attention depends on the prefix's positions, they may differ within a batch.
+    return injection if scorer.model.backbone.reads_prefix_positions else without_places(injection)
 
 
-def _shape_of(layout: Layout, added: Injection) -> tuple[Any, ...]:
+def _batch_key(layout: Layout, injection: Injection) -> tuple[Any, ...]:
     """Returns what prompts must have in common to share a batch."""
-    return layout.num_rows, layout.side, layout.branches, layout.pad_id, places_of(added)
+    return layout.num_rows, layout.side, layout.branches, layout.pad_id, places_of(injection)
 
 
-def _make_shelf(
-    placement: Placement, members: list[int], scorers: Sequence[Scorer],
-    params: Sequence[Mapping[str, Any]], added: Sequence[Injection],
-) -> Shelf:  # fmt: skip
+def _make_group(
+    placement: Placement,
+    members: list[int],
+    scorers: Sequence[Scorer],
+    params: Sequence[Mapping[str, Any]],
+    injections: Sequence[Injection],
+) -> PromptGroup:
     heads = [scorer.model.heads["main"] for scorer in scorers]
-    numbers = [prompt.get("head", {}).get("main", {}) for prompt in params]
-    kinds, held, of = group_heads(heads, numbers, [injection.rows for injection in added])
+    head_params = [prompt_params.get("head", {}).get("main", {}) for prompt_params in params]
+    kinds, head_groups, head_indices = group_heads(
+        heads, head_params, [injection.rows for injection in injections]
+    )
     bank = Bank(scorers[0].model.backbone, kinds, scorers[0].layout.num_rows)
-    return Shelf(members, bank, stack(added), held, of, bank_step(placement, bank))
+    return PromptGroup(
+        members, bank, stack(injections), head_groups, head_indices, bank_step(placement, bank)
+    )
 
 
 @cached_factory
 def bank_step(placement: Placement, bank: Bank) -> StartPass:
     """Compiles the scores of a bank, once for all equal banks of a process."""
 
-    def step(given: tuple[Injection, list[Held]], params: Mapping[str, Any], batch: Batch):
-        added, held = given
-        return bank.scores(params, added, held, batch)
+    def step(bank_params: tuple[Injection, list[Held]], params: Mapping[str, Any], batch: Batch):
+        injection, head_params = bank_params
+        return bank.scores(params, injection, head_params, batch)
 
     return compile_step(placement, step)
 
@@ -212,12 +222,12 @@ def read_requests(
                     f"{record.origin}: no column {column!r} with the name of the prompt; "
                     f"{show_columns(record.row)}"
                 )
-            number = bank.find(record.row[column], record.origin)
+            index = bank.find(record.row[column], record.origin)
         except InputError as error:
             requests.append((-1, record._replace(error=str(error))))
             continue
-        examples = with_examples(bank.scorers[number].task, [record])
-        requests += [(number, each) for each in examples]
+        examples = with_examples(bank.scorers[index].task, [record])
+        requests += [(index, example_record) for example_record in examples]
     return requests
 
 
@@ -225,48 +235,48 @@ def mark_requests(
     bank: PromptBank, requests: Sequence[tuple[int, Record]]
 ) -> list[tuple[int, Record]]:
     """Replaces each example that its prompt cannot encode with the error."""
-    return [(n, mark_errors(bank.scorers[n], [record])[0]) for n, record in requests]
+    return [(index, mark_errors(bank.scorers[index], [record])[0]) for index, record in requests]
 
 
 def in_order(
-    requests: Sequence[tuple[int, Record]], answers: Mapping[int, Answered]
+    requests: Sequence[tuple[int, Record]], answers: Mapping[int, Answers]
 ) -> Iterator[dict[str, Any]]:
     """Yields the answers in the order of the records that have an example."""
-    columns = {number: iter(answered.columns) for number, answered in answers.items()}
-    for number, record in requests:
+    columns = {index: iter(answer.columns) for index, answer in answers.items()}
+    for index, record in requests:
         if record.example:
-            yield next(columns[number])
+            yield next(columns[index])
 
 
-def answer(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int, Answered]:
+def answer_requests(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int, Answers]:
     """Answers requests in shared batches; records without an example are left out.
 
     Returns:
       By the index of each prompt, its answers in the order of its examples.
     """
     records: dict[int, list[Record]] = {}
-    for number, record in requests:
+    for index, record in requests:
         if record.example is not None:
-            records.setdefault(number, []).append(record)
+            records.setdefault(index, []).append(record)
     splits: dict[int, Split] = {}
-    scores_of: dict[int, np.ndarray] = {}
-    for number, scorer in enumerate(bank.scorers):
-        if prompt_records := records.get(number):
-            splits[number] = _encode(scorer, prompt_records)
-    for shelf in bank.shelves:
-        here = [number for number in shelf.members if number in splits]
-        if here:
-            scores_of |= _score(bank, shelf, {number: splits[number] for number in here})
+    scores_by_prompt: dict[int, np.ndarray] = {}
+    for index, scorer in enumerate(bank.scorers):
+        if prompt_records := records.get(index):
+            splits[index] = _encode(scorer, prompt_records)
+    for group in bank.groups:
+        indices = [index for index in group.members if index in splits]
+        if indices:
+            scores_by_prompt |= _score_group(
+                bank, group, {index: splits[index] for index in indices}
+            )
     answers = {}
-    for number, split in splits.items():
-        scorer, scores = bank.scorers[number], scores_of[number]
+    for index, split in splits.items():
+        scorer, scores = bank.scorers[index], scores_by_prompt[index]
         scorer.head.check_found(split.average(scores))
-        measured, known = scorer.measure_known(split, scores)
-        columns = list(scorer.answers(_examples(records[number]), split, scores))
+        metrics, known = scorer.measure_known(split, scores)
+        columns = list(scorer.answers(_examples(records[index]), split, scores))
         unmarked = split.metric_data.unmarked if split.metric_data else 0
-        answers[number] = Answered(
-            columns, measured, known, count_cut(split.by_example()), unmarked
-        )
+        answers[index] = Answers(columns, metrics, known, count_cut(split.by_example()), unmarked)
     return answers
 
 
@@ -285,51 +295,66 @@ def _encode(scorer: Scorer, records: Sequence[Record]) -> Split:
         raise
 
 
-def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[int, np.ndarray]:
+def _score_group(
+    bank: PromptBank, group: PromptGroup, splits: Mapping[int, Split]
+) -> dict[int, np.ndarray]:
     """Scores the units of some prompts in shared batches. Returns for each prompt [units, ...]."""
-    rows, owners = [], []
-    for number, split in splits.items():
-        layout = bank.scorers[number].layout
+    rows, member_indices = [], []
+    for index, split in splits.items():
+        layout = bank.scorers[index].layout
         rows += [[_shift(row, layout) for row in unit] for unit in split.rows]
-        owners += [shelf.members.index(number)] * len(split.rows)
+        member_indices += [group.members.index(index)] * len(split.rows)
     if any(row.num_choices for unit in rows for row in unit):
-        # Counts are one array of a batch: where no row limits the classes, all of them count.
+        # Numbers of choices are one array of a batch; rows without a limit have all classes.
         rows = [
             [row._replace(num_choices=row.num_choices or NO_LIMIT) for row in unit] for unit in rows
         ]
-    layouts = [bank.scorers[number].layout for number in splits]
-    # The shift is in the rows themselves: prompts of one batch may shift by different numbers.
+    layouts = [bank.scorers[index].layout for index in splits]
+    # `_shift` shifts the rows, because prompts of one batch may shift by different numbers.
     layout = dataclasses.replace(
-        layouts[0], max_len=max(own.max_len for own in layouts), shift=0, decoder_shift=0,
-        multiple=max(own.multiple for own in layouts),
-    )  # fmt: skip
+        layouts[0],
+        max_len=max(layout.max_len for layout in layouts),
+        shift=0,
+        decoder_shift=0,
+        multiple=max(layout.multiple for layout in layouts),
+    )
     batches = EvalBatches(rows, [-1] * len(rows), layout)
-    # By unit, in the order of `rows`; a batch picks its own by index.
-    prompts = np.array(owners, np.int32)
-    given = shelf.added, shelf.held
-    every: dict[int, np.ndarray] = {}  # by kind of head
-    for index, scored in _each(shelf.step, given, bank.backbone, batches, prompts):
-        # Rows that only fill the batch have no place among the units.
-        there = index >= 0
-        for kind, value in enumerate(scored):
-            if kind not in every:
-                every[kind] = np.full((len(rows), *value.shape[1:]), np.nan, np.float32)
-            every[kind][index[there]] = value[there]
-    parts = {}
-    for number in splits:
-        member = shelf.members.index(number)
-        # Every head has scored every row: a prompt takes what its own kind of head gave.
-        parts[number] = every[shelf.kinds[member]][prompts == member]
-    return parts
+    # By unit, in the order of `rows`; a batch selects from it by index.
+    unit_members = np.array(member_indices, np.int32)
+    bank_params = group.injections, group.head_groups
+    scores_by_head: dict[int, np.ndarray] = {}  # by kind of head
+    for unit_indices, head_scores in _score_batches(
+        group.step, bank_params, bank.backbone, batches, unit_members
+    ):
+        # Padding rows of the batch have index -1.
+        is_example = unit_indices >= 0
+        for head_index, scores in enumerate(head_scores):
+            if head_index not in scores_by_head:
+                scores_by_head[head_index] = np.full(
+                    (len(rows), *scores.shape[1:]), np.nan, np.float32
+                )
+            scores_by_head[head_index][unit_indices[is_example]] = scores[is_example]
+    scores_by_prompt = {}
+    for index in splits:
+        member = group.members.index(index)
+        # Every head has scored every row; only the scores of the prompt's own head are used.
+        scores_by_prompt[index] = scores_by_head[group.head_indices[member]][unit_members == member]
+    return scores_by_prompt
 
 
-def _each(
-    step: Callable, given: Any, params: Mapping[str, Any], batches: EvalBatches, prompts: np.ndarray
+def _score_batches(
+    step: Callable,
+    bank_params: Any,
+    params: Mapping[str, Any],
+    batches: EvalBatches,
+    prompts: np.ndarray,
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Runs the batches. Yields the units of the rows of each, and their scores by head."""
-    score = step(given, params)
-    for index, scored in dispatch_ahead(score(_with_prompts(batch, prompts)) for batch in batches):
-        yield np.asarray(index), [np.asarray(value, np.float32) for value in scored]
+    """Yields for each batch the unit indices of its rows, and their scores by head."""
+    score_batch = step(bank_params, params)
+    for index, head_scores in dispatch_ahead(
+        score_batch(_with_prompts(batch, prompts)) for batch in batches
+    ):
+        yield np.asarray(index), [np.asarray(value, np.float32) for value in head_scores]
 
 
 def _with_prompts(batch: Batch, prompts: np.ndarray) -> Batch:

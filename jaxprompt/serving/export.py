@@ -12,12 +12,12 @@ from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.runs import ppt
-from jaxprompt.runs.restore import restore
+from jaxprompt.runs.restore import restore_run
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import read_result
 
 
-class Packed(NamedTuple):
+class PackedPrompt(NamedTuple):
     """A prompt that is ready for export."""
 
     scorer: Scorer
@@ -25,29 +25,32 @@ class Packed(NamedTuple):
     metadata: PromptMetadata
 
 
-def pack_run(config: RunConfig, workdir: str, given: InMemoryInputs = NO_INPUTS) -> Packed:
+def pack_run(config: RunConfig, workdir: str, inputs: InMemoryInputs = NO_INPUTS) -> PackedPrompt:
     """Reads and folds the best prompt of a run, tuned or pre-trained, and makes its metadata."""
     if config.ppt.task:
-        trained = ppt.restore(config, workdir)
+        trained = ppt.restore_pretrained(config, workdir)
     else:
-        trained = restore(config, workdir, given=given)
+        trained = restore_run(config, workdir, inputs=inputs)
     result, best = read_result(workdir), trained.best
     splits = ("dev", "test", "held_out")
     metrics = {name: x for name in splits if (x := getattr(result, name, None)) is not None}
     weights = trained.weights
     tensors, metadata = pack_prompt(
-        trained.scorer, weights.trainable, weights.frozen,
+        trained.scorer,
+        weights.trainable,
+        weights.frozen,
         backbone=dataclasses.replace(config.backbone, family=trained.family),
-        fingerprint=weights.report.fingerprint, config=config,
+        fingerprint=weights.report.fingerprint,
+        config=config,
         metrics=metrics or {"dev": best and best.dev},
-    )  # fmt: skip
+    )
     metadata = dataclasses.replace(
         metadata,
         init=trained.record.init,
-        pretrained=ppt.read_about(trained) if config.ppt.task else None,
+        pretrained=ppt.pretraining_summary(trained) if config.ppt.task else None,
         step=best.step if best is not None else None,
     )
-    return Packed(trained.scorer, tensors, metadata)
+    return PackedPrompt(trained.scorer, tensors, metadata)
 
 
 def check_newest(workdir: str, step: int | None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError, escape
-from jaxprompt.files import dumps, make_folder, parse_json, plain, write_atomic, write_error
+from jaxprompt.files import dumps, make_folder, parse_json, to_plain, write_atomic, write_error
 from jaxprompt.training.pace import format_seconds
 from jaxprompt.training.trackers import open_tracker
 
@@ -91,7 +91,7 @@ class RunLog:
         """Appends one record: numbers, strings, and dicts and lists of them; "time" is a dict."""
         if not self._enabled:
             return
-        record = {"step": int(step), **{name: plain(value) for name, value in values.items()}}
+        record = {"step": int(step), **{name: to_plain(value) for name, value in values.items()}}
         try:
             with open(self._path, "ab") as file:
                 # The whole line at once, so that a kill can cut off only the last line.

@@ -155,7 +155,7 @@ def train_loop(runs: Runs, log: RunLog, seconds: float) -> float | None:
             log.info(f"compiling the training step for {_format_shape(batch)}")
         # During the first step, which compiles, a stop loses nothing; several processes must agree.
         stops_immediately = runs.step == first_step and jax.process_count() == 1
-        with signals.at_once() if stops_immediately else contextlib.nullcontext():
+        with signals.immediate() if stops_immediately else contextlib.nullcontext():
             metrics_on_device = runs.take_step(batch)
         if is_new:  # the speed leaves out the compilation
             dispatched.wait()
@@ -181,7 +181,7 @@ def train_loop(runs: Runs, log: RunLog, seconds: float) -> float | None:
         if signal:
             runs.wait_for_saves()
             saved_message = f"at step {runs.step}; saved, run the same command again to resume"
-            log.info(signals.stopped(signal, saved_message))
+            log.info(signals.stop_message(signal, saved_message))
             return None
     return elapsed()
 

@@ -271,7 +271,7 @@ def train_job(
         job.fill_cache(log.info)
         trace_steps = settings.profile if processes.is_first() else 0
         with (
-            signals.held() as stop_signal,
+            signals.deferred() as stop_signal,
             profiled(workdir, trace_steps, run_state.step) as profiler,
             contextlib.closing(feed.batches),
             checkpoints,
@@ -282,7 +282,7 @@ def train_job(
     if outcome is not None:
         signals.note("after the last step; saved, run the same command again to finish")
         # A signal during the last step, on any process.
-        signals.check(max(map(int, processes.gather_texts(str(stop_signal())))))
+        signals.stop_on_signal(max(map(int, processes.gather_texts(str(stop_signal())))))
     return outcome
 
 

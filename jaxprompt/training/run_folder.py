@@ -20,7 +20,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import (
     CONFIG,
     LOCK,
-    acquire,
+    acquire_lock,
     add_checksum,
     dumps,
     make_folder,
@@ -66,7 +66,7 @@ def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
 def _lock_folder(folder: Path) -> Iterator[None]:
     path, is_new = folder / LOCK, not folder.exists()
     make_folder(folder)
-    lock_file = acquire(path, folder, "use another workdir")
+    lock_file = acquire_lock(path, folder, "use another workdir")
     try:
         yield
     finally:

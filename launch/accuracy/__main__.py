@@ -30,7 +30,7 @@ from configs.accuracy import SEEDS
 from jaxprompt.cli.results import collect
 from jaxprompt.cli.sweep import list_runs
 from jaxprompt.config.load import load_config
-from jaxprompt.errors import InputError, at_least, choose, nearest
+from jaxprompt.errors import InputError, at_least, check_known, nearest
 from jaxprompt.inspection.tables import TableRun, format_table
 from jaxprompt.training.run_folder import read_result, write_result
 from jaxprompt.training.run_result import RunResult
@@ -122,7 +122,7 @@ def torch_run(args: argparse.Namespace) -> None:
             "dpt/tasks:sst2,low,dpt", {"train.total_epochs": 4, "optim.lr": 2e-4}, train_listed
         ),
     }  # fmt: skip
-    name, flags, train = sides[choose("--only", args.only or "dart", sides)]
+    name, flags, train = sides[check_known("--only", args.only or "dart", sides)]
     flags |= {"backbone.path": args.mlm, "data.source": Path(args.data) / "sst2"}
     c = load_config(name, list((flags | {"data.max_len": 64}).items()))
     args.task = "sst2"

@@ -13,7 +13,7 @@ from jaxprompt.build.placement import build_placement
 from jaxprompt.config.load import override, to_run
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.samples import sample_rng
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.runs import ppt
 
@@ -22,7 +22,7 @@ SPLITS = {"train": (0, 12_000), "dev": (1, 500), "test": (1, 1_000)}  # 1 = held
 
 def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> dict[str, int]:
     """Writes SPLITS as JSON lines, each with random numbers of its own. -> examples by split"""
-    values = pretrain(choose("--task", task, PRETRAINING), "causal-deep")
+    values = pretrain(check_known("--task", task, PRETRAINING), "causal-deep")
     for field, value in settings:
         override(values, field, value)
     c = to_run(values)
@@ -30,7 +30,7 @@ def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> 
     ppt_task = ppt.open_task(c, placement)
     tokenizer = ppt_task.scorer.tokenizer
     corpus = read_corpus(c, tokenizer, ppt_task.backbone.module.cfg.vocab, workdir)
-    made = ppt.read_text(c, corpus, ppt_task, placement.batch_part()).tasks
+    made = ppt.make_corpus_examples(c, corpus, ppt_task, placement.batch_part()).tasks
     folder = make_folder(Path(workdir) / task)
     for seed, (split, (part, count)) in enumerate(SPLITS.items(), 1):
         order = Shuffle(len(made[part]), 0)

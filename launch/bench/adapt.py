@@ -144,7 +144,7 @@ def time_ours(args: argparse.Namespace) -> None:
         jax.block_until_ready((state, measured))
 
     batch, device = next(batches), find_device(jax.devices()[0].device_kind)
-    flop = denoising.flops_of(adapted, batch, case.batch, placement)
+    flop = denoising.count_adapt_flops(adapted, batch, case.batch, placement)
     facts = {"flop": flop, "peak": device.peak(args.dtype) if device else 0.0}
     serve(run, lambda: facts | {"loss": float(measured["loss"])})
 

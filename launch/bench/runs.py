@@ -245,7 +245,7 @@ def train_in_turn(args: argparse.Namespace) -> None:
     grid, results, seconds = list_runs(c, args.workdir), [], []
     for number in args.numbers:
         started = time.perf_counter()
-        results.append(tune.run(grid[number].config, str(grid[number].folder)))
+        results.append(tune.train_prompt(grid[number].config, str(grid[number].folder)))
         seconds.append(time.perf_counter() - started)
     programs = sum(result.time["compilations"] for result in results)
     answer([r.dev for r in results], seconds=seconds, programs=programs, **heard)

@@ -28,7 +28,7 @@ from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import SweepRun
 from jaxprompt.config.load import fields
 from jaxprompt.config.run import FREE
-from jaxprompt.errors import InputError, choose, escape
+from jaxprompt.errors import InputError, check_known, escape
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.inspection.tables import list_failures
 from jaxprompt.training.run_folder import (
@@ -120,7 +120,7 @@ def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
     for part in parts:
         if part not in known and set(map(str.strip, part.split(","))) <= set(known):
             raise InputError(f"{flag}={part!r}: put ; between names, of which some have commas")
-    return [choose(flag, part, known) for part in parts]
+    return [check_known(flag, part, known) for part in parts]
 
 
 def tell_left_out(cells: Sequence[Cell], args: Any) -> None:
@@ -135,14 +135,14 @@ def tell_left_out(cells: Sequence[Cell], args: Any) -> None:
 
 def bind(args: Any) -> None:
     """Checks the paper's own flags. Raises InputError where the workdir is of another table."""
-    held = read_object(Path(args.workdir) / "table.json")
+    saved = read_object(Path(args.workdir) / "table.json")
     for name in ("paper", "table"):
-        if held and held.get(name) != getattr(args, name):
+        if saved and saved.get(name) != getattr(args, name):
             raise InputError(
-                f"{args.workdir} holds runs of {name} {held.get(name)}, not {getattr(args, name)}; "
-                "take another --workdir"
+                f"{args.workdir} holds runs of {name} {saved.get(name)}, not "
+                f"{getattr(args, name)}; take another --workdir"
             )
-    PAPERS[args.paper].check(args, held)
+    PAPERS[args.paper].check(args, saved)
 
 
 def check_overrides(args: Any, overrides: Sequence[tuple[str, str]]) -> None:
@@ -180,8 +180,8 @@ def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) 
     """Lists the runs of a cell: all that is searched with every seed."""
     paper = PAPERS[args.paper]
     backbone = args.backbone or paper.HUB[cell.backbone]
-    asked = dict(overrides)
-    changes = paper.changes_of(cell, args, asked, backbone)
+    given_fields = dict(overrides)
+    changes = paper.changes_of(cell, args, given_fields, backbone)
     if args.data:
         changes["data.source"] = str(Path(args.data) / cell.task)
     config, name = paper.config_of(cell, args), re.sub(r"[^\w.]+", "_", cell.row)
@@ -189,16 +189,16 @@ def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) 
     rates = _numbers("--learning-rates", args.learning_rates, float) or paper.rates(cell, backbone)
     axes = {"optim.lr": rates, **paper.searched(cell)} if cell.does == "train" else {}
     # What is given is not searched.
-    axes = {field: values for field, values in axes.items() if values and field not in asked}
+    axes = {field: values for field, values in axes.items() if values and field not in given_fields}
     seeds = seeds_of(cell, args)[: 1 if cell.once else None]
     for *values, seed in itertools.product(*axes.values(), seeds):
-        own = dict(zip(axes, values, strict=True))
-        parts = [f"{field.rpartition('.')[2]}={value}" for field, value in own.items()]
+        run_changes = dict(zip(axes, values, strict=True))
+        parts = [f"{field.rpartition('.')[2]}={value}" for field, value in run_changes.items()]
         folder = Path(args.workdir) / ",".join([f"{name}-{cell.task}", *parts, f"seed={seed}"])
-        own |= dict.fromkeys(paper.SEEDED, seed)
-        follows = paper.follows(cell, changes | own)
-        own |= {field: value for field, value in follows.items() if field not in changes}
-        runs.append(SweepRun(folder.name, config, changes | own, folder))
+        run_changes |= dict.fromkeys(paper.SEEDED, seed)
+        derived = paper.follows(cell, changes | run_changes)
+        run_changes |= {field: value for field, value in derived.items() if field not in changes}
+        runs.append(SweepRun(folder.name, config, changes | run_changes, folder))
     return runs
 
 
@@ -211,24 +211,24 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
         return list(dict.fromkeys(kind(part) for part in text.split(",") if part.strip()))
     except ValueError as error:
-        called = "whole numbers" if kind is int else "numbers"
-        raise InputError(f"{flag}={text!r} must be {called} with commas between") from error
+        number_kind = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{flag}={text!r} must be {number_kind} with commas between") from error
 
 
 def check_inputs(run: SweepRun, args: Any) -> None:
     """Raises InputError for what a run lacks: a prompt, data, or a field of its config."""
     source = run.changes.get("data.source")
-    if lacking := PAPERS[args.paper].lacks(run, args):
-        raise InputError(lacking)
+    if problem := PAPERS[args.paper].lacks(run, args):
+        raise InputError(problem)
     if args.data and not Path(source).is_dir():
         raise InputError(f"{source} does not exist; --data holds a folder of each task")
     try:
         check_config(sweep.load_run_config(run, ()))
     except InputError as error:
-        known = {"data.source": FLAGS["data.source"], **PAPERS[args.paper].FLAGS}
-        flag = next((own for field, own in known.items() if field in str(error)), "")
-        own = f"; {flag} sets it here" if flag else ""
-        raise InputError(f"{run.row}: {error}{own}") from error
+        flags = {"data.source": FLAGS["data.source"], **PAPERS[args.paper].FLAGS}
+        flag = next((flag for field, flag in flags.items() if field in str(error)), "")
+        advice = f"; {flag} sets it here" if flag else ""
+        raise InputError(f"{run.row}: {error}{advice}") from error
 
 
 def execute(runs: Sequence[tuple[Cell, list[SweepRun]]], args: Any) -> dict[str, str] | None:
@@ -236,18 +236,22 @@ def execute(runs: Sequence[tuple[Cell, list[SweepRun]]], args: Any) -> dict[str,
 
     Raises InputError before the first where any cannot run, for a table takes hours.
     """
-    folds = [fold for cell, own in runs for fold, _ in list_folds(cell, own)]
-    for run in [own[0] for _, own in runs] + folds[:1]:
+    folds = [fold for cell, cell_runs in runs for fold, _ in list_folds(cell, cell_runs)]
+    for run in [cell_runs[0] for _, cell_runs in runs] + folds[:1]:
         check_inputs(run, args)
     # Of a cell with folds one of the runs per seed is trained, the folds say which.
-    every = {run.workdir: (cell, run) for cell, own in runs for run in own if not cell.folds}
-    first = [*every, *(run.workdir for run in folds)]
-    have = sum((folder / RESULT).exists() for folder in first)
-    print(f"{args.table}: {len(first)} runs, {have} of them have a result", file=sys.stderr)
+    runs_by_folder = {
+        run.workdir: (cell, run) for cell, cell_runs in runs for run in cell_runs if not cell.folds
+    }
+    workdirs = [*runs_by_folder, *(run.workdir for run in folds)]
+    num_finished = sum((folder / RESULT).exists() for folder in workdirs)
+    print(
+        f"{args.table}: {len(workdirs)} runs, {num_finished} of them have a result", file=sys.stderr
+    )
     about = {"paper": args.paper, "table": args.table, **PAPERS[args.paper].about(args)}
     write_atomic(make_folder(args.workdir) / "table.json", json.dumps(about) + "\n")
     failed = {}
-    for cell, run in every.values():
+    for cell, run in runs_by_folder.values():
         if cell.does != "train":
             try:
                 score(run, cell.does)
@@ -255,17 +259,19 @@ def execute(runs: Sequence[tuple[Cell, list[SweepRun]]], args: Any) -> dict[str,
                 failed[run.workdir.name] = str(error)
     for line in list_failures(failed):
         print(escape(f"papers: {line}"), file=sys.stderr)
-    own = sweep.execute(folds, (), str(Path(args.workdir) / "folds")) if folds else {}
-    if own is None:
+    fold_errors = sweep.execute(folds, (), str(Path(args.workdir) / "folds")) if folds else {}
+    if fold_errors is None:
         return None
-    failed |= own
-    trained = [run for cell, run in every.values() if cell.does == "train"]
-    trained += [run for cell, some in runs if cell.folds for run in chosen_by_folds(cell, some)]
-    own = sweep.execute(trained, (), args.workdir) if trained else {}
-    return None if own is None else failed | own
+    failed |= fold_errors
+    trained = [run for cell, run in runs_by_folder.values() if cell.does == "train"]
+    trained += [
+        run for cell, cell_runs in runs if cell.folds for run in chosen_by_folds(cell, cell_runs)
+    ]
+    errors = sweep.execute(trained, (), args.workdir) if trained else {}
+    return None if errors is None else failed | errors
 
 
-def score(run: SweepRun, does: str) -> None:
+def score(run: SweepRun, kind: str) -> None:
     """Scores the test split with what trains nothing, and leaves what a run leaves of it.
 
     Raises InputError where the folder has a result of another config or backbone.
@@ -276,8 +282,8 @@ def score(run: SweepRun, does: str) -> None:
     if read_result(run.workdir) is not None:
         return
     print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
-    found = majority(c, "test", None) if does == "majority" else evaluate(c, None, "test")
-    scores = {name: value for name, value in found.items() if isinstance(value, float)}
+    metrics = majority(c, "test", None) if kind == "majority" else evaluate(c, None, "test")
+    scores = {name: value for name, value in metrics.items() if isinstance(value, float)}
     write_result(run.workdir, RunResult(best_step=0, test=scores))  # as the backbone comes
 
 
@@ -291,7 +297,7 @@ def heading(
     metrics: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((cell.task, cell.metric) for cell, _ in measured):
         metrics.setdefault(metric or metric_of(task), []).append(task)
-    names = [f"{name} of {', '.join(own)}" for name, own in metrics.items()]
+    names = [f"{name} of {', '.join(tasks)}" for name, tasks in metrics.items()]
     paper = PAPERS[args.paper]
     table = paper.TABLES[args.table]
     seeds = sorted({seed for cell, _ in measured for seed in seeds_of(cell, args)})
@@ -302,42 +308,46 @@ def heading(
     ]
     if not table.draw or read_published(args.paper, args.table):
         lines[-1] += "; [as published]"
-    if any(own.best for _, own in measured):
+    if any(cell_scores.best for _, cell_scores in measured):
         lines.append(f"of the {paper.BEST} seeds that are best on dev, as the paper has it; of all")
     elif paper.BEST:
         lines.append(f"of all seeds; the paper has the {paper.BEST} that are best on dev")
-    if any(own.runs for _, own in measured):
+    if any(cell_scores.runs for _, cell_scores in measured):
         lines += paper.remarks(args)
-    for cell, own in measured:
-        for path in own.backbones:
+    for cell, cell_scores in measured:
+        for path in cell_scores.backbones:
             same = Path(path).name == Path(paper.HUB[cell.backbone]).name
             if not same or cell.backbone in paper.STAND_INS:
                 lines.append(f"measured on {path}, the paper has {cell.backbone}")
     if args.learning_rates:
         lines.append(f"learning rates {args.learning_rates} in place of the paper's")
     changes = [
-        change for cell, own in measured for change in list_changes(cell, own, args, overrides)
+        change
+        for cell, cell_scores in measured
+        for change in list_changes(cell, cell_scores, args, overrides)
     ]
     if changes:
-        shown = ", ".join(dict.fromkeys(changes))
-        lines.append(f"settings that differ from the paper's (in brackets): {shown}")
+        settings = ", ".join(dict.fromkeys(changes))
+        lines.append(f"settings that differ from the paper's (in brackets): {settings}")
     return "\n".join(dict.fromkeys(lines))
 
 
 def list_changes(
-    cell: Cell, own: Measured, args: Any, overrides: Sequence[tuple[str, str]]
+    cell: Cell, cell_scores: Measured, args: Any, overrides: Sequence[tuple[str, str]]
 ) -> list[str]:
     """Lists the settings of a cell's runs that are not the paper's."""
-    if not own.runs:
+    if not cell_scores.runs:
         return []
     paper, first = PAPERS[args.paper], list_runs(cell, args)[0]
     config = sweep.load_run_config(first, ())
     published = fields(json.loads(config.to_json()))  # as config.json is read
     searched = (*PLACE, *paper.FLAGS, *paper.searched(cell), *paper.follows(cell, first.changes))
-    given = [f"{field}={x} (searched)" for field, x in overrides if field in paper.searched(cell)]
-    return given + [
+    searched_settings = [
+        f"{field}={value} (searched)" for field, value in overrides if field in paper.searched(cell)
+    ]
+    return searched_settings + [
         f"{field}={config[field]} ({value})"
-        for config in own.configs
+        for config in cell_scores.configs
         for field, value in published.items()
         if config.get(field, value) != value and not field.startswith(searched)
     ]
@@ -346,7 +356,7 @@ def list_changes(
 def main(argv: Sequence[str]) -> int:
     """Runs the cells that are asked for, and prints or draws all that have results."""
     args, overrides = make_parser(argv).read(argv)
-    choose("the paper", args.paper, PAPERS)
+    check_known("the paper", args.paper, PAPERS)
     paper = PAPERS[args.paper]
     if args.table not in paper.TABLES:
         names = ", ".join(paper.TABLES)

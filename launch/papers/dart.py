@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from configs.dart import few_shot, lm_bff, relations
-from jaxprompt.errors import choose
+from jaxprompt.errors import check_known
 from launch.papers.table import ROOT, Cell, Paper, Table
 
 ROBERTA, BERT, SCIBERT = "RoBERTa-large", "BERT-large-uncased", "SciBERT"
@@ -140,7 +140,7 @@ class Dart(Paper):
         if cell.method in BESIDE:
             return f"{ROOT / 'configs/dart/lm_bff.py'}:{cell.task},{cell.method}"
         more = "" if cell.method == "dart" else f",{cell.method}"
-        task = choose("the task", cell.task, few_shot.TASKS)
+        task = check_known("the task", cell.task, few_shot.TASKS)
         return f"{ROOT / 'configs/dart/few_shot.py'}:{task}{more}"
 
     def rates(self, cell: Cell, backbone: str) -> Sequence[float]:

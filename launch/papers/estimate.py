@@ -33,34 +33,40 @@ def estimate(
     """Lists how many runs there are of each size, with the command that estimates a step of one."""
     sizes: dict[tuple[str, str], list[SweepRun]] = {}
     trained = []
-    for cell, own in runs:
+    for cell, cell_runs in runs:
         if cell.folds:  # every setting in every fold, then one of each seed
-            trained.append([fold for fold, _ in list_folds(cell, own)])
-            own = own[: len({run.changes["seed"] for run in own})]
+            trained.append([fold for fold, _ in list_folds(cell, cell_runs)])
+            cell_runs = cell_runs[: len({run.changes["seed"] for run in cell_runs})]
         if cell.does == "train":  # runs of a cell differ in what is searched
-            sized: dict[tuple[Any, ...], list[SweepRun]] = {}
-            for run in own:
-                sized.setdefault(tuple(map(run.changes.get, SIZES)), []).append(run)
-            trained += sized.values()
+            by_size: dict[tuple[Any, ...], list[SweepRun]] = {}
+            for run in cell_runs:
+                by_size.setdefault(tuple(map(run.changes.get, SIZES)), []).append(run)
+            trained += by_size.values()
     counted: set[Path] = set()  # two metrics of a row have the same runs
-    for some in trained:
-        own = [run for run in some if run.workdir not in counted]
-        if not own:
+    for same_size in trained:
+        cell_runs = [run for run in same_size if run.workdir not in counted]
+        if not cell_runs:
             continue
-        counted |= {run.workdir for run in own}
-        c = sweep.load_run_config(own[0], ())
-        much = f"{c.train.total_steps} steps" if c.train.total_steps else ""
-        much = much or f"{c.train.total_epochs:g} epochs"
-        about = f"{much} of {_examples(c.data.protocol)}, {c.data.batch} a step"
+        counted |= {run.workdir for run in cell_runs}
+        c = sweep.load_run_config(cell_runs[0], ())
+        duration = f"{c.train.total_steps} steps" if c.train.total_steps else ""
+        duration = duration or f"{c.train.total_epochs:g} epochs"
+        description = f"{duration} of {_examples(c.data.protocol)}, {c.data.batch} a step"
         part = "a backbone" if c.trainable else "a prompt"
         length = f", {n} tokens" if (n := c.prompt.get("length")) else ""
         method = f"(prompt.name={c.prompt.name}{length}, inputs of {c.data.max_len})"
-        sizes.setdefault((f"{about}, that train {part} {method}", c.backbone.path), []).extend(own)
+        sizes.setdefault(
+            (f"{description}, that train {part} {method}", c.backbone.path), []
+        ).extend(cell_runs)
     lines = []
-    for (about, backbone), own in sizes.items():
-        searched = {field: own[0].changes[field] for field in SIZES if field in own[0].changes}
-        given = dict(overrides) | searched | {"backbone.path": backbone}
-        flags = [f"--config.{field}={value}" for field, value in given.items()]
-        words = ["python", "-m", "jaxprompt", "plan", f"--config={own[0].config}", *flags]
-        lines.append(f"{len(own)} runs of {about}:\n  {shlex.join(words)} --devices=...")
+    for (description, backbone), cell_runs in sizes.items():
+        searched = {
+            field: cell_runs[0].changes[field] for field in SIZES if field in cell_runs[0].changes
+        }
+        fields = dict(overrides) | searched | {"backbone.path": backbone}
+        flags = [f"--config.{field}={value}" for field, value in fields.items()]
+        words = ["python", "-m", "jaxprompt", "plan", f"--config={cell_runs[0].config}", *flags]
+        lines.append(
+            f"{len(cell_runs)} runs of {description}:\n  {shlex.join(words)} --devices=..."
+        )
     return "\n".join(lines)

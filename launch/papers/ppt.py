@@ -7,7 +7,7 @@ from typing import Any
 from configs.parts import ppt
 from configs.ppt import dtype_of, has_cell, learning_rates
 from jaxprompt.cli.results import SweepRun
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_known
 from launch.papers.figures import draw_bars, draw_lines
 from launch.papers.table import ROOT, Cell, Paper, Table
 
@@ -190,7 +190,7 @@ class Ppt(Paper):
                 "another --workdir"
             )
         args.kind = args.kind or held.get("kind", "t5")
-        choose("--kind", args.kind, ppt.ALL_KINDS)
+        check_known("--kind", args.kind, ppt.ALL_KINDS)
         if args.kind != "t5" and not (args.backbone or args.print):
             raise InputError(f"--kind={args.kind} needs --backbone, for the paper's is t5")
         if args.table == "table2" and ppt.ALL_KINDS[args.kind][1]:
@@ -217,7 +217,7 @@ class Ppt(Paper):
 
     def config_of(self, cell: Cell, args: Any) -> str:
         """Names the cell of configs/ppt/cells.py."""
-        task = choose("the task", cell.task, ppt.TASKS)
+        task = check_known("the task", cell.task, ppt.TASKS)
         return f"{ROOT / 'configs/ppt/cells.py'}:{task},{cell.method},{args.kind}"
 
     def changes_of(

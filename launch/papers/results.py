@@ -68,39 +68,41 @@ def chosen_by_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[SweepRun]:
     Where the cell has no cross-validation these are all `runs`. A seed whose folds have no result
     is missing.
     """
-    from jaxprompt.runs.grid.expand import select
+    from jaxprompt.runs.grid.expand import select_best_runs
 
     if not cell.folds:
         return list(runs)
-    found, tried = [], []
+    results, candidates = [], []
     for fold, run in list_folds(cell, runs):
         result = read_result(fold.workdir)
         if result is not None and result.dev is not None:
-            found.append((fold.changes, result))
-            tried.append(run)
-    return list({tried[i].workdir: tried[i] for i in select(found)}.values())
+            results.append((fold.changes, result))
+            candidates.append(run)
+    return list({candidates[i].workdir: candidates[i] for i in select_best_runs(results)}.values())
 
 
 def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
     """Reads what the runs of a cell gave; `best` seeds count where the paper reports so."""
-    from jaxprompt.runs.grid.expand import select
+    from jaxprompt.runs.grid.expand import select_best_runs
 
-    found, configs, folds = [], [], [fold for fold, _ in list_folds(cell, runs)]
+    results, configs, folds = [], [], [fold for fold, _ in list_folds(cell, runs)]
     for run in chosen_by_folds(cell, runs):
         result = read_result(run.workdir)
         if result is not None and result.test is not None:
-            found.append((run.changes, result))
+            results.append((run.changes, result))
             configs.append(fields(read_object(run.workdir / "config.json")))
-    chosen = [found[i][1] for i in select(found)]
-    read = lambda result: 100 * result.test[cell.metric or next(iter(result.test))]
+    selected = [results[i][1] for i in select_best_runs(results)]
+    test_score = lambda result: 100 * result.test[cell.metric or next(iter(result.test))]
     # By the metric that chose their steps: cells of one row are of the same seeds.
-    merit = lambda result: next(iter(result.dev.values()))
-    few = sorted(chosen, key=merit, reverse=True)[:best] if len(chosen) > best > 0 else []
-    scores, top = (tuple(map(read, own)) for own in (chosen, few))
+    dev_score = lambda result: next(iter(result.dev.values()))
+    best_results = (
+        sorted(selected, key=dev_score, reverse=True)[:best] if len(selected) > best > 0 else []
+    )
+    scores, best_scores = (tuple(map(test_score, subset)) for subset in (selected, best_results))
     seeds = {tuple(run.changes.get(field) for field in SEEDS) for run in runs}
-    done = len(found) + sum((fold.workdir / RESULT).exists() for fold in folds)
+    num_finished = len(results) + sum((fold.workdir / RESULT).exists() for fold in folds)
     total = len(folds) + len(seeds) if folds else len(runs)
-    return Measured(scores, top, done if found else 0, total, tuple(configs))
+    return Measured(scores, best_scores, num_finished if results else 0, total, tuple(configs))
 
 
 def show(
@@ -108,23 +110,23 @@ def show(
     published: Mapping[tuple[str, str, str], Published],
 ) -> str:
     """Tabulates cells as Markdown, rows by tasks: measured, and published in brackets."""
-    shown = {}
-    write = lambda scores: "{:.1f} ± {:.1f}".format(*mean_of(scores))
-    for cell, own in measured:
-        text = write(own.scores) if own.runs else "-"
-        if own.best:
-            text = f"{write(own.best)}, all {text}"
-        if 0 < own.runs < own.total:
-            text += f" ({own.runs} of {own.total} runs)"
-        beside = published.get((cell.row, cell.task, cell.metric))
-        if beside:
-            deviation = "" if beside.std is None else f" ± {round(beside.std, 2)}"
-            text += f" [{round(beside.mean, 2)}{deviation}]"
-        shown[cell.row, cell.column] = text
-    rows, tasks = (list(dict.fromkeys(key[i] for key in shown)) for i in range(2))
+    cells = {}
+    format_scores = lambda scores: "{:.1f} ± {:.1f}".format(*mean_of(scores))
+    for cell, cell_scores in measured:
+        text = format_scores(cell_scores.scores) if cell_scores.runs else "-"
+        if cell_scores.best:
+            text = f"{format_scores(cell_scores.best)}, all {text}"
+        if 0 < cell_scores.runs < cell_scores.total:
+            text += f" ({cell_scores.runs} of {cell_scores.total} runs)"
+        paper_scores = published.get((cell.row, cell.task, cell.metric))
+        if paper_scores:
+            deviation = "" if paper_scores.std is None else f" ± {round(paper_scores.std, 2)}"
+            text += f" [{round(paper_scores.mean, 2)}{deviation}]"
+        cells[cell.row, cell.column] = text
+    rows, tasks = (list(dict.fromkeys(key[i] for key in cells)) for i in range(2))
     lines = ["| | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
     for row in rows:
-        lines.append(f"| {row} | " + " | ".join(shown.get((row, t), "") for t in tasks) + " |")
+        lines.append(f"| {row} | " + " | ".join(cells.get((row, t), "") for t in tasks) + " |")
     return "\n".join(lines)
 
 
@@ -136,12 +138,19 @@ def metric_of(task: str) -> str:
 def list_points(paper: Paper, measured: Sequence[tuple[Cell, Measured]]) -> list[Point]:
     """Makes the numbers of a figure."""
     points = []
-    for cell, own in measured:
-        method, at = paper.point_of(cell)
+    for cell, cell_scores in measured:
+        method, position = paper.point_of(cell)
         points.append(
             Point(
-                cell.task, method, at, cell.metric or metric_of(cell.task),
-                *mean_of(own.scores), own.scores, own.runs, own.total, " ".join(own.backbones),
+                cell.task,
+                method,
+                position,
+                cell.metric or metric_of(cell.task),
+                *mean_of(cell_scores.scores),
+                cell_scores.scores,
+                cell_scores.runs,
+                cell_scores.total,
+                " ".join(cell_scores.backbones),
             )
-        )  # fmt: skip
+        )
     return points

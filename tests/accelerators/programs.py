@@ -25,7 +25,12 @@ from jaxprompt.planning.published import published_checkpoints
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.denoising import NEEDS
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_step
-from jaxprompt.runs.replaced_tokens import generator_config, make_objectives, make_pair, untie
+from jaxprompt.runs.replaced_tokens import (
+    generator_config,
+    make_objectives,
+    make_pair,
+    untie_embeddings,
+)
 from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.state import make_state
@@ -124,7 +129,7 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
         small = open_as(generator_config(known.hf), "electra", ("mlm",))
         small = small.clone(cfg=dataclasses.replace(small.cfg, rows=module.cfg.rows))
         model, objectives = make_pair(small, module), make_objectives()
-        params = {"backbone": wide(module), "generator": untie(wide(small))}
+        params = {"backbone": wide(module), "generator": untie_embeddings(wide(small))}
     else:
         model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
         objectives = [Objective("main", on_targets, sums=count_hits)]

@@ -101,7 +101,7 @@ def close(found, right):
 
 def test_answers_are_those_of_each_prompt_alone(backbone, prompts, bank, mixed):
     found = jp.predict(bank, mixed)
-    assert len(bank.bank.shelves) == 2  # choices take rows of their own
+    assert len(bank.bank.groups) == 2  # choices take rows of their own
     measured = jp.evaluate(bank, mixed)
     for name, (prompt, rows) in prompts.items():
         alone = jp.attach(backbone, prompt)
@@ -171,19 +171,22 @@ def test_the_commands_answer_by_a_column(
 
 
 @pytest.mark.parametrize(
-    "flags, told",
+    "command, flags, told",
     [
-        (["--prompt=a", "--prompt=b"], "--prompt is given 2 times, and --column is missing"),
-        (["--prompt=x/a", "--prompt=y/a/export", "--column=t"], "are both called 'a'; give each"),
-        (["--prompt=a", "--column=t", "--text=b"], "--text is only valid for one prompt"),
-        (["--prompt=a", "--column=t", "--format=glue"], "--format=glue is for one task"),
-        (["--workdir=a", "--column=t"], "--column=t selects one of several prompts"),
+        ("predict", "--prompt=a --prompt=b --input={}", "--prompt is given 2 times, and --column"),
+        ("predict", "--prompt=x/a --prompt=y/a/export --column=t --input={}", "both called 'a'"),
+        ("predict", "--prompt=a --column=t --text=b", "--text is only valid for one prompt"),
+        ("predict", "--prompt=a --column=t --format=glue --input={}", "--format=glue is for one"),
+        ("predict", "--workdir=a --column=t --input={}", "--column=t selects one of several"),
+        ("evaluate", "--workdir=a --input=b.jsonl", "--input=b.jsonl is only valid with --prompt"),
+        ("evaluate", "--workdir=a --dtype=bfloat16", "--dtype=bfloat16 is only valid with"),
+        ("evaluate", "--prompt=a --column=t --split=test", "--split=test is only valid for runs"),
+        ("evaluate", "--prompt=a --column=t --config.seed=1", "remove --config.*"),
     ],
 )
-def test_flags_that_do_not_go_together(flags, told, tmp_path, capsys):
+def test_flags_that_do_not_go_together(command, flags, told, tmp_path, capsys):
     given = write_rows(tmp_path / "in.jsonl", [{"t": "a", "text": "b"}])
-    more = [] if "--text=b" in flags else [f"--input={given}"]
-    code, out, err = jaxprompt(capsys, "predict", *flags, *more)
+    code, out, err = jaxprompt(capsys, command, *flags.format(given).split())
     assert code == 2 and not out and told in err, err
 
 
@@ -207,20 +210,6 @@ def test_an_equals_sign_in_a_path_names_no_prompt(tmp_path, monkeypatch):
     for path in ("runs/seed=0/export", "/runs/seed=0", "seed=0", "runs/a", "hub:owner/name"):
         assert _split_name(path) == ("", path)
     assert _split_name("first=runs/seed=0/export") == ("first", "runs/seed=0/export")
-
-
-@pytest.mark.parametrize(
-    "flags, told",
-    [
-        (["--workdir=a", "--input=b.jsonl"], "--input=b.jsonl is only valid with --prompt"),
-        (["--workdir=a", "--dtype=bfloat16"], "--dtype=bfloat16 is only valid with --prompt"),
-        (["--prompt=a", "--column=t", "--split=test"], "--split=test is only valid for runs"),
-        (["--prompt=a", "--column=t", "--config.seed=1"], "remove --config.*"),
-    ],
-)
-def test_evaluate_takes_the_flags_of_a_run_or_of_exports(flags, told, capsys):
-    code, out, err = jaxprompt(capsys, "evaluate", *flags)
-    assert code == 2 and not out and told in err, err
 
 
 def test_what_makes_no_bank_is_named(backbone, prompts, rows):
@@ -293,7 +282,7 @@ def test_prefixes_stand_where_they_do_alone(family, shelves, rows, small, tmp_pa
     for number, (name, prompt) in enumerate(prompts.items()):
         alone = jp.predict(jp.attach(backbone, prompt), rows[1][:8])
         assert close(found[number :: len(prompts)], alone), name
-    assert len(bank.bank.shelves) == shelves
+    assert len(bank.bank.groups) == shelves
 
 
 @pytest.mark.long

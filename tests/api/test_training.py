@@ -125,12 +125,6 @@ def test_numbers_of_numpy_are_numbers(backbone, rows, small):
 
 
 @pytest.mark.long
-def test_a_method_without_settings_needs_no_call(backbone, rows, small):
-    run = jp.train(backbone, *rows, method=jp.head_only, head=jp.linear, **small)
-    assert run.prompt.tensors.keys() == {"head/main/out/kernel", "head/main/out/bias"}
-
-
-@pytest.mark.long
 def test_a_text_to_text_backbone_learns_and_writes(tmp_path, rows, small):
     from tiny_run import make_backbone
 

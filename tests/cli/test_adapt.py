@@ -34,7 +34,7 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.corpus import split_held_out
 from jaxprompt.corpus.denoise import rtd
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.runs.replaced_tokens import make_pair, untie
+from jaxprompt.runs.replaced_tokens import make_pair, untie_embeddings
 
 torch = pytest.importorskip("torch")
 
@@ -136,7 +136,7 @@ def load_pair(workdir):
         loaded = load_backbone(workdir / folder, family, hf).params
         params[part] = jax.tree.map(jax.numpy.asarray, loaded)
         modules.append(make_backbone(family, hf, (head,), dtype="float32", dropout=0.0))
-    return make_pair(*modules), params | {"generator": untie(params["generator"])}
+    return make_pair(*modules), params | {"generator": untie_embeddings(params["generator"])}
 
 
 @pytest.mark.long

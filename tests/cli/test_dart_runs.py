@@ -10,7 +10,7 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_an
 
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 TEMPLATES = {
     "bert": ("{text} [soft*2] [mask] [soft*1]", "it was ."),
@@ -63,7 +63,7 @@ def test_a_mesh_changes_nothing(folders, data, tmp_path):
     losses = []
     for number, mesh in enumerate([{}, {"mesh.data": 4, "mesh.model": 2}]):
         fields = {"train.total_steps": 4, "train.eval_steps": 2, "train.log_steps": 1} | mesh
-        run(prepare(folders("bert"), data, "bert", **fields), str(tmp_path / str(number)))
+        train_prompt(prepare(folders("bert"), data, "bert", **fields), str(tmp_path / str(number)))
         lines = read_lines(tmp_path / str(number) / "metrics.jsonl")
         losses.append([line["loss"] for line in lines if "loss" in line])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)

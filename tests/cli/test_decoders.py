@@ -18,7 +18,7 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.runs.train import run as train
+from jaxprompt.runs.train import train_prompt as train
 from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(head__dropout=0)

@@ -21,7 +21,7 @@ from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError
-from jaxprompt.runs.restore import restore
+from jaxprompt.runs.restore import restore_run
 
 torch = pytest.importorskip("torch")
 
@@ -84,7 +84,7 @@ def test_in_context_is_the_mean_of_what_torch_gives(fields, backbone, data, tmp_
     c = prepare(backbone, data, "zero_shot", **fields)
     flag, out = write(c, tmp_path), tmp_path / "out.jsonl"
     metrics = evaluate(capsys, flag, f"--output={out}")
-    trained = restore(c, None, ["test"])
+    trained = restore_run(c, None, ["test"])
     gold = read_lines(data / "test.jsonl")
     samples = trained.scorer.demos.sample([Example({"text": row["text"]}) for row in gold])
     expected = []
@@ -154,7 +154,7 @@ def test_the_most_similar_half_is_shown(backbone, data, encoder, tmp_path):
         backbone, data, "zero_shot", demos__per_class=1, demos__samples=60, demos__similar=0.5,
         demos__encoder=str(encoder),
     )  # fmt: skip
-    demos = restore(c, None, ["test"]).scorer.demos
+    demos = restore_run(c, None, ["test"]).scorer.demos
     queries = [row["text"] for row in read_lines(data / "test.jsonl")][:5]
     pool = torch_embeddings(encoder, [demo.fields["text"] for demo in demos.pool])
     labels = np.array([demo.label for demo in demos.pool])
@@ -216,7 +216,7 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
     """Each line of its input is written out here; without any it is the text alone."""
     fields = dict(task__template="{text} about [mask]", data__max_len=128)
     c = prepare(llama, data, "zero_shot", **fields, demos__exact=count)
-    scorer = restore(c, None, ["test"]).scorer
+    scorer = restore_run(c, None, ["test"]).scorer
     out = tmp_path / "out.jsonl"
     evaluate(capsys, write(c, tmp_path), f"--output={out}")
     tokenizer, words = scorer.tokenizer, [f" {name}" for name in NAMES]
@@ -240,7 +240,7 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
         scores = [line["scores"][name] for name in NAMES]
         np.testing.assert_allclose(scores, last[words].softmax(-1), rtol=0, atol=1e-5)
     assert (len(orders) == 1) == (count == 0)
-    again = restore(c.replace({"data.seed": c.data.seed + 1}), None, ["test"]).scorer
+    again = restore_run(c.replace({"data.seed": c.data.seed + 1}), None, ["test"]).scorer
     same = [s.encode([example]).rows[0][0].ids.tolist() for s in (scorer, again)]
     assert (same[0] == same[1]) == (count == 0)
 

@@ -23,7 +23,7 @@ from jaxprompt.convert.peft import read_peft
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.serving.adapters import as_peft
+from jaxprompt.serving.adapters import make_peft_arguments
 
 # PEFT calls what transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -218,11 +218,11 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
         backbone={"revision": "v2", "family": family, "dims": scorer.model.prompt.dims._asdict()},
     )
     if PLACES[family, template]:
-        found = as_peft(scorer, tensors, metadata)
+        found = make_peft_arguments(scorer, tensors, metadata)
         assert found["soft"].shape == (4, 32) and found["revision"] == "v2"
     else:
         with pytest.raises(InputError, match="PEFT puts soft tokens before.*use prompt.safe"):
-            as_peft(scorer, tensors, metadata)
+            make_peft_arguments(scorer, tensors, metadata)
 
 
 PREFIX = ("prompt/k", "prompt/v")
@@ -246,7 +246,7 @@ def test_what_peft_cannot_hold_is_refused(family, names, changes, message):
     metadata = make_metadata(prompt=constant | changes, backbone={"family": family})
     tensors = dict.fromkeys(names, np.ones((1, 1, 1, 1)))
     with pytest.raises(InputError, match=message):
-        as_peft(stub(), tensors, metadata)
+        make_peft_arguments(stub(), tensors, metadata)
 
 
 def stub(demos=None, reads=False):
@@ -257,9 +257,9 @@ def stub(demos=None, reads=False):
 def test_what_depends_on_the_text_is_no_adapter():
     tensors, metadata = {"prompt/slots": np.ones((4, 32))}, make_metadata(method="ipt")
     with pytest.raises(InputError, match="uses demonstrations"):
-        as_peft(stub(demos=object()), tensors, metadata)
+        make_peft_arguments(stub(demos=object()), tensors, metadata)
     with pytest.raises(InputError, match="an ipt prompt is computed from each text"):
-        as_peft(stub(reads=True), tensors, metadata)
+        make_peft_arguments(stub(reads=True), tensors, metadata)
 
 
 def test_soft_tokens_of_a_decoder_are_the_last():

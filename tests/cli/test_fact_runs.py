@@ -8,7 +8,7 @@ from tiny_run import ROOT, TOPICS, WORDS, flags, jaxprompt, read_lines, write_ro
 
 from jaxprompt.cli.sweep import list_runs
 from jaxprompt.config.load import load_config
-from jaxprompt.runs.grid.expand import select
+from jaxprompt.runs.grid.expand import select_best_runs
 from jaxprompt.training.run_result import RunResult
 
 CONFIG = ROOT / "configs/p_tuning/lama.py"
@@ -132,7 +132,7 @@ def test_each_relation_is_chosen_for_by_itself():
         )
         for (name, lr), x in dev.items()
     ]
-    chosen = [runs[i] for i in select(runs)]
+    chosen = [runs[i] for i in select_best_runs(runs)]
     scores = [(changes["data.only"], result.dev["hit_at_1"]) for changes, result in chosen]
     assert scores == [("r=a", 0.9), ("r=b", 0.3)]
 

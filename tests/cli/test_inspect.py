@@ -16,8 +16,8 @@ from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, write_rows
 from jaxprompt import tree
 from jaxprompt.__main__ import main
 from jaxprompt.build.task import eval_batches
-from jaxprompt.runs.restore import restore
-from jaxprompt.runs.train import run
+from jaxprompt.runs.restore import restore_run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.separation import separate
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import predict_scores
@@ -53,7 +53,7 @@ def runs(backbone, data, tmp_path_factory):
         folder = tmp_path_factory.mktemp("run")
         model = backbone if family == "bert" else make_backbone(folder / family, family)
         c = make_config(model, data, method, arguments=arguments, **KEPT, **fields)
-        assert run(c, str(folder / "run")) is not None
+        assert train_prompt(c, str(folder / "run")) is not None
         return folder / "run", c
 
     return make
@@ -112,7 +112,7 @@ def test_every_run_has_its_page(name, runs, inspected, capsys):
 def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
     """Nearest words, the words near the soft tokens, and the separation of the states."""
     (workdir, c), (out, report, page) = runs("dart"), inspected("dart")
-    trained = restore(c, str(workdir), ["dev"])
+    trained = restore_run(c, str(workdir), ["dev"])
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     words = unit(np.asarray(params["backbone"]["embed"]["word"]["table"], np.float64))

@@ -31,7 +31,7 @@ from jaxprompt.inspection.instances import Instance
 from jaxprompt.inspection.learned_rows import find_rows
 from jaxprompt.inspection.report import list_instances
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_row_for_each_choice_is_right_or_not(backbone, tmp_path):
     fields = KEPT | {
         "task.choices": "options", "task.template": "{text} [sep] {choice}", "data.eval_batch": 8,
     }  # fmt: skip
-    run(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
     _, report, page = look(tmp_path / "run", "--steps=4")
     assert len(report["separation"]) == 3 and report["notes"]["confusion"] in html.unescape(page)
     assert "pca-4.png" in pictures(tmp_path / "run")
@@ -145,7 +145,7 @@ def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
     write_rows(tmp_path / "train.jsonl", [row | {"r": [labels[9]], "t": [""]}] * 8)
     write_rows(tmp_path / "dev.jsonl", several)
     fields = {"task.name": "dialog_re", "head.name": "linear", "optim.lr": 0.3}
-    run(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
     _, report, page = look(tmp_path / "run", "--steps=4")
     counts = np.array(report["confusion"]["counts"])
     assert counts[9, 9] == counts.sum() == 3 and "3 of 3 predictions are right" in page
@@ -157,7 +157,7 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
 ):
     folder = shutil.copytree(data, tmp_path / "data")
     fields = KEPT | {"prompt.length": 4, "prompt.start": "task"}
-    run(make_config(backbone, folder, "soft", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, folder, "soft", **fields), str(tmp_path / "run"))
     _, report, _ = look(tmp_path / "run", "--steps=4")
     assert [entry["step"] for entry in report["separation"]] == [0, 2, 4]
     assert all(row["start"]["cosine"] == 1 for row in report["rows"])  # a word of the vocabulary
@@ -172,7 +172,7 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
 @pytest.mark.long
 def test_a_mesh_changes_nothing(backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", arguments={"layers": "1-1"}, **KEPT)
-    run(c, str(tmp_path / "run"))
+    train_prompt(c, str(tmp_path / "run"))
     _, alone, _ = look(tmp_path / "run", "--steps=4")
     words = flags({"mesh.data": 2, "mesh.fsdp": True})
     _, divided, _ = look(tmp_path / "run", "--steps=4", *words)

@@ -20,7 +20,7 @@ from tiny_run import (
 )
 
 from jaxprompt.__main__ import main
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 # Dropout above what is kept stays.
 COMMON = dict(

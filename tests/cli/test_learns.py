@@ -15,7 +15,7 @@ from tiny_run import (
     split_scores,
 )
 
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(backbone__dropout=0, head__dropout=0)  # without dropout a step compiles faster
@@ -41,7 +41,7 @@ CASES = {
 def test_learns(case, backbone, data, tmp_path):
     method, fields, rate = CASES[case]
     c = make_config(backbone, data, method, **LONG, **fields, optim__lr=rate)
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     losses = [r["loss"] for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert len(losses) == 60
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:3]), (losses[:3], losses[-5:])
@@ -93,7 +93,7 @@ HEAD = (WIDTH + 1) * 3
 def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp_path, capsys):
     method, fields = ROUND_TRIPS[case]
     c = make_config(backbone, data, method, **SHORT, **fields)
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
     assert code == 0, err

@@ -6,7 +6,7 @@ import pytest
 from spoil import BASE
 from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
 
-from jaxprompt.api.choices import known
+from jaxprompt.api.choices import choice_names
 from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.training.run_folder import lock
 
@@ -16,7 +16,7 @@ FAMILIES = "bert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert gl
 @pytest.mark.parametrize(
     "command, names",
     [
-        ("tasks", task_names()), ("methods", known("prompt")), ("heads", known("head")),
+        ("tasks", task_names()), ("methods", choice_names("prompt")), ("heads", choice_names("head")),
         ("backbones", FAMILIES),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from tiny_run import make_config, read_lines
 
 from jaxprompt.errors import InputError
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=1e-2,
@@ -34,7 +34,7 @@ def events(folder) -> dict[tuple[int, str], float]:
 def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
     fields = STILL | dict(train__total_steps=5, train__eval_steps=2, train__log_steps=2)
     c = make_config(backbone, data, "prefix", **fields, train__tracker="tensorboard")
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     lines, shown = read_lines(tmp_path / "metrics.jsonl"), events(tmp_path / "tensorboard")
     assert [r["step"] for r in lines if "loss" in r] == [2, 4, 5]
     assert [r["step"] for r in lines if "dev" in r] == [2, 4, 5]
@@ -62,8 +62,12 @@ def test_a_picture_that_cannot_be_drawn_fails_no_run(backbone, data, tmp_path, m
         raise InputError("no space left")
 
     monkeypatch.setattr("jaxprompt.training.pictures.draw_curves", full)
-    assert run(make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "run"))
+    assert train_prompt(
+        make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "run")
+    )
     assert "curves.png was not drawn: no space left" in capsys.readouterr().err
     monkeypatch.undo()
-    assert run(make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "new"))
+    assert train_prompt(
+        make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "new")
+    )
     assert (tmp_path / "new" / "curves.png").stat().st_size > 1000

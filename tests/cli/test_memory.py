@@ -59,7 +59,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointWriter, "save", cut)
         with contextlib.suppress(KeyboardInterrupt):  # which lets go of the frames
-            tune.run(c, workdir)
+            tune.train_prompt(c, workdir)
     assert counts and set(counts) == {3}
     # A run that fills its device must be able to go on: it reads into what is free.
     count = counter(table_of(backbone))
@@ -70,7 +70,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
         lambda *arguments: counts_before.append(count()) or restore(*arguments),
     )
     counts.clear()
-    assert tune.run(c, workdir).steps == 4
+    assert tune.train_prompt(c, workdir).steps == 4
     assert counts_before == [0] and set(counts) == {3}
 
 

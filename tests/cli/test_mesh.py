@@ -8,7 +8,7 @@ from spoil import BASE
 from tiny_run import DROPS, flags, jaxprompt, make_config, read_lines, tiny_fields
 
 from jaxprompt.parallel import compilation
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.training import one_run
 
 # Dev's rows do not fill its batches; dropout is on: its masks are the same on every mesh.
@@ -24,7 +24,7 @@ def start(folder, backbone, data, method, **changes):
     """Runs a few steps. Returns the config, the result and the losses."""
     more = {} if method == "full" else {"arguments": dict(length=4)}
     c = make_config(backbone, data, method, **COMMON, **more, **changes)
-    result = run(c, str(folder)).to_json()
+    result = train_prompt(c, str(folder)).to_json()
     lines = read_lines(folder / "metrics.jsonl")
     return c, result, [line["loss"] for line in lines if "loss" in line]
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(dropping, data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_until(4, c, folder)
     c = c.replace({"mesh.data": 2, "mesh.model": 1, "mesh.fsdp": True})
-    run(c, str(folder))
+    train_prompt(c, str(folder))
     losses = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
@@ -94,7 +94,7 @@ def run_until(step, c, folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxprompt.training.one_run.RunLog", Interrupted)
-        run(c, str(folder))
+        train_prompt(c, str(folder))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tiny_run import make_config, read_lines
 from jaxprompt.build import task
 from jaxprompt.errors import InputError
 from jaxprompt.runs import train
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
@@ -49,7 +49,7 @@ def spoil(monkeypatch):
 def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL)
     spoil(2, 3, 5)
-    result = run(c, str(tmp_path)).to_json()
+    result = train_prompt(c, str(tmp_path)).to_json()
     lines = [r for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert [r["skipped"] for r in lines] == [0, 1, 2, 2, 3, 3]
     assert [r["streak"] for r in lines] == [0, 1, 2, 0, 1, 0]
@@ -76,7 +76,7 @@ def test_a_streak_is_seen_where_the_loss_is_logged(spoil, backbone, data, tmp_pa
     }  # fmt: skip
     spoil(*spoilt)
     with pytest.raises(InputError, match=message) as error:
-        run(make_config(backbone, data, "prefix", **STILL | fields), str(tmp_path))
+        train_prompt(make_config(backbone, data, "prefix", **STILL | fields), str(tmp_path))
     # Where no step was finite, a lower learning rate would not help.
     assert ("optim.lr" in str(error.value)) == (case != "from the first")
     assert Checkpoints(tmp_path).latest() == 6
@@ -101,7 +101,7 @@ def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkey
 
     monkeypatch.setattr(RunLog, "progress", note_step)
     monkeypatch.setattr(loop.jax, "device_get", note_read)
-    run(c, str(tmp_path))
+    train_prompt(c, str(tmp_path))
     # It logs at 4, 8 and 10, saves at 5 and 10, evaluates at 6 and 10.
     read = "read"
     assert seen == [1, 2, 3, read, 4, read, 5, read, 6, 7, read, 8, 9, read, 10]

@@ -18,7 +18,7 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=3e-2
@@ -32,7 +32,7 @@ def prompt(backbone, data, tmp_path_factory):
     from jaxprompt.__main__ import main
 
     workdir = tmp_path_factory.mktemp("prompt")
-    run(make_config(backbone, data, "prefix", **STILL), str(workdir))
+    train_prompt(make_config(backbone, data, "prefix", **STILL), str(workdir))
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert main(["export", *place]) == 0
     return workdir / "export"

@@ -31,7 +31,7 @@ from jaxprompt.build.prompt_artifact import load_prompt_export
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus import split_held_out
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.training.checkpoint_writer import ARRAY_OVERHEAD, STEP_OVERHEAD
 
 KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
@@ -251,7 +251,7 @@ def test_train_starts_with_these_numbers(name, tmp_path_factory, tmp_path, data,
         task__words="terrible,maybe,great", optim__lr=0, train__total_steps=1,
         data__max_len=32, **fields,
     )  # fmt: skip
-    result = run(c, str(tmp_path / "run")).to_json()
+    result = train_prompt(c, str(tmp_path / "run")).to_json()
     if CASES[name].task == "cls":  # the classes are known already
         assert result["test"]["accuracy"] > 0.6
     assert f"prompt initialised from {origin / 'export'}" in capsys.readouterr().err

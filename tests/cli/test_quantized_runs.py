@@ -16,7 +16,7 @@ from tiny_run import (
 import jaxprompt as jp
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.errors import InputError
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 SIZES = dict(hidden_size=64, intermediate_size=64)
 LEARNS = {"train__total_steps": 60, "train__eval_steps": 20, "optim__lr": 0.1}
@@ -33,7 +33,7 @@ def served(whole, data, tmp_path_factory):
     """-> config, folder and result of a run on 4 bits"""
     folder = tmp_path_factory.mktemp("served")
     c = make_config(whole, data, "prefix", backbone__quantize="int4", **LEARNS)
-    return c, folder / "run", run(c, str(folder / "run")).to_json()
+    return c, folder / "run", train_prompt(c, str(folder / "run")).to_json()
 
 
 def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
@@ -41,7 +41,7 @@ def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
     result, workdir, told = train_and_export(capsys, tmp_path, c)
     assert result["test"]["accuracy"] >= 0.8 and ", weights int8-" in told
     plain = make_config(whole, data, "prefix", train__total_steps=1)
-    plain = run(plain, str(tmp_path / "plain")).to_json()
+    plain = train_prompt(plain, str(tmp_path / "plain")).to_json()
     assert result["total"] == plain["total"] and result["trained"] == plain["trained"]
     card = json.loads((workdir / "export/prompt.json").read_text())
     assert card["backbone"]["quantize"] == "int8"
@@ -89,8 +89,8 @@ def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
     )  # fmt: skip
     kept = make_config(folder, data, "prefix", cache__location="host", **fields)
     grid = make_config(folder, data, "prefix", runs__seeds="0,1", **fields)
-    run(make_config(folder, data, "prefix", **fields), str(tmp_path / "alone"))
-    run(kept, str(tmp_path / "kept"))
+    train_prompt(make_config(folder, data, "prefix", **fields), str(tmp_path / "alone"))
+    train_prompt(kept, str(tmp_path / "kept"))
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     losses = lambda name: [
         line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line

@@ -12,7 +12,7 @@ from jaxprompt.__main__ import main
 from jaxprompt.build.examples import apply_form, read_task
 from jaxprompt.config.load import load_config
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 torch = pytest.importorskip("torch")
 
@@ -62,7 +62,7 @@ def tuned(request, reading, tmp_path_factory):
     backbone = make_backbone(tmp_path_factory.mktemp(kind) / kind, kind)
     workdir = tmp_path_factory.mktemp("run") / kind
     c = make_config(backbone, reading, "soft", **FIELDS, **KINDS[kind])
-    result = run(c, str(workdir)).to_json()
+    result = train_prompt(c, str(workdir)).to_json()
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert main(["export", *place]) == 0
     return kind, backbone, workdir, result

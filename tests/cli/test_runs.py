@@ -25,7 +25,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.runs.grid import batched_runs, runner
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.runs.grid.expand import list_runs
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 from jaxprompt.training import run_folder
 
 SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)
@@ -56,7 +56,7 @@ def compare(c, folder, name=""):
     for own in list_runs(c, str(folder.parent / "alone")):
         if name not in ("", own.name):
             continue
-        expected = run(own.config, str(own.folder)).to_json()
+        expected = train_prompt(own.config, str(own.folder)).to_json()
         together = folder / own.name
         found = json.loads((together / "result.json").read_text())
         assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}, own.name
@@ -179,7 +179,7 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
 @pytest.mark.long
 def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, capsys, monkeypatch):
     """A rate of 0 gains nothing, so that its run ends early."""
-    monkeypatch.setattr(batched_runs, "WORTH", 0)
+    monkeypatch.setattr(batched_runs, "MIN_STEPS_SAVED", 0)
     c = make_config(
         backbone, data, "prefix", **SHORT | dict(train__total_steps=8),
         runs__lr="0,1e-2", train__patience=2,
@@ -388,7 +388,7 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
             train_grid(config, str(folder))
     runs = list_runs(config, str(folder))[:2]
     with pytest.raises(errors.InputError, match="which is not one of these runs"):
-        runner.train(runs, str(folder), stop_signal=lambda: 0)
+        runner.train_runs(runs, str(folder), stop_signal=lambda: 0)
 
 
 SWEEP = (
@@ -421,7 +421,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     assert err.count("\n1 run at once, ") == 2
     found = results(tmp_path / "grid")["prompt.scale=3.0"]
     c = c.replace({"prompt.scale": 3.0})
-    expected = run(c, str(tmp_path / "alone")).to_json()
+    expected = train_prompt(c, str(tmp_path / "alone")).to_json()
     assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
 
 

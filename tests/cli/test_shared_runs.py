@@ -13,7 +13,7 @@ from jaxprompt.convert.artifact import read_artifact
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.layers.word_rows import unpack_ids
 from jaxprompt.runs import multitask
-from jaxprompt.runs.multitask import SharedTuning, read_tasks
+from jaxprompt.runs.multitask import SharedTrainStages, read_tasks
 from jaxprompt.runs.shared_steps import TaskBatches
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
@@ -220,7 +220,9 @@ def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsy
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(TaskBatches, "__next__", taking)
-        multitask.run(load_config(config.removeprefix("--config="), []), str(tmp_path / "cut"))
+        multitask.train_shared_prompt(
+            load_config(config.removeprefix("--config="), []), str(tmp_path / "cut")
+        )
     code, resumed, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'cut'}")
     assert code == 0 and "resumed at step 4" in err, err
     whole, resumed = json.loads(whole), json.loads(resumed)
@@ -247,7 +249,9 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
         backbone, folder, tmp_path / "c.json",
         **{"train.total_steps": 8, "train.eval_steps": 8, "optim.weight_decay": 0.1},
     )  # fmt: skip
-    work = SharedTuning(load_config(config.removeprefix("--config="), []), str(tmp_path / "run"))
+    work = SharedTrainStages(
+        load_config(config.removeprefix("--config="), []), str(tmp_path / "run")
+    )
     job = work.build(work.prepare(None, None))
     state, step, feed = job.state, jax.jit(job.step), job.feed()
     seen = set()

@@ -12,7 +12,7 @@ from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.artifact import read_artifact, write_artifact
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
-from jaxprompt.runs.train import run
+from jaxprompt.runs.train import train_prompt
 
 STILL = {
     "backbone.dropout": 0, "prompt.dropout": 0, "optim.lr": 3e-2, "train.total_steps": 120,
@@ -123,7 +123,7 @@ def trained(request, backbone, tmp_path_factory):
     for seed, (name, size) in enumerate({"train": 48, "dev": 16, "test": 16}.items()):
         write_rows(folder / f"{name}.jsonl", make(seed, size))
     c = make_config(backbone, folder, "prefix", **STILL, **fields)
-    result = run(c, str(folder / "run")).to_json()
+    result = train_prompt(c, str(folder / "run")).to_json()
     assert main(["export", f"--workdir={folder / 'run'}"]) == 0
     return request.param, c, folder, result
 
@@ -252,9 +252,9 @@ def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
     fields = {n: v for n, v in STILL.items() if n != "prompt.dropout"} | KINDS["tags"][1]
     fields |= {"train.total_steps": 8, "train.eval_steps": 4, "head.dropout": 0}
     plain = make_config(backbone, folder, "head_only", **fields)
-    alone = run(plain, str(tmp_path / "alone")).to_json()
+    alone = train_prompt(plain, str(tmp_path / "alone")).to_json()
     kept = make_config(backbone, folder, "head_only", **fields | {"cache.location": "host"})
-    assert run(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.02)
+    assert train_prompt(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.02)
     grid = make_config(backbone, folder, "head_only", **fields | {"runs.seeds": "0,1"})
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     found = json.loads((tmp_path / "grid/seed=0/result.json").read_text())

@@ -447,11 +447,11 @@ def timeless(record: dict) -> dict:
 def split_scores(c: Any, workdir: Path, split: str = "dev") -> np.ndarray:
     """Scores a split with the best prompt of a workdir. -> [examples, C]"""
     from jaxprompt.build.task import eval_batches
-    from jaxprompt.runs.restore import restore
+    from jaxprompt.runs.restore import restore_run
     from jaxprompt.training.evaluation import compile_step, predict_scores
     from jaxprompt.training.steps import make_eval_step
 
-    trained = restore(c, str(workdir), [split])
+    trained = restore_run(c, str(workdir), [split])
     (trainable, frozen, _), part = trained.weights, trained.splits[split]
     step = compile_step(trained.placement, make_eval_step(trained.scorer.model))
     batches = eval_batches(trained.scorer, part)

@@ -20,7 +20,7 @@ from jaxprompt.convert.card import CARD_FIELDS, render_card
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
-from jaxprompt.files import acquire
+from jaxprompt.files import acquire_lock
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.tree import flatten
 
@@ -219,7 +219,7 @@ def test_of_two_processes_that_write_a_folder_one_is_refused(saved, tmp_path):
     """Both would write beside it, each into what the other moves to its place."""
     source, out = saved("bert"), tmp_path / "out"
     loaded = load_folder(source, "bert")
-    held = acquire(tmp_path / ".out.lock", out, "")
+    held = acquire_lock(tmp_path / ".out.lock", out, "")
     try:
         with pytest.raises(InputError, match=f"out is in use by process {os.getpid()} on .*; wait"):
             write(out, source, loaded)

@@ -19,7 +19,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
-from jaxprompt.runs.grid.batched_steps import PerRun, make_group_fronts, make_group_scores
+from jaxprompt.runs.grid.batched_steps import PerRun, make_group_prefixes, make_group_scores
 from jaxprompt.training.evaluation import compile_generation, predict_scores, scoring_step
 from jaxprompt.tree import merge, split_trainable, trainable_mask
 from jaxprompt.types import Role, SharedPrefix
@@ -160,7 +160,7 @@ def test_runs_of_a_grid_have_fronts_of_their_own():
     (_, shared), (_, batch) = lay(model, "right")
     each = [trainable, jax.tree.map(lambda x: 2 * x, trainable)]
     both, own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), PerRun({}, {})
-    shared_kv = jit(make_group_fronts(shared))(both, frozen, own)
+    shared_kv = jit(make_group_prefixes(shared))(both, frozen, own)
     scores = jit(make_group_scores(shared, is_shared=True))(both, frozen, batch, own, shared_kv)
     expected = [jit(shared.forward)(merge(own, frozen), batch) for own in each]
     assert np.linalg.norm(scores - np.array(expected)) <= 1e-6 * np.linalg.norm(expected)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.runs import multitask
-from jaxprompt.runs.multitask import SharedTuning
+from jaxprompt.runs.multitask import SharedTrainStages
 from jaxprompt.training.one_run import TrainOutcome
 from jaxprompt.training.progress import Evaluation, Progress
 
@@ -37,9 +37,9 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
     scored, exported = [], []
     score = lambda split, tasks, scores, numbers, frozen: scored.append((split, scores)) or {}
     monkeypatch.setattr(multitask, "make_metrics_fn", build_measure)
-    monkeypatch.setattr(multitask, "_score", score)
+    monkeypatch.setattr(multitask, "_score_tasks", score)
     train, prompt = SimpleNamespace(test=True), SimpleNamespace(name="prefix")
-    work = SharedTuning(SimpleNamespace(train=train, prompt=prompt, seed=0), "run")
+    work = SharedTrainStages(SimpleNamespace(train=train, prompt=prompt, seed=0), "run")
     work._export = lambda prepared, job, fitted, ended, test: exported.append(fitted)
     prepared = SimpleNamespace(tasks=SimpleNamespace(by_name=tasks), placement=None)
     compiled = {name: f"compiled {name}" for name in tasks}
@@ -68,18 +68,18 @@ def test_the_mean_counts_each_task_by_its_metric_and_alike():
 
     trainable = {"prompt/table": 0, "head/qa/kernel": 1, "head/nli/kernel": 2}
     frozen, scores = {"backbone/x": 0}, dict.fromkeys(tasks, measure)
-    found = multitask._score("dev", tasks, scores, trainable, frozen)
+    found = multitask._score_tasks("dev", tasks, scores, trainable, frozen)
     assert found["mean"] == pytest.approx((0.75 + 0.25) / 2)
     assert found["qa/f1"] == 0.75 and found["nli/exact_match"] == 0.5 and len(found) == 7
     leaves = ["head/main/kernel", "prompt/table"], ["backbone/x"]
     assert seen == [("qa rows", *leaves), ("nli rows", *leaves)]
-    assert "mean" not in multitask._score("test", tasks, scores, trainable, frozen)
+    assert "mean" not in multitask._score_tasks("test", tasks, scores, trainable, frozen)
 
 
 def test_what_a_task_uses_is_the_prompt_and_its_own_head():
     flat = {"prompt/table": 1, "head/qa/kernel": 2, "head/qa2/kernel": 3, "backbone/w": 4}
     expected = {"prompt/table": 1, "head/main/kernel": 2, "backbone/w": 4}
-    assert multitask._of_task(flat, "qa") == expected
+    assert multitask._select_params(flat, "qa") == expected
 
 
 def test_counts_of_tokens_are_added_over_the_tasks():

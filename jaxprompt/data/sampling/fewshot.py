@@ -24,7 +24,7 @@ from jaxprompt.config.run import (
     Protocol,
 )
 from jaxprompt.data.sampling.listed_rows import read_listed
-from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.errors import InputError, at_least, check_known
 
 ON_SHORTAGE = ("raise", "use_fewer")  # of a class with fewer rows than kshot asks for
 
@@ -162,7 +162,7 @@ def kshot(
     at_least("data.protocol.k", k, 1)
     at_least("data.protocol.dev_k", dev_k, 0)
     groups = _with_absent(_by_class(labels, _shuffled(len(labels), seed)), names)
-    choose("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
+    check_known("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
     if on_shortage == "raise":
         request = f"data.protocol.k={k} and {dev_k} for dev"
         _check_counts(groups, dict.fromkeys(groups, k + dev_k), request, names, can_use_fewer=True)
@@ -277,7 +277,7 @@ def kfold(
     class with fewer rows than folds, unless it has none.
     """
     at_least("data.protocol.folds", folds, 2)
-    choose("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
+    check_known("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
     groups = _by_class(labels, _shuffled(len(labels), seed))
     if k is not None:
         at_least("data.protocol.k", k, 1)

@@ -19,7 +19,7 @@ from typing import Any
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import conll
 from jaxprompt.errors import InputError
-from jaxprompt.files import parse_json, user_path, utf8_cure
+from jaxprompt.files import parse_json, user_path, utf8_advice
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 _FOLDER = "is a folder, not a file; name a file in it, or give the folder as data.source"
@@ -115,7 +115,7 @@ def decode_line(line: bytes, number: int, path: Path | str) -> str:
         byte = line[error.start]
         raise InputError(
             f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); "
-            f"{utf8_cure(line if number == 1 else b'')}"
+            f"{utf8_advice(line if number == 1 else b'')}"
         ) from None
 
 

@@ -16,7 +16,7 @@ from jaxprompt.data.batches.stacking import stack_batches
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
-from jaxprompt.runs.grid.group import Member, Shared, same_batches
+from jaxprompt.runs.grid.group import GroupInputs, Member, same_batches
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_folders import checkpoint_folder, rewind
@@ -31,13 +31,13 @@ from jaxprompt.training.steps import nonfinite_message
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
-WORTH = 500  # steps of one run that must be saved for another compilation to pay
+MIN_STEPS_SAVED = 500  # steps of one run that must be saved for another compilation to pay
 
 
 class Chunk(NamedTuple):
     """Runs of equal shapes, and the programs that they train in."""
 
-    shared: Shared
+    shared: GroupInputs
     members: Sequence[Member]
     programs: Programs
     per_run: Sequence[PerRun]  # by member, what differs between runs and does not train
@@ -48,17 +48,21 @@ class GroupStart(NamedTuple):
 
     feeds: Sequence[Feed]  # by member
     state: TrainState  # leaves [R, ...]
-    best: Flat  # what each run trained, at its best [R, ...]
+    best: Flat  # the best parameters of each run [R, ...]
     rows: list[int]  # the member of each row of the state
     progress: list[Progress]  # by member
     step: int
-    seconds: float  # that it took up to there
+    seconds: float  # training time up to there
 
 
-def train(
-    chunk: Chunk, workdir: str | os.PathLike, log: RunLog, first: list[TrainState] | None,
-    seconds: float, stop_signal: Callable[[], int],
-) -> bool:  # fmt: skip
+def train_chunk(
+    chunk: Chunk,
+    workdir: str | os.PathLike,
+    log: RunLog,
+    init_states: list[TrainState] | None,
+    seconds: float,
+    stop_signal: Callable[[], int],
+) -> bool:
     """Trains a chunk and writes its results.
 
     Args:
@@ -78,36 +82,36 @@ def train(
         feeds = [member.feed() for member in members]
         for feed in feeds:
             exits.callback(feed.batches.close)
-        if first is None:
+        if init_states is None:
             start = _restore(chunk, Checkpoints(workdir), feeds)
         else:
-            state = programs.stack(first)
-            first.clear()
+            state = programs.stack(init_states)
+            init_states.clear()
             # A copy: the state is donated to each step.
             best = jax.tree.map(lambda x: x.copy(), state.trainable)
             rows, progress = list(range(len(members))), [Progress() for _ in members]
             start = GroupStart(feeds, state, best, rows, progress, 0, seconds)
             del state, best
-        step, logs = (-1 if first is not None else start.step), []
+        last_step, logs = (-1 if init_states is not None else start.step), []
         for member in members:
             exits.enter_context(lock_workdir(member.run.folder))
             bind_workdir(member.run.folder, member.run.config.to_dict(), FREE)
             write_record(member.run.folder, member.record)
-            # Bests newer than the checkpoint are of steps that come once more.
-            rewind(checkpoint_folder(member.run.folder), step, keep=1)
+            # Steps after the checkpoint are repeated, so their best parameters are removed.
+            rewind(checkpoint_folder(member.run.folder), last_step, keep=1)
             logs.append(RunLog(member.run.folder, tracker=chunk.shared.config.train.tracker))
             exits.enter_context(logs[-1])
-            logs[-1].resume(step)
-        checkpoints = CheckpointWriter(workdir, step)
+            logs[-1].resume(last_step)
+        checkpoints = CheckpointWriter(workdir, last_step)
         runs = BatchedRuns(chunk, start, checkpoints, logs, log, stop_signal)
-        before = start.seconds
-        del start  # its numbers are donated, or replaced
-        with signals.held(), checkpoints:
-            taken = loop.train_loop(runs, log, before)
-        if taken is None:
+        seconds_before = start.seconds
+        del start  # its arrays are donated or replaced
+        with signals.deferred(), checkpoints:
+            train_seconds = loop.train_loop(runs, log, seconds_before)
+        if train_seconds is None:
             return False
-        signals.check(stop_signal())  # one that came during the last step
-        runs.end(taken)
+        signals.stop_on_signal(stop_signal())  # a signal during the last step
+        runs.end(train_seconds)
     return True
 
 
@@ -116,15 +120,15 @@ def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[Feed]) -> G
     position, step = checkpoints.position(), checkpoints.latest()
     assert step is not None  # whose position that is
     names = [member.run.name for member in chunk.members]
-    rows = [names.index(name) for name in position["rows"]]
-    (state, best), _ = checkpoints.restore(chunk.programs.template(len(rows)))
-    for i, data in zip(rows, position["data"], strict=True):
-        feeds[i].batches.set_state(data)
+    member_indices = [names.index(name) for name in position["rows"]]
+    (state, best), _ = checkpoints.restore(chunk.programs.template(len(member_indices)))
+    for index, batch_position in zip(member_indices, position["data"], strict=True):
+        feeds[index].batches.set_state(batch_position)
     progress = [Progress.from_json(position["runs"][name]) for name in names]
-    for member, one in zip(chunk.members, progress, strict=True):
-        if one.done and not one.error:
-            _check_best(member.run.folder, _best_of(one).step, checkpoints)
-    return GroupStart(feeds, state, best, rows, progress, step, position["seconds"])
+    for member, run_progress in zip(chunk.members, progress, strict=True):
+        if run_progress.done and not run_progress.error:
+            _check_best(member.run.folder, _best_of(run_progress).step, checkpoints)
+    return GroupStart(feeds, state, best, member_indices, progress, step, position["seconds"])
 
 
 def _check_best(run: Path, step: int, checkpoints: Checkpoints) -> None:
@@ -145,9 +149,14 @@ class BatchedRuns:
     """
 
     def __init__(
-        self, chunk: Chunk, start: GroupStart, checkpoints: CheckpointWriter,
-        logs: Sequence[RunLog], log: RunLog, stop_signal: Callable[[], int],
-    ):  # fmt: skip
+        self,
+        chunk: Chunk,
+        start: GroupStart,
+        checkpoints: CheckpointWriter,
+        logs: Sequence[RunLog],
+        log: RunLog,
+        stop_signal: Callable[[], int],
+    ):
         """Starts the runs at `start`.
 
         `logs` are those of the members, `checkpoints` and `log` those of the grid; `stop_signal`
@@ -158,7 +167,7 @@ class BatchedRuns:
         self.milestones, self.log_steps = self.members[0].plan, self.settings.log_steps
         self.feeds, self.state, self.best, self.rows = start[:4]
         self.progress, self.step = start.progress, start.step
-        self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
+        self.per_row = self.programs.put_per_run([self.per_run[i] for i in self.rows])
         self.scorer = self.shared.make_scorer(self.shared, self.members, self.programs)
         self.checkpoints, self.logs, self.log = checkpoints, logs, log
         self._stop_signal = stop_signal
@@ -180,14 +189,14 @@ class BatchedRuns:
             self.members[0].scorer.layout,
         )
         members = [self.members[i] for i in self.rows]
-        if not (members[0].keeps and same_batches(members)):
-            batches = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
+        if not (members[0].has_cache and same_batches(members)):
+            batches = [m.add_cached(batch) for m, batch in zip(members, batches, strict=True)]
             return stack_batches(batches, layout.pad_id, layout.side)
-        # Read once, and once on the device: states are larger than all else in a batch.
-        one = members[0].give(batches[0])
-        copies = [one._replace(cached=None)] * len(batches)
-        plain = stack_batches(copies, layout.pad_id, layout.side)
-        return plain._replace(cached=one.cached)
+        # Read and transferred only once, because states are larger than the rest of a batch.
+        shared_batch = members[0].add_cached(batches[0])
+        copies = [shared_batch._replace(cached=None)] * len(batches)
+        stacked = stack_batches(copies, layout.pad_id, layout.side)
+        return stacked._replace(cached=shared_batch.cached)
 
     def is_new(self, batch: Batch) -> bool:
         """Returns whether the step must still be compiled for the shapes of a batch."""
@@ -195,18 +204,32 @@ class BatchedRuns:
 
     def take_step(self, batch: Batch) -> Metrics:
         """Takes a step of every run. Returns their metrics [R], which may not be computed yet."""
-        placed = self.programs.put_batch(batch, len(self.rows))
-        self.state, measured = self.programs.train(self.state, placed, self.per_row)
+        sharded_batch = self.programs.put_batch(batch, len(self.rows))
+        self.state, metrics = self.programs.train(self.state, sharded_batch, self.per_row)
         self.step += 1
-        return measured
+        return metrics
 
-    def write(self, metrics: Metrics, taken: tuple[int, float], seconds: float) -> None:
+    def write(self, metrics: Metrics, step_time: tuple[int, float], seconds: float) -> None:
         """Logs the newest step of the runs that continue."""
         live = self._live()
         for row in live:
-            row_metrics, i = jax.tree.map(lambda x, row=row: x[row], metrics), self.rows[row]
-            log_step(self.logs[i], self.step, row_metrics, self.feeds[i].describe, taken, seconds)
-        self.log.show(lr=_span([rate for x in metrics["lr"].values() for rate in x[live].tolist()]))
+            row_metrics, index = (
+                jax.tree.map(lambda values, row=row: values[row], metrics),
+                self.rows[row],
+            )
+            log_step(
+                self.logs[index],
+                self.step,
+                row_metrics,
+                self.feeds[index].describe,
+                step_time,
+                seconds,
+            )
+        self.log.show(
+            lr=_format_range(
+                [rate for values in metrics["lr"].values() for rate in values[live].tolist()]
+            )
+        )
 
     def end_broken(
         self, counts: Sequence[tuple[int, np.ndarray, np.ndarray]], seconds: float
@@ -220,7 +243,7 @@ class BatchedRuns:
         for row in self._live():
             step, streak, skipped = max(
                 ((step, int(streaks[row]), int(skipped[row])) for step, streaks, skipped in counts),
-                key=lambda one: one[1],
+                key=lambda count: count[1],
             )
             if streak >= self.settings.max_nonfinite_steps:
                 name = self.members[self.rows[row]].run.name
@@ -233,18 +256,18 @@ class BatchedRuns:
         progress.done, progress.error, progress.steps = True, error, self.step
         progress.skipped = int(self.state.skipped[row])
         if progress.best is not None:
-            # On disk before the run leaves the state.
-            numbers = self.programs.pick(self.best, row)
+            # Saved before the run is removed from the state.
+            params = self.programs.select_run(self.best, row)
             step, folder = progress.best.step, self.members[self.rows[row]].run.folder
-            # A run that ended before a kill, and again from the checkpoint, writes it again.
+            # A run that ended before a kill ends and saves again after a resume.
             with CheckpointWriter(folder, step - 1) as checkpoints:
-                checkpoints.save(step, progress.to_json(), best=numbers)
+                checkpoints.save(step, progress.to_json(), best=params)
 
     def evaluate(self, seconds: float) -> bool:
         """Evaluates every run on dev, and ends finished runs. Best parameters are in the state."""
         live = self._live()
         scores = self.scorer.score("dev", self.rows, self.state.trainable, self.per_row)
-        better, values = np.zeros(len(self.rows), bool), []
+        is_better, main_scores = np.zeros(len(self.rows), bool), []
         for row in live:
             progress, dev = self.progress[self.rows[row]], scores[row]
             if isinstance(dev, InputError):
@@ -252,16 +275,21 @@ class BatchedRuns:
                 self.log.info(f"{self.members[self.rows[row]].run.name}: {dev}")
                 continue
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": seconds})
-            values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
-            # Finished rows go on training beside the others, so their best must not be renewed.
-            better[row] = progress.note_dev(
-                self.step, self.scorer.value(dev), dev, last=self.step == self.milestones.total,
+            main_scores.append(
+                float(next(iter(dev.values())))
+            )  # the metric of the task comes first
+            # Finished rows train along with the others, so their best must not be replaced.
+            is_better[row] = progress.note_dev(
+                self.step,
+                self.scorer.value(dev),
+                dev,
+                last=self.step == self.milestones.total,
                 patience=self.settings.patience,
-            )  # fmt: skip
-        self.log.show(dev=_span(values))
-        if better.any():
-            self.best = self.programs.renew(self.best, self.state.trainable, better)
-        # After the renewal: what a run that ends leaves on disk is the newest best.
+            )
+        self.log.show(dev=_format_range(main_scores))
+        if is_better.any():
+            self.best = self.programs.update_best(self.best, self.state.trainable, is_better)
+        # Only now, so that a run that ends saves its newest best parameters.
         for row in live:
             progress = self.progress[self.rows[row]]
             if progress.done and not progress.error:
@@ -272,21 +300,20 @@ class BatchedRuns:
     def _regroup(self) -> None:
         """Removes finished runs once a smaller program fits the rest."""
         live, total = self._live(), len(self.members)
-        # Runs that lie apart on the data axis stay so: else each step would send gradients over it.
+        # Runs sharded over the data axis stay so; otherwise gradients would be sent over it.
         is_apart = self.programs.is_apart(len(self.rows))
-        sizes = [n for n in halves(total) if self.programs.is_apart(n) >= is_apart]
-        size = min((n for n in sizes if n >= len(live)), default=len(self.rows))
-        saved = (len(self.rows) - size) * (self.milestones.total - self.step)
-        # Steps of single runs: a smaller program pays only if it spares more than it costs to
-        # compile.
-        if not live or saved <= 0 or saved < WORTH:
+        sizes = [size for size in program_sizes(total) if self.programs.is_apart(size) >= is_apart]
+        size = min((size for size in sizes if size >= len(live)), default=len(self.rows))
+        steps_saved = (len(self.rows) - size) * (self.milestones.total - self.step)
+        # A smaller program must save more steps of single runs than its compilation costs.
+        if not live or steps_saved <= 0 or steps_saved < MIN_STEPS_SAVED:
             return
-        spare = [row for row in range(len(self.rows)) if row not in live]
-        # A program may have more rows than runs go on: finished ones fill them up.
-        keep = sorted(live + spare[: size - len(live)])
-        self.state, self.best = self.programs.take(self.state, self.best, keep)
-        self.rows = [self.rows[row] for row in keep]
-        self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
+        finished = [row for row in range(len(self.rows)) if row not in live]
+        # If the program has more rows than runs continue, finished runs fill them.
+        kept_rows = sorted(live + finished[: size - len(live)])
+        self.state, self.best = self.programs.take(self.state, self.best, kept_rows)
+        self.rows = [self.rows[row] for row in kept_rows]
+        self.per_row = self.programs.put_per_run([self.per_run[i] for i in self.rows])
         self.log.info(f"{len(live)} of {total} runs continue, {size} at once")
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
@@ -294,7 +321,10 @@ class BatchedRuns:
         assert state and not best
         names = [member.run.name for member in self.members]
         position = {
-            "runs": {n: each.to_json() for n, each in zip(names, self.progress, strict=True)},
+            "runs": {
+                name: progress.to_json()
+                for name, progress in zip(names, self.progress, strict=True)
+            },
             "rows": [names[i] for i in self.rows],
             "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": seconds,
@@ -302,8 +332,8 @@ class BatchedRuns:
         resumes = "run the same command again to resume"
         saved = f"with step {self.step} of {len(names)} runs saved; {resumes}"
         on_complete = functools.partial(signals.note, saved)
-        whole = self.state, self.best
-        self.checkpoints.save(self.step, position, state=whole, on_complete=on_complete)
+        arrays = self.state, self.best
+        self.checkpoints.save(self.step, position, state=arrays, on_complete=on_complete)
 
     def wait_for_saves(self) -> None:
         """Waits until all saves are on disk."""
@@ -317,50 +347,60 @@ class BatchedRuns:
 
     def end(self, seconds: float) -> None:
         """Evaluates the best parameters of every run on test, and writes the results."""
-        done = [i for i, progress in enumerate(self.progress) if not progress.error]
-        for i in set(range(len(self.members))) - set(done):
+        completed = [i for i, progress in enumerate(self.progress) if not progress.error]
+        for i in set(range(len(self.members))) - set(completed):
             self._write_error(i, self.progress[i].error)
-        # Their room is needed to score with the best numbers of all runs.
+        # Their memory is needed to score the best parameters of all runs.
         del self.state, self.best
-        if not done:
+        if not completed:
             return
         template = self.programs.one_trainable()
-        bests = {i: _best_of(self.progress[i]) for i in done}
-        tests: Sequence[dict[str, float] | InputError | None] = [None] * len(done)
+        bests = {i: _best_of(self.progress[i]) for i in completed}
+        tests: Sequence[dict[str, float] | InputError | None] = [None] * len(completed)
         if self.settings.test and self.scorer.has("test"):
-            best = [
-                Checkpoints(self.members[i].run.folder).restore_best(template, x.step)[0]
-                for i, x in bests.items()
+            best_params = [
+                Checkpoints(self.members[i].run.folder).restore_best(template, best.step)[0]
+                for i, best in bests.items()
             ]
-            per_run = self.programs.put_own([self.per_run[i] for i in done])
+            per_run = self.programs.put_per_run([self.per_run[i] for i in completed])
             tests = self.scorer.score(
-                "test", done, self.programs.stack_trained(best), per_run,
-                devs=[x.dev for x in bests.values()],
-            )  # fmt: skip
-        share = seconds / len(self.members)  # a run's part of what all took together
-        for i, test in zip(done, tests, strict=True):
+                "test",
+                completed,
+                self.programs.stack_trainable(best_params),
+                per_run,
+                devs=[best.dev for best in bests.values()],
+            )
+        share = seconds / len(self.members)  # one run's share of the total time
+        for i, test in zip(completed, tests, strict=True):
             if isinstance(test, InputError):
                 self._write_error(i, str(test))
             else:
                 write_result(self.members[i].run.folder, self._result(i, bests[i], test, share))
 
     def _result(
-        self, i: int, best: Evaluation, test: dict[str, float] | None, seconds: float
+        self, index: int, best: Evaluation, test: dict[str, float] | None, seconds: float
     ) -> RunResult:
-        config, progress = self.members[i].run.config, self.progress[i]
+        config, progress = self.members[index].run.config, self.progress[index]
         trained = tree.count(self.programs.one_trainable())
         frozen = tree.count(self.programs.frozen) + tree.count(self.per_run[0].frozen)
         pretrains = self.shared.pretrains
         return RunResult(
-            task=config.ppt.task or None, method=config.prompt.name, seed=config.seed,
-            trained=trained, total=trained + frozen, steps=progress.steps,
-            skipped=progress.skipped, best_step=best.step, dev=None if pretrains else best.dev,
-            held_out=best.dev if pretrains else None, test=test,
+            task=config.ppt.task or None,
+            method=config.prompt.name,
+            seed=config.seed,
+            trained=trained,
+            total=trained + frozen,
+            steps=progress.steps,
+            skipped=progress.skipped,
+            best_step=best.step,
+            dev=None if pretrains else best.dev,
+            held_out=best.dev if pretrains else None,
+            test=test,
             time={"seconds": seconds, "compilations": len(self.programs.compiled)},
-        )  # fmt: skip
+        )
 
-    def _write_error(self, i: int, error: str) -> None:
-        write_atomic(self.members[i].run.folder / "error.txt", error + "\n")
+    def _write_error(self, index: int, error: str) -> None:
+        write_atomic(self.members[index].run.folder / "error.txt", error + "\n")
 
 
 def _best_of(progress: Progress) -> Evaluation:
@@ -368,15 +408,15 @@ def _best_of(progress: Progress) -> Evaluation:
     return progress.best
 
 
-def _span(values: Sequence[float]) -> str:
+def _format_range(values: Sequence[float]) -> str:
     """Formats the range of some numbers; "none" if all runs have finished."""
     if not values:
         return "none"
-    ends = dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values)))
-    return " to ".join(ends)
+    limits = dict.fromkeys(f"{limit:.4g}" for limit in (min(values), max(values)))
+    return " to ".join(limits)
 
 
-def halves(total: int) -> list[int]:
+def program_sizes(total: int) -> list[int]:
     """Returns the numbers of runs that programs are compiled for: all, half of them, ... 1."""
     sizes = [total]
     while sizes[-1] > 1:

@@ -18,7 +18,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.training.progress import score_key
 from jaxprompt.training.run_result import RunResult
 
-# Field of the block `runs` -> the field of each run that it gives.
+# Field of the block `runs` -> the field of each run that it sets.
 AXES = {
     "tasks": "ppt.task",
     "seeds": "seed", "data_seeds": "data.seed", "folds": "data.protocol.fold", "lr": "optim.lr",
@@ -26,13 +26,18 @@ AXES = {
     "words": "task.words",
 }  # fmt: skip
 SEEDS, FOLD = ("seed", "data.seed"), "data.protocol.fold"
-ONLY = "data.only"  # runs on parts of the data, as the relations of one file, are no rivals
-# What leaves the shapes of a run as they are. Where it does not, as label words of other lengths,
-# the runs are told apart once they are prepared.
+ONLY = "data.only"  # runs on different parts of the data are not compared
+# Fields that usually do not change the shapes of a run. Runs whose shapes do differ, e.g. with
+# label words of other lengths, are separated once they are prepared.
 VARIES = (
-    *AXES.values(), "optim.lr_head", "optim.lr_backbone", "prompt.file", "prompt.init",
-    "prompt.scale", "data.protocol.rows",
-)  # fmt: skip
+    *AXES.values(),
+    "optim.lr_head",
+    "optim.lr_backbone",
+    "prompt.file",
+    "prompt.init",
+    "prompt.scale",
+    "data.protocol.rows",
+)
 _SHOWN = 40  # letters of a value in a name
 
 
@@ -41,7 +46,7 @@ class GridRun(NamedTuple):
 
     name: str
     changes: dict[str, Any]  # field -> value
-    config: RunConfig  # its own, without a grid
+    config: RunConfig  # of this run, without a grid
     folder: Path
 
 
@@ -50,7 +55,7 @@ def is_grid(config: RunConfig) -> bool:
     return any(getattr(config.runs, axis) for axis in AXES)
 
 
-def why_alone(config: RunConfig) -> str:
+def grid_conflict(config: RunConfig) -> str:
     """Returns why a run cannot train in one program with others, and what to set; "" if it can."""
     if config.train.profile:
         return (
@@ -67,61 +72,63 @@ def why_alone(config: RunConfig) -> str:
 
 def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
     """Returns the runs of a grid. Raises InputError for a duplicate or invalid run."""
-    if why := why_alone(config):
-        raise InputError(f"{why}, or empty config.runs")
-    axes = {axis: x for axis in AXES if (x := getattr(config.runs, axis))}
+    if conflict := grid_conflict(config):
+        raise InputError(f"{conflict}, or empty config.runs")
+    axes = {axis: values for axis in AXES if (values := getattr(config.runs, axis))}
     _check_axes(config, axes)
     runs, names = [], {}
     for values in itertools.product(*axes.values()):
         changes = {AXES[axis]: value for axis, value in zip(axes, values, strict=True)}
         name = ",".join(
-            f"{_short(axis)}={_show(value, axes[axis])}"
+            f"{_short_name(axis)}={_format_value(value, axes[axis])}"
             for axis, value in zip(axes, values, strict=True)
         )
-        own = alone(config).replace({field: _value(field, x) for field, x in changes.items()})
-        if "prompt_starts" in axes:  # what is given for one of them is not for the others
-            own = drop_ignored_fields(own)
-        check_config(own)
-        # By the whole config: different values on the axes may still make the same run.
-        text = json.dumps(own.to_dict(), sort_keys=True)
-        if text in names:
+        run_config = without_grid(config).replace(
+            {field: _field_value(field, value) for field, value in changes.items()}
+        )
+        if "prompt_starts" in axes:  # fields that only some of them read
+            run_config = drop_ignored_fields(run_config)
+        check_config(run_config)
+        # The whole config, because different values on the axes may still give the same run.
+        config_json = json.dumps(run_config.to_dict(), sort_keys=True)
+        if config_json in names:
             raise InputError(
                 f"config.runs has the run {name} twice; remove one of the equal values"
             )
-        names[text] = name
-        runs.append(GridRun(name, changes, own, Path(workdir) / name))
+        names[config_json] = name
+        runs.append(GridRun(name, changes, run_config, Path(workdir) / name))
     return runs
 
 
-def alone(config: RunConfig) -> RunConfig:
+def without_grid(config: RunConfig) -> RunConfig:
     """Returns a config without its grid."""
     return dataclasses.replace(config, runs=GridConfig())
 
 
-def alike(config: RunConfig) -> str:
+def program_key(config: RunConfig) -> str:
     """Returns a key of everything that must be equal between runs of one program."""
-    given = config.to_dict()
+    fields = config.to_dict()
     for field in VARIES:
         *blocks, last = field.split(".")
-        block: Values = given
+        block: Values = fields
         for name in blocks:
             inner = block[name]
             assert isinstance(inner, dict)
             block = inner
         # A method may not have the field at all.
         block.pop(last, None)
-    return json.dumps(given, sort_keys=True)
+    return json.dumps(fields, sort_keys=True)
 
 
-def by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
+def group_by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
     """Groups runs that may train as one program, in their order."""
     groups: dict[str, list[GridRun]] = {}
     for run in runs:
-        groups.setdefault(alike(run.config), []).append(run)
+        groups.setdefault(program_key(run.config), []).append(run)
     return list(groups.values())
 
 
-def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
+def select_best_runs(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
     """Selects the run with the best dev score for each seed, the first of equal ones.
 
     A seed is a pair of train seed and data seed, and each value of `data.only` is selected for
@@ -135,21 +142,31 @@ def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
     Returns:
       The positions of the selected runs.
     """
-    tried: dict[tuple, dict[Any, list[int]]] = {}
-    for number, (changes, _) in enumerate(runs):
+    by_seed: dict[tuple, dict[Any, list[int]]] = {}
+    for index, (changes, _) in enumerate(runs):
         seed = tuple(changes.get(field) for field in (*SEEDS, ONLY))
-        rest = {name: str(x) for name, x in changes.items() if name not in (*SEEDS, ONLY, FOLD)}
-        setting = tuple(sorted(rest.items())) if FOLD in changes else number
-        tried.setdefault(seed, {}).setdefault(setting, []).append(number)
-    merit = lambda folds: (len(folds), sum(_merit(runs[i][1]) for i in folds) / len(folds))
-    chosen: list[int] = []
-    for settings in tried.values():
-        several = len(settings) > 1  # what trains nothing has no dev, and nothing to choose
-        chosen += max(settings.values(), key=merit) if several else next(iter(settings.values()))
-    return chosen
+        other_fields = {
+            field: str(value)
+            for field, value in changes.items()
+            if field not in (*SEEDS, ONLY, FOLD)
+        }
+        setting = tuple(sorted(other_fields.items())) if FOLD in changes else index
+        by_seed.setdefault(seed, {}).setdefault(setting, []).append(index)
+
+    def fold_score(folds: list[int]) -> tuple[int, float]:
+        total = sum(_selection_score(runs[index][1]) for index in folds)
+        return len(folds), total / len(folds)
+
+    selected: list[int] = []
+    for settings in by_seed.values():
+        has_choice = len(settings) > 1  # a run that trains nothing has no dev scores to compare
+        candidates = list(settings.values())
+        best = max(candidates, key=fold_score) if has_choice else candidates[0]
+        selected += best
+    return selected
 
 
-def _merit(result: RunResult) -> float:
+def _selection_score(result: RunResult) -> float:
     """Returns the selection score of a run; higher is better."""
     if result.held_out is not None:
         return score_key(-result.held_out["loss"])
@@ -195,7 +212,7 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
         raise InputError("config.runs.texts needs prompt.start=text; set it, and no other start")
 
 
-def _value(field: str, value: Value) -> Value:
+def _field_value(field: str, value: Value) -> Value:
     """Returns the value of a run's field for an entry of its axis."""
     if field != "task.words":
         return value
@@ -203,18 +220,18 @@ def _value(field: str, value: Value) -> Value:
     return tuple(part.strip() for part in value.split(","))
 
 
-def _short(axis: str) -> str:
+def _short_name(axis: str) -> str:
     return {"data_seeds": "data_seed"}.get(axis, AXES[axis].rpartition(".")[2])
 
 
-def _show(value: Value, among: Sequence[Value]) -> str:
+def _format_value(value: Value, axis_values: Sequence[Value]) -> str:
     """Formats a value for a folder name; a long string is replaced by its index.
 
     So is a string that could be mistaken for such an index.
     """
-    values = list(dict.fromkeys(among))
-    shown = [re.sub(r"[^\w.+-]+", "_", str(own).replace(",", "+")) for own in values]
-    unclear = {text for text in shown if len(text) > _SHOWN or shown.count(text) > 1}
-    at = values.index(value)
-    is_clear = shown[at] not in unclear and not (unclear and shown[at].isdigit())
-    return shown[at] if is_clear else str(at + 1)
+    values = list(dict.fromkeys(axis_values))
+    names = [re.sub(r"[^\w.+-]+", "_", str(item).replace(",", "+")) for item in values]
+    ambiguous = {name for name in names if len(name) > _SHOWN or names.count(name) > 1}
+    index = values.index(value)
+    is_clear = names[index] not in ambiguous and not (ambiguous and names[index].isdigit())
+    return names[index] if is_clear else str(index + 1)

@@ -33,7 +33,7 @@ from jaxprompt.training.run_record import RunRecord
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.types import Batch, Objective
 
-Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
+LabelWordArrays = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
 
 
 class Member(NamedTuple):
@@ -41,48 +41,48 @@ class Member(NamedTuple):
 
     run: GridRun
     scorer: Scorer
-    model: Model  # what trains
+    model: Model  # to train
     plan: Milestones
     steps_per_epoch: int
-    shape: tuple  # what runs of one program have in common besides their configs
-    source: Any  # what its batches are made of; of runs with the same batches the same object
+    shape: tuple  # equal in all runs of one program, besides their configs
+    source: Any  # the data of its batches; runs with the same batches have the same object
     feed: Callable[[], Feed]
     longest: Callable[[], Batch]  # a training batch as long as any
-    held: Any  # what it is scored by, see the scorer of its kind
-    record: RunRecord  # what it learns from
-    counts: np.ndarray | None = None  # of the text that its prompt starts from
-    kept: FeatureCache | None = None  # states of frozen layers, of `source` too
+    eval_data: Any  # the data for evaluation, see the scorer of its kind
+    record: RunRecord  # of its data
+    counts: np.ndarray | None = None  # of tokens, to initialise its prompt
+    cache: FeatureCache | None = None  # cached states of frozen layers
 
     @property
-    def keeps(self) -> bool:
+    def has_cache(self) -> bool:
         """Returns whether its batches have cached states."""
-        return self.kept is not None and bool(self.kept.splits)
+        return self.cache is not None and bool(self.cache.splits)
 
     @property
-    def rest(self) -> Model:
+    def tail_model(self) -> Model:
         """The model that continues from cached states; the whole model without a cache."""
-        return self.model if self.kept is None else self.kept.model
+        return self.model if self.cache is None else self.cache.model
 
-    def give(self, batch: Batch) -> Batch:
+    def add_cached(self, batch: Batch) -> Batch:
         """Adds the cached states of its rows to a training batch, if there are any."""
-        return batch if self.kept is None else self.kept.add_states(self.source, batch)
+        return batch if self.cache is None else self.cache.add_states(self.source, batch)
 
     @property
-    def words(self) -> Words:
+    def words(self) -> LabelWordArrays:
         """The arrays of the heads that score label words."""
         arrays_by_head = {name: head.arrays() for name, head in self.model.heads.items()}
         return {name: arrays for name, arrays in arrays_by_head.items() if arrays}
 
 
-class Start(NamedTuple):
+class InitialRun(NamedTuple):
     """The initial parameters of a run."""
 
     state: TrainState
-    own: tree.Flat  # frozen, yet drawn from the run's seed
+    own: tree.Flat  # frozen, but randomly initialised from the run's seed
     tx: optax.GradientTransformation
 
 
-class Shared(NamedTuple):
+class GroupInputs(NamedTuple):
     """What the runs of a group have in common."""
 
     config: RunConfig  # of the first run
@@ -91,14 +91,14 @@ class Shared(NamedTuple):
     objectives: Sequence[Objective]
     make_scorer: Callable[
         [Any, Sequence[Member], Any], Any
-    ]  # (Shared, members, Programs) -> scorer
-    says: Sequence[str]  # what is told at the start
-    pretrains: bool = False  # on a corpus, and chooses by held-out documents of it
-    # (members, say): computes the states that these runs keep
+    ]  # (GroupInputs, members, Programs) -> scorer
+    log_lines: Sequence[str]  # lines for the log
+    pretrains: bool = False  # whether runs train on a corpus, and are selected by held-out loss
+    # (members, log): computes the cached states of these runs
     fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
 
 
-def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) -> None:
+def check_init(shared: GroupInputs, member: Member, shapes: dict[int, tree.Params]) -> None:
     """Raises InputError where `init_params` would; computes nothing.
 
     `shapes` caches the parameter shapes of each model, which several members may share.
@@ -114,7 +114,7 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) 
     build_optimizer(config, trainable, member.plan, member.steps_per_epoch)
 
 
-def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
+def init_run(shared: GroupInputs, member: Member) -> tuple[InitialRun, tree.Flat]:
     """Initialises a run as if it were alone. Returns (start, frozen parameters of all runs)."""
     config = member.run.config
     weights = initial_params.init_params(
@@ -124,12 +124,14 @@ def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     key = rng.key_for(config.seed, "dropout", config.rng)
     state = make_state(weights.trainable, tx, key)
     is_common = lambda name: name.startswith("backbone/") or BASE.fullmatch(name)
-    common = {n: leaf for n, leaf in weights.frozen.items() if is_common(n)}
-    own = {n: leaf for n, leaf in weights.frozen.items() if n not in common}
-    return Start(state, own, tx), common
+    shared_frozen = {name: value for name, value in weights.frozen.items() if is_common(name)}
+    run_frozen = {
+        name: value for name, value in weights.frozen.items() if name not in shared_frozen
+    }
+    return InitialRun(state, run_frozen, tx), shared_frozen
 
 
-def by_shape(members: Sequence[Member]) -> list[list[Member]]:
+def group_by_shape(members: Sequence[Member]) -> list[list[Member]]:
     """Groups members with equal shapes and plans, in their order."""
     groups: dict[tuple, list[Member]] = {}
     for member in members:
@@ -137,18 +139,18 @@ def by_shape(members: Sequence[Member]) -> list[list[Member]]:
     return list(groups.values())
 
 
-def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member]]:
-    """Groups members of equal shapes that are worth training at once.
+def split_by_batches(members: Sequence[Member], placement: Placement) -> list[list[Member]]:
+    """Groups members of equal shapes by which should train at once.
 
     On a CPU these are runs with the same batches, e.g. the learning rates of a seed. Other batches
     would be padded to the longest of all, and a few runs keep all cores busy.
     """
-    sets: dict[tuple, list[Member]] = {}
+    by_batches: dict[tuple, list[Member]] = {}
     for member in members:
-        sets.setdefault((member.run.config.seed, id(member.source)), []).append(member)
+        by_batches.setdefault((member.run.config.seed, id(member.source)), []).append(member)
     is_cpu = jax.default_backend() == "cpu" and placement.mesh.size == 1
-    worth = is_cpu and max(map(len, sets.values())) > 1
-    return list(sets.values()) if worth else [list(members)]
+    split = is_cpu and max(map(len, by_batches.values())) > 1
+    return list(by_batches.values()) if split else [list(members)]
 
 
 def same_batches(members: Sequence[Member]) -> bool:
@@ -156,53 +158,53 @@ def same_batches(members: Sequence[Member]) -> bool:
     return len({(m.run.config.seed, id(m.source)) for m in members}) == 1
 
 
-def longest(members: Sequence[Member]) -> Batch:
+def longest_group_batch(members: Sequence[Member]) -> Batch:
     """Returns the longest training batch of all runs."""
-    # Runs with the same batches are asked once.
-    some = {id(member.source): member for member in members}.values()
-    each = [member.give(member.longest()) for member in some]
+    # One run for all runs with the same batches.
+    representatives = {id(member.source): member for member in members}.values()
+    batches = [member.add_cached(member.longest()) for member in representatives]
     layout = members[0].scorer.layout
-    return jax.tree.map(lambda x: x[0], stack_batches(each, layout.pad_id, layout.side))
+    return jax.tree.map(lambda array: array[0], stack_batches(batches, layout.pad_id, layout.side))
 
 
 def side_by_side(
     passes: Sequence[Iterable[Batch]], layout: Layout
 ) -> Iterator[tuple[list[Batch], Batch]]:
     """Yields the batches of several passes, and stacked ones; a shorter pass is padded."""
-    for each in zip_longest(*passes):
-        filling = padding_batch(next(batch for batch in each if batch is not None))
-        batches = [filling if batch is None else batch for batch in each]
+    for step_batches in zip_longest(*passes):
+        padding = padding_batch(next(batch for batch in step_batches if batch is not None))
+        batches = [padding if batch is None else batch for batch in step_batches]
         yield batches, stack_batches(batches, layout.pad_id, layout.side)
 
 
 # -- label words ----------------------------------------------------------------------------------
 
 
-def varying_words(members: Sequence[Member]) -> dict[str, Words]:
+def varying_label_words(members: Sequence[Member]) -> dict[str, LabelWordArrays]:
     """Returns the label words of each run by name, {} if they are equal in all runs.
 
     They are padded to the size of the largest ones.
     """
     names = [member.run.name for member in members]
     flat, trees = zip(*(jax.tree.flatten(member.words) for member in members), strict=True)
-    same = lambda leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves)
-    if all(map(same, zip(*flat, strict=True))):
+    all_equal = lambda leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves)
+    if all(map(all_equal, zip(*flat, strict=True))):
         return dict.fromkeys(names, {})
-    filled = zip(*map(_fill, zip(*flat, strict=True)), strict=True)
+    padded = zip(*map(_pad_leaves, zip(*flat, strict=True)), strict=True)
     return {
         name: jax.tree.unflatten(trees[0], leaves)
-        for name, leaves in zip(names, filled, strict=True)
+        for name, leaves in zip(names, padded, strict=True)
     }
 
 
-def with_words(model: Model, words: Words) -> Model:
+def with_label_words(model: Model, words: LabelWordArrays) -> Model:
     """Replaces the arrays of the heads that score label words; they may be traced."""
     heads = {name: model.heads[name].with_arrays(arrays) for name, arrays in words.items()}
     return dataclasses.replace(model, heads={**model.heads, **heads})
 
 
-def _fill(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _pad_leaves(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Pads arrays to the largest one with -1, which means no word."""
     size = np.max([np.shape(leaf) for leaf in leaves], axis=0)
-    room = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
-    return [np.pad(leaf, room(leaf), constant_values=-1) for leaf in leaves]
+    pad_width = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
+    return [np.pad(leaf, pad_width(leaf), constant_values=-1) for leaf in leaves]

@@ -11,10 +11,10 @@ from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
-SHARE = 0.9  # of the memory that is free: evaluation and the allocator need some besides
+USABLE_SHARE = 0.9  # of the free memory; evaluation and the allocator need the rest
 
 
-def available(mesh: Mesh) -> int:
+def free_bytes(mesh: Mesh) -> int:
     """Returns the free bytes on one device of a mesh; CPU devices share the RAM."""
     devices = mesh.local_mesh.devices.flatten()
     stats = devices[0].memory_stats() or {}  # None of a CPU
@@ -32,33 +32,37 @@ def _free_ram() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def needed(
-    programs: Programs, runs: int, batch: Batch, per_run: PerRun, *, shares: bool = False
+def bytes_needed(
+    programs: Programs, runs: int, batch: Batch, per_run: PerRun, *, shares_states: bool = False
 ) -> int | None:
     """Returns the bytes per device to train `runs` runs, without frozen parameters of all.
 
     `batch` and `per_run` are those of one run; with `shares` cached states count once for all runs.
     Returns None if the device cannot compile such a large program.
     """
-    # A view: the batches of many runs take no memory on the host.
-    spread = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
+    # A view, so that the batches of many runs take no memory on the host.
+    repeat = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
     state, best = programs.template(runs)
-    wide = jax.tree.map(spread, batch)
-    put = programs.put_batch(wide._replace(cached=batch.cached) if shares else wide, runs)
+    batches = jax.tree.map(repeat, batch)
+    placed = programs.put_batch(
+        batches._replace(cached=batch.cached) if shares_states else batches, runs
+    )
     try:
-        program = programs.compile(state, put, programs.put_own([per_run] * runs))
+        program = programs.compile(state, placed, programs.put_per_run([per_run] * runs))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None
-    found = program.memory_analysis()
-    # Arguments that are donated count among the results too, and are aliases there.
-    used = (
-        found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
-        - found.alias_size_in_bytes
-    )  # fmt: skip
-    # The best numbers of the runs are held besides, and no argument of the step.
-    return used - local_bytes(programs.frozen) + local_bytes(best)
+    analysis = program.memory_analysis()
+    # Donated arguments also count as outputs, where they are aliases.
+    step_bytes = (
+        analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        + analysis.temp_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
+    # The best parameters of the runs are in memory too, but are no argument of the step.
+    return step_bytes - local_bytes(programs.frozen) + local_bytes(best)
 
 
 def local_bytes(tree: Flat) -> int:
@@ -67,27 +71,29 @@ def local_bytes(tree: Flat) -> int:
     return sum(x.dtype.itemsize * int(np.prod(x.sharding.shard_shape(x.shape))) for x in leaves)
 
 
-def fitting(
+def max_runs_in_memory(
     programs: Programs,
-    wanted: int,
+    num_runs: int,
     batch: Batch,
     per_run: PerRun,
-    free: int,
+    free_bytes: int,
     *,
-    shares: bool = False,
+    shares_states: bool = False,
 ) -> int:
     """Returns how many of the `wanted` runs can train at once in `free` bytes; at least 1.
 
     The step of all runs is compiled first, because it is used if it fits. Otherwise the bytes per
     run are the difference between the steps of two runs and of one.
     """
-    limit = SHARE * free
-    whole = needed(programs, wanted, batch, per_run, shares=shares)
-    # One run is tried in any case: if it does not fit, nothing smaller would.
-    if wanted == 1 or (whole is not None and whole <= limit):
-        return wanted
-    one, two = (needed(programs, runs, batch, per_run, shares=shares) for runs in (1, 2))
-    if one is None or two is None or two > limit:
+    limit = USABLE_SHARE * free_bytes
+    all_bytes = bytes_needed(programs, num_runs, batch, per_run, shares_states=shares_states)
+    # One run is always tried, because there is nothing smaller.
+    if num_runs == 1 or (all_bytes is not None and all_bytes <= limit):
+        return num_runs
+    one_run, two_runs = (
+        bytes_needed(programs, runs, batch, per_run, shares_states=shares_states) for runs in (1, 2)
+    )
+    if one_run is None or two_runs is None or two_runs > limit:
         return 1
-    each = max(two - one, 1)
-    return min(wanted - 1, programs.round(2 + int((limit - two) / each)))
+    bytes_per_run = max(two_runs - one_run, 1)
+    return min(num_runs - 1, programs.round(2 + int((limit - two_runs) / bytes_per_run)))

@@ -25,8 +25,8 @@ from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
-from jaxprompt.runs.grid.group import Member, Shared, side_by_side
-from jaxprompt.runs.pretrain import PreparedPrompt, prepare_run
+from jaxprompt.runs.grid.group import GroupInputs, Member, side_by_side
+from jaxprompt.runs.pretrain import PreparedPrompt, make_prepared_prompt
 from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.run_record import PretrainingRecord
@@ -35,18 +35,18 @@ from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
 
-def prepare(
-    runs: Sequence[GridRun], workdir: Path, failed: Callable[[GridRun, Exception], None]
-) -> tuple[Shared | None, list[Member]]:
+def prepare_corpus_group(
+    runs: Sequence[GridRun], workdir: Path, mark_failed: Callable[[GridRun, Exception], None]
+) -> tuple[GroupInputs | None, list[Member]]:
     """Reads the corpus once, and makes the tasks that runs train on.
 
-    Invalid runs are passed to `failed`; if all are invalid, Shared is None. Raises
+    Invalid runs are passed to `failed`; if all are invalid, GroupInputs is None. Raises
     InputError for a corpus that has changed.
     """
     config = runs[0].config
     placement = build_placement(config)
     ppt_tasks: dict[str, ppt.PptTask] = {}
-    texts: dict[str, ppt.Text] = {}
+    texts: dict[str, ppt.CorpusExamples] = {}
     corpus, readable = None, []
     for run in runs:
         key = ppt.examples_key(run.config)
@@ -54,17 +54,17 @@ def prepare(
             if key not in ppt_tasks:
                 ppt_tasks[key] = ppt.open_task(run.config, placement, restored=True)
         except InputError as error:
-            failed(run, error)
+            mark_failed(run, error)
             continue
-        if corpus is None:  # what is wrong with it is so for all runs
+        if corpus is None:  # an error in it is one of all runs
             corpus = _read(config, ppt_tasks[key], workdir)
         try:
             if key not in texts:
-                texts[key] = ppt.read_text(
+                texts[key] = ppt.make_corpus_examples(
                     run.config, corpus, ppt_tasks[key], placement.batch_part()
                 )
         except InputError as error:
-            failed(run, error)
+            mark_failed(run, error)
             continue
         ppt.check_same(read_record(run.folder, PretrainingRecord), texts[key].data, config)
         readable.append((run, key))
@@ -77,21 +77,25 @@ def prepare(
     for run, key in readable:
         ppt_task = ppt_tasks[key].with_backbone(backbone)
         prompt = get_method(run.config, backbone.module.dims)
-        # One for all that are equal: its programs are compiled once.
+        # Runs with equal models share one, so that its programs are compiled once.
         model = dataclasses.replace(ppt_task.scorer.model, prompt=prompt)
         model = models.setdefault(json.dumps([prompt.block(), key]), model)
         ppt_task = ppt_task._replace(scorer=ppt_task.scorer._replace(model=model))
-        prepared = prepare_run(run.config, placement, ppt_task, texts[key], loaded, token_counts)
-        records.check_repeated(run.folder, prepared.record)
+        prepared = make_prepared_prompt(
+            run.config, placement, ppt_task, texts[key], loaded, token_counts
+        )
+        records.check_same_data(run.folder, prepared.record)
         if key not in flops:
             flops[key] = _flops(run.config, prepared)
         members.append(_member(run, prepared, flops[key]))
     objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
-    says = ppt.tell_corpus(config, backbone, loaded.report, corpus)
-    says += kernel_notes(config, placement, backbone)
+    lines = ppt.corpus_lines(config, backbone, loaded.report, corpus)
+    lines += kernel_notes(config, placement, backbone)
     for key, text in texts.items():
-        says += ppt.tell_task(ppt_tasks[key], text)
-    shared = Shared(config, placement, loaded, objectives, HeldOutScorer, says, pretrains=True)
+        lines += ppt.task_lines(ppt_tasks[key], text)
+    shared = GroupInputs(
+        config, placement, loaded, objectives, HeldOutScorer, lines, pretrains=True
+    )
     return shared, members
 
 
@@ -103,39 +107,46 @@ def _read(config: RunConfig, ppt_task: ppt.PptTask, workdir: Path) -> Corpus:
 def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
     config, scorer, text = run.config, prepared.ppt_task.scorer, prepared.text
     score = ppt.scoring(text.tasks[0])
-    # What else depends on the length of an epoch is told by the plan.
+    # All else that depends on the length of an epoch is in the milestones.
     epoch = prepared.steps_per_epoch if uses_epoch_length(config) else 0
     return Member(
-        run, scorer, ppt.make_objectives(config, scorer.model)[0], prepared.milestones,
-        prepared.steps_per_epoch, (epoch, scorer.layout), source=text,
-        feed=partial(
-            denoising.feed_rows, config, text.rows, prepared.placement, score, flops
-        ),
-        longest=partial(_longest, config, text), held=text, record=prepared.record,
+        run,
+        scorer,
+        ppt.make_objectives(config, scorer.model)[0],
+        prepared.milestones,
+        prepared.steps_per_epoch,
+        (epoch, scorer.layout),
+        source=text,
+        feed=partial(denoising.feed_rows, config, text.rows, prepared.placement, score, flops),
+        longest=partial(_longest, config, text),
+        eval_data=text,
+        record=prepared.record,
         counts=prepared.counts,
-    )  # fmt: skip
+    )
 
 
-def _longest(config: RunConfig, text: ppt.Text) -> Batch:
+def _longest(config: RunConfig, text: ppt.CorpusExamples) -> Batch:
     batch = config.data.batch
     return next(iter(EvalBatches(text.rows, batch=batch, seed=config.seed, limit=batch)))
 
 
 def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
     """Counts the model FLOPs of a step of one run."""
-    placement, like = prepared.placement, next(iter(prepared.text.held))
-    # Shapes count, so it need not start as the run does.
-    learner = ppt.make_learner(config, prepared.ppt_task, prepared.loaded, placement, restored=True)
+    placement, like = prepared.placement, next(iter(prepared.text.held_out))
+    # Only shapes matter, so the run's own initialisation is not needed.
+    learner = ppt.make_ppt_model(
+        config, prepared.ppt_task, prepared.loaded, placement, restored=True
+    )
     tx = build_optimizer(config, learner.trainable, prepared.milestones, prepared.steps_per_epoch)
     key = rng.key_for(config.seed, "dropout", config.rng)
     state = make_state(learner.trainable, tx, key)
-    return ppt.flops_of(learner, tx, state, like, config.data.batch, placement)
+    return ppt.count_ppt_flops(learner, tx, state, like, config.data.batch, placement)
 
 
 class HeldOutScorer:
-    """Evaluates runs of one program on held-out documents. `Member.held` is a Text."""
+    """Evaluates runs of one program on held-out documents. `Member.eval_data` is a Text."""
 
-    def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
+    def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""
         self._members, self._programs = members, programs
 
@@ -148,24 +159,32 @@ class HeldOutScorer:
         return -dev["loss"]
 
     def score(
-        self, split: str, rows: Sequence[int], trainable: Flat, per_run: PerRun,
+        self,
+        split: str,
+        rows: Sequence[int],
+        trainable: Flat,
+        per_run: PerRun,
         devs: Sequence[Mapping[str, float]] | None = None,
-    ) -> list[dict[str, float]]:  # fmt: skip
+    ) -> list[dict[str, float]]:
         """Returns the held-out scores of the runs `rows`."""
         del split, devs
-        texts = [self._members[i].held for i in rows]
-        same = all(text is texts[0] for text in texts)
-        passes = [text.held for text in (texts[:1] if same else texts)]
+        texts = [self._members[i].eval_data for i in rows]
+        is_shared = all(text is texts[0] for text in texts)
+        passes = [text.held_out for text in (texts[:1] if is_shared else texts)]
         layout, total = self._members[0].scorer.layout, None
-        found = (
+        batch_sums = (
             self._programs.counts(
-                trainable, each[0] if same else batch, per_run, len(rows), is_shared=same
+                trainable,
+                batches[0] if is_shared else batch,
+                per_run,
+                len(rows),
+                is_shared=is_shared,
             )
-            for each, batch in side_by_side(passes, layout)
+            for batches, batch in side_by_side(passes, layout)
         )
-        for sums in dispatch_ahead(found):
-            # Sums over many batches: float32 would round away what is small beside them.
+        for sums in dispatch_ahead(batch_sums):
+            # In float64, because float32 sums over many batches lose small terms.
             sums = jax.tree.map(np.float64, jax.device_get(sums))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
-        own_sums = lambda row: jax.tree.map(lambda x: x[row], total)
-        return [ppt.scoring(text.tasks[1])(own_sums(row)) for row, text in enumerate(texts)]
+        run_sums = lambda row: jax.tree.map(lambda x: x[row], total)
+        return [ppt.scoring(text.tasks[1])(run_sums(row)) for row, text in enumerate(texts)]

@@ -27,21 +27,28 @@ from jaxprompt.runs.grid import batched_runs, pretrain
 from jaxprompt.runs.grid import train as tune
 from jaxprompt.runs.grid.batched_runs import Chunk
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
-from jaxprompt.runs.grid.expand import GridRun, by_config, is_grid, list_runs, select
-from jaxprompt.runs.grid.group import (
-    Member,
-    Shared,
-    Words,
-    at_once,
-    by_shape,
-    check_start,
-    longest,
-    same_batches,
-    start,
-    varying_words,
+from jaxprompt.runs.grid.expand import (
+    GridRun,
+    group_by_config,
+    is_grid,
+    list_runs,
+    select_best_runs,
 )
-from jaxprompt.runs.grid.memory import available, fitting
+from jaxprompt.runs.grid.group import (
+    GroupInputs,
+    LabelWordArrays,
+    Member,
+    check_init,
+    group_by_shape,
+    init_run,
+    longest_group_batch,
+    same_batches,
+    split_by_batches,
+    varying_label_words,
+)
+from jaxprompt.runs.grid.memory import free_bytes, max_runs_in_memory
 from jaxprompt.runs.ppt import check_ppt
+from jaxprompt.runs.running import format_start
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_folders import checkpoint_folder, rewind
 from jaxprompt.training.log import RunLog
@@ -56,19 +63,29 @@ from jaxprompt.training.run_folder import (
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import TrainState
 
-__all__ = ["KINDS", "GridRun", "Outcome", "by_config", "is_grid", "list_runs", "select", "train"]
+__all__ = [
+    "KINDS",
+    "GridRun",
+    "Outcome",
+    "group_by_config",
+    "is_grid",
+    "list_runs",
+    "select_best_runs",
+    "train_runs",
+]
 
 
 class RunKind(NamedTuple):
     """A kind of runs."""
 
     check: Callable[[RunConfig], None]
-    prepare: Callable[..., tuple[Shared | None, list[Member]]]  # of runs, a workdir, and what fails
+    # (runs, workdir, mark_failed) -> inputs of all runs, and the runs
+    prepare: Callable[..., tuple[GroupInputs | None, list[Member]]]
 
 
 KINDS = {  # by command
-    "train": RunKind(check_prompt_tuning, tune.prepare),
-    "pretrain": RunKind(check_ppt, pretrain.prepare),
+    "train": RunKind(check_prompt_tuning, tune.prepare_task_group),
+    "pretrain": RunKind(check_ppt, pretrain.prepare_corpus_group),
 }
 
 
@@ -86,11 +103,17 @@ class Outcome(NamedTuple):
     failed: dict[str, str]  # name -> the error's line
 
 
-def train(
-    runs: Sequence[GridRun], workdir: str, *, command: str = "train", size: int = 0,
-    stop_signal: Callable[[], int], ready: Callable[[], None] = lambda: None, others: bool = False,
-) -> Outcome | None:  # fmt: skip
-    """Trains runs as few programs, at most `size` at once (0 = all that fit, see `at_once`).
+def train_runs(
+    runs: Sequence[GridRun],
+    workdir: str,
+    *,
+    command: str = "train",
+    size: int = 0,
+    stop_signal: Callable[[], int],
+    ready: Callable[[], None] = lambda: None,
+    others: bool = False,
+) -> Outcome | None:
+    """Trains runs as few programs, at most `size` at once (0: all that fit).
 
     Runs with a result are skipped, but their data must be unchanged. A failed run does not stop the
     others; if all runs fail, this is an error only without `others` that the caller trains. `ready`
@@ -122,7 +145,7 @@ def train_grid(
         KINDS[command].check(run.config)
     enable_compilation_cache(config.train.compilation_cache)
     bind = partial(bind_workdir, workdir, config.to_dict(), free)
-    return grid, train(
+    return grid, train_runs(
         grid,
         workdir,
         command=command,
@@ -132,31 +155,33 @@ def train_grid(
     )
 
 
-def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> dict[str, str]:
+def find_changed_runs(
+    runs: Sequence[GridRun], workdir: str, command: str = "train"
+) -> dict[str, str]:
     """Returns the runs that were trained on different data than they would be now: name, why."""
-    found: dict[str, str] = {}
+    errors: dict[str, str] = {}
 
     def note(run: GridRun, error: Exception) -> None:
-        found[run.name] = str(error)
+        errors[run.name] = str(error)
 
-    for group in by_config(runs):
+    for group in group_by_config(runs):
         try:
             KINDS[command].prepare(group, Path(workdir), note)
         except InputError as error:
             for run in group:
                 note(run, error)
-    return found
+    return errors
 
 
 def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool) -> bool:
     """Trains the remaining runs. Returns False if a signal stopped them."""
-    # What the checkpoint holds goes first: the next to train take its place on the disk.
-    groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
+    # The runs of the checkpoint go first, because the next ones replace it.
+    groups = sorted(group_by_config(work.known()), key=lambda runs: not work.is_started(runs))
     for group in groups:
         try:
             shared, members = KINDS[command].prepare(group, work.workdir, work.fail)
         except InputError as error:
-            # With one config alone there is no other run that could go on.
+            # With only one config there is no other run that could continue.
             if len(groups) == 1 and not others:
                 raise
             for run in group:
@@ -184,8 +209,8 @@ class _Work:
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
         self.failed: dict[str, str] = {}
-        self.made: list[Path] = []  # folders that were not there before
-        self.started: list[str] = []  # the runs of the checkpoint that is there
+        self.new_folders: list[Path] = []  # folders that this call created
+        self.started: list[str] = []  # the runs of the checkpoint
         if self.checkpoints.latest() is not None:
             self.started = list(self.checkpoints.position()["runs"])
         by_name = {run.name: run for run in runs}
@@ -197,8 +222,8 @@ class _Work:
             )
         for name in self.started:
             require_record(by_name[name].folder, workdir)
-        # A kill between the last result and its clearing leaves a checkpoint that nobody needs.
-        if self.started and all(_is_over(by_name[name]) for name in self.started):
+        # A kill after the last result leaves a checkpoint that is no longer needed.
+        if self.started and all(_is_finished(by_name[name]) for name in self.started):
             self._clear()
 
     def known(self) -> list[GridRun]:
@@ -209,7 +234,7 @@ class _Work:
                 check_workdir(run.folder, run.config.to_dict(), FREE)
                 is_new = not run.folder.exists()
                 make_folder(run.folder)
-                self.made += [run.folder] * is_new
+                self.new_folders += [run.folder] * is_new
                 accepted_runs.append(run)
             except InputError as error:
                 self.fail(run, error)
@@ -217,36 +242,36 @@ class _Work:
 
     def tidy(self) -> None:
         """Removes empty folders of runs."""
-        for folder in self.made:
+        for folder in self.new_folders:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # fails where something lies there
+                folder.rmdir()  # fails if it is not empty
 
     def is_left(self, run: GridRun) -> bool:
         """Returns whether a run has no result yet, or is part of the checkpoint."""
-        return run.name in self.started or not _is_over(run)
+        return run.name in self.started or not _is_finished(run)
 
-    def startable(self, shared: Shared, members: Sequence[Member]) -> list[Member]:
+    def startable(self, shared: GroupInputs, members: Sequence[Member]) -> list[Member]:
         """Returns the members that can start, and marks the others as failed.
 
         Raises InputError if a failed one is in the checkpoint, whose runs must all resume.
         """
-        found: list[Member] = []
+        valid: list[Member] = []
         shapes: dict[int, tree.Params] = {}
         for member in members:
             try:
-                check_start(shared, member, shapes)
-                found.append(member)
+                check_init(shared, member, shapes)
+                valid.append(member)
             except InputError as error:
                 if member.run.name in self.started:
                     raise InputError(f"{member.run.name}: {error}") from error
                 self.fail(member.run, error)
-        return found
+        return valid
 
-    def train(self, shared: Shared, members: Sequence[Member]) -> bool:
+    def train(self, shared: GroupInputs, members: Sequence[Member]) -> bool:
         """Trains runs of one backbone. Returns False if a signal stopped them."""
-        groups = by_shape(members)
+        groups = group_by_shape(members)
         with RunLog(self.workdir, tracker="none") as log:
-            for line in shared.says:
+            for line in shared.log_lines:
                 log.info(line)
             shared.fill(members, log.info)
             if len(groups) > 1:
@@ -258,106 +283,133 @@ class _Work:
         return all(self._train_alike(shared, group) for group in groups)
 
     def note(self) -> None:
-        """Sets what is saved, for the line that a signal prints."""
-        over = sum(map(_is_over, self.runs))
-        step = f", {len(self.started)} runs saved at step {self.checkpoints.latest()}"
+        """Sets the line that a signal prints about what is saved."""
+        num_finished = sum(map(_is_finished, self.runs))
+        saved = f", {len(self.started)} runs saved at step {self.checkpoints.latest()}"
         signals.note(
-            f"with {over} of {len(self.runs)} runs finished{step if self.started else ''}; run "
-            "the same command again to continue"
+            f"with {num_finished} of {len(self.runs)} runs finished"
+            f"{saved if self.started else ''}; run the same command again to continue"
         )
 
     def is_started(self, runs: Sequence[GridRun]) -> bool:
         """Returns whether the checkpoint has any of these runs."""
         return any(run.name in self.started for run in runs)
 
-    def _train_alike(self, shared: Shared, members: Sequence[Member]) -> bool:
+    def _train_alike(self, shared: GroupInputs, members: Sequence[Member]) -> bool:
         """Trains runs of one program, in as many chunks as needed."""
-        total, began = members[0].plan.total, time.monotonic()
-        own, frozen = start(shared, members[0])
-        # Only shapes are read: the arrays would stay in memory beside those that train.
-        own = own._replace(state=jax.eval_shape(lambda x: x, own.state))
-        made: dict[str, Programs] = {}
+        total, start_time = members[0].plan.total, time.monotonic()
+        first_init, frozen = init_run(shared, members[0])
+        # Only shapes are read, so the arrays are freed.
+        first_init = first_init._replace(state=jax.eval_shape(lambda x: x, first_init.state))
+        programs_by_words: dict[str, Programs] = {}
 
-        def program(some: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
+        def make_programs(chunk: Sequence[Member]) -> tuple[Programs, dict[str, LabelWordArrays]]:
             """Returns the programs of some runs, and their label words if they are arguments."""
-            words = varying_words(some)
-            # From the runs of a chunk alone: on a restart the others may be over.
-            own_words = jax.tree.map(np.shape, words[some[0].run.name])
-            # Words that are the same in all runs are part of the program, others by their shapes
-            # alone.
-            key = str(own_words or jax.tree.map(np.ndarray.tolist, some[0].words))
-            if key not in made:
-                made[key] = Programs(
-                    shared.placement, some[0].model, own.tx, shared.objectives, frozen, own.state,
-                    accumulate=shared.config.optim.accumulate, rest=some[0].rest,
-                )  # fmt: skip
-            return made[key], words
+            words = varying_label_words(chunk)
+            word_shapes = jax.tree.map(np.shape, words[chunk[0].run.name])
+            # Words that are equal in all runs are constants of the program, others are arguments.
+            key = str(word_shapes or jax.tree.map(np.ndarray.tolist, chunk[0].words))
+            if key not in programs_by_words:
+                programs_by_words[key] = Programs(
+                    shared.placement,
+                    chunk[0].model,
+                    first_init.tx,
+                    shared.objectives,
+                    frozen,
+                    first_init.state,
+                    accumulate=shared.config.optim.accumulate,
+                    tail_model=chunk[0].tail_model,
+                )
+            return programs_by_words[key], words
 
         with RunLog(self.workdir, tracker="none", total=total) as log:
-            log.info(tree.parameter_table(own.state.trainable, frozen | own.own))
+            log.info(tree.parameter_table(first_init.state.trainable, frozen | first_init.own))
 
-            def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
-                log.info(f"compiling the training step for {format_runs(len(some))}")
-                programs, words = program(some)
-                first = PerRun(words[some[0].run.name], own.own)
-                free = available(shared.placement.mesh)
-                batch, shares = longest(rest), same_batches(some)
-                return fitting(programs, len(some), batch, first, free, shares=shares)
+            def max_runs(chunk: Sequence[Member], waiting: Sequence[Member]) -> int:
+                log.info(f"compiling the training step for {format_runs(len(chunk))}")
+                programs, words = make_programs(chunk)
+                per_run = PerRun(words[chunk[0].run.name], first_init.own)
+                return max_runs_in_memory(
+                    programs,
+                    len(chunk),
+                    longest_group_batch(waiting),
+                    per_run,
+                    free_bytes(shared.placement.mesh),
+                    shares_states=same_batches(chunk),
+                )
 
-            for chunk in self._chunks(members, shared.placement, fit, log):
-                # The checkpoint is of exactly one chunk.
-                resumed = {member.run.name for member in chunk} == set(self.started)
-                newest = self.checkpoints.latest() if resumed else None
-                where = "starting at step 0" if newest is None else f"resumed at step {newest}"
-                log.info(f"{format_runs(len(chunk))} at once, {total} steps, {where}")
-                programs, words = program(chunk)
-                states: list[TrainState] = []
-                per_run = []
-                for member in chunk:
-                    begun = start(shared, member)[0]
-                    if not resumed:
-                        states.append(begun.state)
-                    per_run.append(PerRun(words[member.run.name], begun.own))
-                del begun
-                if not batched_runs.train(
-                    Chunk(shared, chunk, programs, per_run), self.workdir, log,
-                    None if resumed else states, time.monotonic() - began, self.stop_signal,
-                ):  # fmt: skip
+            for chunk in self._chunks(members, shared.placement, max_runs, log):
+                if not self._train_chunk(shared, chunk, *make_programs(chunk), log, start_time):
                     return False
-                self._clear()
-                self.note()
-                began = time.monotonic()
+                start_time = time.monotonic()
+        return True
+
+    def _train_chunk(
+        self,
+        shared: GroupInputs,
+        chunk: Sequence[Member],
+        programs: Programs,
+        words: dict[str, LabelWordArrays],
+        log: RunLog,
+        start_time: float,
+    ) -> bool:
+        """Trains runs at once. Returns False if a signal stopped them."""
+        # The checkpoint is of exactly one chunk.
+        resumed = {member.run.name for member in chunk} == set(self.started)
+        start_message = format_start(self.checkpoints.latest() if resumed else None)
+        log.say(f"{count_runs(len(chunk))} at once, {chunk[0].plan.total} steps, {start_message}")
+        states: list[TrainState] = []
+        per_run = []
+        for member in chunk:
+            initial = init_run(shared, member)[0]
+            if not resumed:
+                states.append(initial.state)
+            per_run.append(PerRun(words[member.run.name], initial.own))
+        del initial
+        init_states, seconds = None if resumed else states, time.monotonic() - start_time
+        runs = Chunk(shared, chunk, programs, per_run)
+        if not batched_runs.train_chunk(
+            runs, self.workdir, log, init_states, seconds, self.stop_signal
+        ):
+            return False
+        self._clear()
+        self.note()
         return True
 
     def _chunks(
-        self, members: Sequence[Member], placement: Placement,
-        fit: Callable[[Sequence[Member], Sequence[Member]], int], log: RunLog,
-    ) -> list[list[Member]]:  # fmt: skip
+        self,
+        members: Sequence[Member],
+        placement: Placement,
+        max_runs: Callable[[Sequence[Member], Sequence[Member]], int],
+        log: RunLog,
+    ) -> list[list[Member]]:
         """Splits members into chunks that train at once; a resumed grid keeps its chunks."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
         saved = _read_chunks(path) if path.exists() else _Chunks(self.size, [])
         # With another size only the runs of the checkpoint have to stay together.
-        known = saved.chunks if saved.size == self.size else [self.started]
-        chunks = [chunk for chunk in known if chunk and set(chunk) <= set(names)]
+        saved_chunks = saved.chunks if saved.size == self.size else [self.started]
+        chunks = [chunk for chunk in saved_chunks if chunk and set(chunk) <= set(names)]
         chunks.sort(key=lambda chunk: chunk != self.started)
-        rest = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
-        if rest:
-            sets = [rest] if self.size else at_once(rest, placement)
-            size = self.size or fit(max(sets, key=len), rest)
-            more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
-            if len(more) > len(sets):
+        waiting = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
+        if waiting:
+            groups = [waiting] if self.size else split_by_batches(waiting, placement)
+            size = self.size or max_runs(max(groups, key=len), waiting)
+            new_chunks = [
+                group[i : i + size] for group in groups for i in range(0, len(group), size)
+            ]
+            counts = f"{len(waiting)} runs in {len(new_chunks)} chunks"
+            if len(new_chunks) > len(groups):
                 limit = f"config.runs.size={self.size}" if self.size else "memory"
-                log.info(f"{len(rest)} runs in {len(more)} chunks: {limit} allows {size} at once")
-            elif len(more) > 1:
+                log.info(f"{counts}: {limit} allows {size} at once")
+            elif len(new_chunks) > 1:
                 log.info(
-                    f"{len(rest)} runs in {len(more)} chunks: on a CPU only runs with the same "
-                    "batches train at once, other batches would need more padding; raise "
-                    "config.runs.size to train more at once"
+                    f"{counts}: on a CPU only runs with the same batches train at once, other "
+                    "batches would need more padding; raise config.runs.size to train more at once"
                 )
-            chunks += [[member.run.name for member in chunk] for chunk in more]
+            chunks += [[member.run.name for member in chunk] for chunk in new_chunks]
             others = [chunk for chunk in saved.chunks if not set(chunk) & set(names)]
-            text = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
-            write_atomic(path, text + "\n")
+            chunks_json = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
+            write_atomic(path, chunks_json + "\n")
         return [[names[name] for name in chunk] for chunk in chunks]
 
     def fail(self, run: GridRun, error: Exception) -> None:
@@ -388,5 +440,5 @@ def _read_chunks(path: Path) -> _Chunks:
     return _Chunks(saved["size"], saved["chunks"])
 
 
-def _is_over(run: GridRun) -> bool:
+def _is_finished(run: GridRun) -> bool:
     return any((run.folder / name).exists() for name in ("result.json", "error.txt"))

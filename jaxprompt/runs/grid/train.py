@@ -37,8 +37,8 @@ from jaxprompt.prompts import with_task
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
-from jaxprompt.runs.grid.group import Member, Shared, side_by_side
-from jaxprompt.runs.train import PreparedTask, TaskInputs, prepare_run, read_inputs
+from jaxprompt.runs.grid.group import GroupInputs, Member, side_by_side
+from jaxprompt.runs.train import PreparedTask, TaskInputs, make_prepared_task, read_inputs
 from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.features.cache import FeatureCache, FeatureCachePlan
 from jaxprompt.training.one_run import Feed
@@ -56,53 +56,55 @@ class _SharedInputs(NamedTuple):
 
     run_name: str  # the first of them
     inputs: TaskInputs
-    lines: list[str]  # that are printed
+    lines: list[str]  # for the log
 
 
-def prepare(
-    runs: Sequence[GridRun], workdir: Path, failed: Callable[[GridRun, Exception], None]
-) -> tuple[Shared, list[Member]]:
-    """Loads the inputs of runs that differ only in fields of `grid.VARIES`.
+def prepare_task_group(
+    runs: Sequence[GridRun], workdir: Path, mark_failed: Callable[[GridRun, Exception], None]
+) -> tuple[GroupInputs, list[Member]]:
+    """Loads the inputs of runs that differ only in fields of `expand.VARIES`.
 
     Equal inputs are loaded and encoded once. Invalid runs are passed to `failed`.
     """
     config = runs[0].config
     placement = build_placement(config)
-    # What each run starts from is checked for it alone, see `check_prompt_init`.
+    # How each run is initialised is checked by `check_prompt_init`.
     backbone = open_checked_backbone(config, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
-    pairs = _read_inputs(runs, placement, backbone, failed)
+    pairs = _read_inputs(runs, placement, backbone, mark_failed)
     backbone, loaded = load_weights(backbone, placement)
     corpus = functools.cache(lambda: count_corpus(config, pairs[0][1].inputs.scorer, workdir))
     models: dict[str, Model] = {}
     members = []
     for run, shared_inputs in pairs:
         inputs = shared_inputs.inputs
-        prompt, asks = get_method(run.config, backbone.module.dims), _asks(inputs.scorer)
-        if asks != _asks(pairs[0][1].inputs.scorer):
-            failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
+        prompt, task_info = get_method(run.config, backbone.module.dims), _task_info(inputs.scorer)
+        if task_info != _task_info(pairs[0][1].inputs.scorer):
+            mark_failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
             continue
-        scorer = inputs.scorer.with_prompt(with_task(prompt, asks))
+        scorer = inputs.scorer.with_prompt(with_task(prompt, task_info))
         scorer = scorer.with_vocabulary_of(inputs.splits["train"])
         inputs = dataclasses.replace(inputs, scorer=scorer)
-        member = _member(run, prepare_run(run.config, inputs, placement, backbone, loaded))
+        member = _member(run, make_prepared_task(run.config, inputs, placement, backbone, loaded))
         counts = count_tokens(run.config, inputs.splits["train"], corpus)
         members.append(_with_shared_model(member._replace(counts=counts), models))
-    members, fill = _keep(config, members, loaded, placement, workdir)
+    members, fill = _plan_caches(config, members, loaded, placement, workdir)
     for member in members:
-        records.check_repeated(member.run.folder, member.record)
-    says = [f"backbone {backbone.config.path} ({backbone.family})"]
-    says += kernel_notes(config, placement, backbone)
-    says += _example_lines([shared_inputs for _, shared_inputs in pairs])
+        records.check_same_data(member.run.folder, member.record)
+    lines = [f"backbone {backbone.config.path} ({backbone.family})"]
+    lines += kernel_notes(config, placement, backbone)
+    lines += _example_lines([shared_inputs for _, shared_inputs in pairs])
     objectives = build_objectives(config, members[0].model) if members else []
-    shared = Shared(config, placement, loaded, objectives, SplitScorer, says)
+    shared = GroupInputs(config, placement, loaded, objectives, SplitScorer, lines)
     return shared._replace(fill=fill), members
 
 
 def _read_inputs(
-    runs: Sequence[GridRun], placement: Placement, backbone: Backbone,
-    failed: Callable[[GridRun, Exception], None],
-) -> list[tuple[GridRun, _SharedInputs]]:  # fmt: skip
+    runs: Sequence[GridRun],
+    placement: Placement,
+    backbone: Backbone,
+    mark_failed: Callable[[GridRun, Exception], None],
+) -> list[tuple[GridRun, _SharedInputs]]:
     """Loads and encodes the examples of runs, equal ones once. Returns runs with their examples."""
     splits_by_digest: dict[tuple[str, str], Split] = {}
     shared_inputs: dict[str, _SharedInputs] = {}
@@ -113,15 +115,15 @@ def _read_inputs(
             if key not in shared_inputs:
                 inputs = read_inputs(run.config, placement, backbone)
                 lines = example_notes(inputs.scorer, inputs.splits, inputs.notes)
-                # A split that is the same in all runs is laid out once.
+                # A split that is the same in all runs is batched once.
                 splits = {
-                    name: splits_by_digest.setdefault((name, part.digest()), part)
-                    for name, part in inputs.splits.items()
+                    name: splits_by_digest.setdefault((name, split.digest()), split)
+                    for name, split in inputs.splits.items()
                 }
                 inputs = dataclasses.replace(inputs, splits=splits)
                 shared_inputs[key] = _SharedInputs(run.name, inputs, lines)
         except InputError as error:
-            failed(run, error)
+            mark_failed(run, error)
             continue
         pairs.append((run, shared_inputs[key]))
     return pairs
@@ -141,12 +143,12 @@ def _example_lines(inputs: Sequence[_SharedInputs]) -> list[str]:
     counts = Counter(line for lines in lines_by_run.values() for line in set(lines))
     is_common = lambda line: counts[line] == len(lines_by_run)
     lines = list(filter(is_common, inputs[0].lines)) if inputs else []
-    for name, own_lines in lines_by_run.items():
-        lines += [f"{name}: {line}" for line in own_lines if not is_common(line)]
+    for name, run_lines in lines_by_run.items():
+        lines += [f"{name}: {line}" for line in run_lines if not is_common(line)]
     return lines
 
 
-def _keep(
+def _plan_caches(
     config: RunConfig,
     members: Sequence[Member],
     loaded: Loaded,
@@ -158,7 +160,7 @@ def _keep(
     Raises InputError if a run cannot cache states, or all exceed the limit.
     """
     plan = FeatureCachePlan(config, placement, workdir, several=True)
-    weights: dict[int, InitialParams] = {}  # of equal models, whose numbers do not matter here
+    weights: dict[int, InitialParams] = {}  # by model; only frozen layers are read
     cached_members = []
     for member in members:
         config_of_run, model = member.run.config, id(member.model)
@@ -166,39 +168,50 @@ def _keep(
             weights[model] = init_params(
                 config_of_run, member.scorer, loaded, member.counts, placement, restored=True
             )
-        cache = plan.add(member.scorer, member.held, weights.get(model))
-        cached_members.append(member._replace(kept=cache))
+        cache = plan.add(member.scorer, member.eval_data, weights.get(model))
+        cached_members.append(member._replace(cache=cache))
     plan.check()
 
-    def fill(members: Sequence[Member], say: Callable[[str], None]) -> None:
-        # In the order of the runs; a split that several have stands there once.
-        parts = list(dict.fromkeys(part for m in members if m.kept for part in m.kept.splits))
+    def fill(members: Sequence[Member], log: Callable[[str], None]) -> None:
+        # In the order of the runs, each split once.
+        parts = list(dict.fromkeys(part for m in members if m.cache for part in m.cache.splits))
         plan.open(parts)
-        plan.fill(parts, next(iter(weights.values()), None), say)
+        plan.fill(parts, next(iter(weights.values()), None), log)
 
     return cached_members, fill
 
 
-def _asks(scorer: Scorer) -> Asks:
-    """Returns what the method knows of the task; empty if it does not depend on the task."""
+def _task_info(scorer: Scorer) -> Asks:
+    """Returns what the method reads of the task; empty if it does not depend on the task."""
     return getattr(scorer.model.prompt, "asks", Asks())
 
 
 def _member(run: GridRun, prepared: PreparedTask) -> Member:
     config, scorer, train = run.config, prepared.scorer, prepared.splits["train"]
     member = Member(
-        run, scorer, scorer.model, prepared.milestones, prepared.steps_per_epoch, (),
-        source=train, feed=partial(_feed, config, scorer, train),
-        longest=partial(longest_batch, config, scorer, train), held=prepared.splits,
+        run,
+        scorer,
+        scorer.model,
+        prepared.milestones,
+        prepared.steps_per_epoch,
+        (),
+        source=train,
+        feed=partial(_feed, config, scorer, train),
+        longest=partial(longest_batch, config, scorer, train),
+        eval_data=prepared.splits,
         record=prepared.record,
-    )  # fmt: skip
+    )
     words = str(jax.tree.map(np.shape, member.words))
-    # One program knows the words of one training text, and what a method computes with.
+    # A program depends on the words of the training text, and on the method's operations.
     prompt = scorer.model.prompt
     shape = (
-        prepared.steps_per_epoch, scorer.layout, scorer.classes, words, prompt.seen,
+        prepared.steps_per_epoch,
+        scorer.layout,
+        scorer.classes,
+        words,
+        prompt.seen,
         prompt.acts_by(),
-    )  # fmt: skip
+    )
     return member._replace(shape=shape)
 
 
@@ -208,9 +221,9 @@ def _feed(config: RunConfig, scorer: Scorer, train: Split) -> Feed:
 
 
 class SplitScorer:
-    """Evaluates runs of one program on splits. `Member.held` are the splits."""
+    """Evaluates runs of one program on splits. `Member.eval_data` are the splits."""
 
-    def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
+    def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""
         self._shared, self._members, self._programs = shared, members, programs
         self._metric = members[0].scorer.task.metric
@@ -218,16 +231,20 @@ class SplitScorer:
 
     def has(self, split: str) -> bool:
         """Returns whether there is a split."""
-        return split in self._members[0].held
+        return split in self._members[0].eval_data
 
     def value(self, dev: dict[str, float]) -> float:
         """Returns the selection score; higher is better."""
         return dev[self._metric]
 
     def score(
-        self, split: str, rows: Sequence[int], trainable: Flat, per_run: PerRun,
+        self,
+        split: str,
+        rows: Sequence[int],
+        trainable: Flat,
+        per_run: PerRun,
         devs: Sequence[Mapping[str, float]] | None = None,
-    ) -> list[dict[str, float] | InputError]:  # fmt: skip
+    ) -> list[dict[str, float] | InputError]:
         """Returns the metrics of the runs `rows` on a split, or their errors.
 
         `devs` are their metrics on dev, from which a head may have chosen a threshold.
@@ -236,31 +253,43 @@ class SplitScorer:
         scorer, programs = members[0].scorer, self._programs
         if scorer.head.WRITES:
             return self._score_texts(split, members, trainable, per_run)
-        parts = [m.held[split] for m in members]
-        same = all(part is parts[0] for part in parts)
-        # Runs with the same examples share one pass over them, and each scores it.
-        laid = list(zip(members, parts, strict=True))[: 1 if same else None]
-        passes = [(m.kept or FeatureCache(m.scorer)).batches(part) for m, part in laid]
-        example = scorer.one_batch(parts[0].rows[:1])
+        splits = [member.eval_data[split] for member in members]
+        is_shared = all(encoded is splits[0] for encoded in splits)
+        # Runs with the same examples share one pass over them.
+        pairs = list(zip(members, splits, strict=True))[: 1 if is_shared else None]
+        passes = [
+            (member.cache or FeatureCache(member.scorer)).batches(encoded) for member, encoded in pairs
+        ]
+        example = scorer.one_batch(splits[0].rows[:1])
         prompt, trainable = programs.fold(trainable, example, per_run, len(rows))
         scores: list[Any] = [None] * len(members)
-        laid_out = side_by_side(passes, scorer.layout)
-        shared_kv = programs.front(prompt, trainable, per_run, len(rows))
+        stacked_batches = side_by_side(passes, scorer.layout)
+        shared_kv = programs.shared_prefix(prompt, trainable, per_run, len(rows))
         score = partial(
-            programs.scores, prompt, trainable, per_run=per_run, runs=len(rows), is_shared=same,
-            shared_kv=shared_kv,
-        )  # fmt: skip
-        found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
-        for each, values in dispatch_ahead(found):
-            values = np.asarray(values, np.float32)  # [R, B, C]
-            for row, part in enumerate(parts):
+            programs.scores,
+            prompt,
+            trainable,
+            per_run=per_run,
+            runs=len(rows),
+            is_shared=is_shared,
+            prefix_kv=prefix_kv,
+        )
+        scored_batches = (
+            (batches, score(batches[0] if is_shared else batch))
+            for batches, batch in stacked_batches
+        )
+        for batches, batch_scores in dispatch_ahead(scored_batches):
+            batch_scores = np.asarray(batch_scores, np.float32)  # [R, B, C]
+            for row, encoded in enumerate(splits):
                 if scores[row] is None:
-                    # NaN, so that an example which no batch holds cannot pass for one with a score.
-                    scores[row] = np.full((len(part.rows), *values.shape[2:]), np.nan, np.float32)
-                at = each[0 if same else row].index
-                scores[row][at[at >= 0]] = values[row][at >= 0]
+                    # NaN, so that an example without a batch is noticed.
+                    scores[row] = np.full(
+                        (len(encoded.rows), *batch_scores.shape[2:]), np.nan, np.float32
+                    )
+                indices = batches[0 if is_shared else row].index
+                scores[row][indices[indices >= 0]] = batch_scores[row][indices >= 0]
         fitted = [scorer.fitted(dev) for dev in devs or [{}] * len(rows)]
-        return [_measure(*given) for given in zip(fitted, parts, scores, strict=True)]
+        return [_score_run(*run_inputs) for run_inputs in zip(fitted, splits, scores, strict=True)]
 
     def _score_texts(
         self, split: str, members: Sequence[Member], trainable: Flat, per_run: PerRun
@@ -273,14 +302,16 @@ class SplitScorer:
         scores: list[dict[str, float] | InputError] = []
         for row, member in enumerate(members):
             frozen = programs.frozen | {name: x[row] for name, x in per_run.frozen.items()}
-            scores.append(self._texts(member.held[split], programs.pick(trainable, row), frozen))
+            scores.append(
+                self._texts(member.eval_data[split], programs.select_run(trainable, row), frozen)
+            )
         return scores
 
 
-def _measure(scorer: Scorer, part: Split, scores: np.ndarray) -> dict[str, float] | InputError:
+def _score_run(scorer: Scorer, split: Split, scores: np.ndarray) -> dict[str, float] | InputError:
     """Returns the metrics of a run, or an error, with which other runs of the grid continue."""
     try:
-        scorer.head.check_found(part.average(scores))
+        scorer.head.check_found(split.average(scores))
     except InputError as error:
         return error
-    return scorer.measure(part, scores)
+    return scorer.measure(split, scores)

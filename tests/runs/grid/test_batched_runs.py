@@ -44,7 +44,7 @@ def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path,
         config=SimpleNamespace(train=train), pretrains=False, make_scorer=lambda *_: scorer
     )
     programs = SimpleNamespace(
-        one_trainable=dict, put_own=list, stack_trained=list, compiled=[1], frozen={}
+        one_trainable=dict, put_per_run=list, stack_trainable=list, compiled=[1], frozen={}
     )
     per_run = [SimpleNamespace(name=i, frozen={}) for i in range(3)]
     start = GroupStart([], None, None, [0, 1, 2], progress, 20, 0.0)

@@ -18,10 +18,10 @@ from jaxprompt.parallel.hlo import count_work
 from jaxprompt.parallel.sharding import make_placement, put_global
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid import memory
-from jaxprompt.runs.grid.batched_runs import halves
+from jaxprompt.runs.grid.batched_runs import program_sizes
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs, make_group_scores, make_group_step
-from jaxprompt.runs.grid.expand import GridRun, select
-from jaxprompt.runs.grid.group import Member, varying_words
+from jaxprompt.runs.grid.expand import GridRun, select_best_runs
+from jaxprompt.runs.grid.group import Member, varying_label_words
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.progress import Progress
@@ -188,7 +188,7 @@ def test_runs_with_fewer_label_words_are_filled_up(scores, two_parts):
         Member(GridRun(str(i), {}, None, None), None, own, *[None] * 8)
         for i, own in enumerate(models)
     ]
-    words = [PerRun(own, {}) for own in varying_words(members).values()]
+    words = [PerRun(own, {}) for own in varying_label_words(members).values()]
     batch = batch_of("soft", 3)
     group = jit(make_group_scores(models[0], is_shared=True))
     found = group(stack_trees(starts[:2]), frozen, batch, stack_trees(words), None)
@@ -212,7 +212,7 @@ def make_programs(case, mesh, runs, **options):
     programs = Programs(placement, model, tx, OBJECTIVES, frozen, states[0])
     batches = [batch_of(case, i) for i in range(runs)]
     batch = programs.put_batch(stack_batches(batches, PAD, "right"), runs)
-    return programs, programs.stack(states), batch, programs.put_own([NONE] * runs)
+    return programs, programs.stack(states), batch, programs.put_per_run([NONE] * runs)
 
 
 @pytest.mark.long
@@ -235,7 +235,7 @@ def test_runs_divide_over_the_data_axis(case, mesh, runs, apart):
         whole = count_work(one.compile(expected, same, own).as_text())
         assert work.flops < whole.flops / 4
     state, measured = programs.train(state, batch, own)
-    expected, right = one.train(expected, same, one.put_own([NONE] * runs))
+    expected, right = one.train(expected, same, one.put_per_run([NONE] * runs))
     assert_close(jax.device_get(measured), jax.device_get(right), rtol=1e-4)
     # AdamW's first step is the gradient's sign: what is compared is the gradient's moments.
     assert_close(*(jax.device_get(s.opt_state) for s in (state, expected)), rtol=1e-4)
@@ -261,10 +261,10 @@ def test_computed_prompts_are_folded(mesh):
 def test_rows_are_picked_kept_and_renewed():
     programs, state, _, _ = make_programs("prefix", (4, 1), 8)
     whole = jax.device_get(state.trainable)
-    assert_equal(programs.pick(state.trainable, 5), jax.tree.map(lambda x: x[5], whole))
+    assert_equal(programs.select_run(state.trainable, 5), jax.tree.map(lambda x: x[5], whole))
     better = np.arange(8) % 2 == 0
     twice = jax.tree.map(lambda x: 2 * x, state.trainable)
-    best = programs.renew(jax.tree.map(jnp.copy, state.trainable), twice, better)
+    best = programs.update_best(jax.tree.map(jnp.copy, state.trainable), twice, better)
     for row in range(8):
         expected = jax.tree.map(lambda x, row=row: x[row] * (2 if better[row] else 1), whole)
         assert_equal(jax.tree.map(lambda x, row=row: x[row], best), expected)
@@ -277,14 +277,14 @@ def test_rows_are_picked_kept_and_renewed():
 def test_memory_grows_with_the_runs_and_cuts_them():
     programs, _, _, _ = make_programs("prefix", (1, 1), 1)
     batch = batch_of("prefix", 0)
-    one, two, four = (memory.needed(programs, n, batch, NONE) for n in (1, 2, 4))
+    one, two, four = (memory.bytes_needed(programs, n, batch, NONE) for n in (1, 2, 4))
     assert 0 < one < two < four
     assert four - two == pytest.approx(2 * (two - one), rel=0.2)
-    fit = lambda wanted, free: memory.fitting(programs, wanted, batch, NONE, free)
+    fit = lambda wanted, free: memory.max_runs_in_memory(programs, wanted, batch, NONE, free)
     assert fit(4, 2 * four) == 4
-    assert fit(4, two / memory.SHARE + 1) == 2
+    assert fit(4, two / memory.USABLE_SHARE + 1) == 2
     assert fit(4, one) == 1
-    assert 2**20 < memory.available(programs.placement.mesh) < 2**50
+    assert 2**20 < memory.free_bytes(programs.placement.mesh) < 2**50
 
 
 def test_the_best_rate_of_each_seed_is_chosen_on_dev():
@@ -293,9 +293,9 @@ def test_the_best_rate_of_each_seed_is_chosen_on_dev():
     )
     tried = [(10, 1, 0.5, 0.9), (10, 2, 0.7, 0.3), (20, 1, 0.6, 0.4), (20, 2, 0.6, 0.8)]
     runs = [({"seed": s, "optim.lr": r}, result(dev, test)) for s, r, dev, test in tried]
-    assert select(runs) == [1, 2]
+    assert select_best_runs(runs) == [1, 2]
     broken = [*runs, ({"seed": 10, "optim.lr": 3}, result(float("nan"), 0.9))]
-    assert select(broken) == select(runs)  # NaN is below all else
+    assert select_best_runs(broken) == select_best_runs(runs)  # NaN is below all else
 
 
 def test_a_dev_value_of_nan_is_beaten():
@@ -321,9 +321,9 @@ def test_the_mean_over_folds_chooses():
         for seed, scores in seeds.items()
         for fold, score in enumerate(scores)
     ]
-    chosen = [runs[i][1].dev["accuracy"] for i in select(runs)]
+    chosen = [runs[i][1].dev["accuracy"] for i in select_best_runs(runs)]
     assert chosen == [0.8, 0.7, 0.4, 0.7]  # means 0.75 > 0.7 of seed 0, 0.55 > 0.5 of seed 1
 
 
 def test_programs_are_compiled_for_few_numbers_of_runs():
-    assert halves(20) == [20, 10, 5, 3, 2, 1] and halves(1) == [1]
+    assert program_sizes(20) == [20, 10, 5, 3, 2, 1] and program_sizes(1) == [1]

@@ -29,12 +29,12 @@ def test_each_run_is_scored_with_the_threshold_that_it_chose_on_dev():
         task=SimpleNamespace(metric="above"), layout=SimpleNamespace(pad_id=0, side="right"),
         one_batch=lambda rows: None,
     )  # fmt: skip
-    kept = SimpleNamespace(read=lambda split: [batch])
-    members = [SimpleNamespace(scorer=scorer, held={"test": part}, kept=kept)] * 2
+    cache = SimpleNamespace(read=lambda split: [batch])
+    members = [SimpleNamespace(scorer=scorer, eval_data={"test": part}, cache=cache)] * 2
     values = np.array([[0.1, 0.3, 0.6, 0.9], [0.2, 0.6, 0.7, 0.8]])[..., None]  # [R, B, C]
     programs = SimpleNamespace(
         fold=lambda example, trainable, own, runs: ({}, trainable),
-        front=lambda *given: None, scores=lambda *given, **how: values,
+        shared_prefix=lambda *given: None, scores=lambda *given, **how: values,
     )  # fmt: skip
     score = SplitScorer(None, members, programs).score
     devs = [{"threshold": 0.25}, {"threshold": 0.75}]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.data.tasks.cells import cell_text, whole_number
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, choose, nearest, show_columns
+from jaxprompt.errors import InputError, check_known, nearest, show_columns
 
 OFFSETS = ("tags", "characters", "words", "last_word", "text")
 ABSENT = (-1, -1)  # of an entity that is not marked
@@ -59,7 +59,7 @@ def check_entities(task: Task) -> None:
                 "empty; set it, or leave task.markers empty"
             )
         return
-    choose("task.offsets", task.offsets, OFFSETS)
+    check_known("task.offsets", task.offsets, OFFSETS)
     if task.kind != "classes" or task.choices:
         raise InputError(
             "task.entities is only valid for a task with classes and without choices; remove "
