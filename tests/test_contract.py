@@ -25,14 +25,14 @@ from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.folding import _injection, fold, reads_of
 from jaxprompt.models.model import Model, few_reads, place
-from jaxprompt.prompts import make_prompt, methods
+from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
 from jaxprompt.types import Asks, Injection, Objective, Stream
 
-METHODS = sorted([*methods(), *probes.NAMES])
+METHODS = sorted([*registry.METHODS.names(), *probes.NAMES])
 FIELDS = {
     "none": {},
     "prefix": dict(length=3, layers="2-2", dropout=0.2),

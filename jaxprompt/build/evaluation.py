@@ -50,7 +50,7 @@ def build_judge(
             )
         batches = kept.read(split) if goes_on else eval_batches(scorer, split)
         found = steps[goes_on](trainable, frozen, batches, len(split.rows))
-        scorer.head.check_found(split.average(found))
+        scorer.head.check_outputs(split.average(found))
         return scorer.measure(split, found), found
 
     return judge

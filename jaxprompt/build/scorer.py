@@ -31,7 +31,7 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
 
     A task in the form of a pre-training task already has its template.
     """
-    own = head.layout_of(task, style, form)
+    own = head.template_for(task, style, form)
     text = template or own if form in ("cloze", "text") else own
     if not text:
         fields = " ".join(f"{{{field}}}" for field in task.fields)

@@ -146,7 +146,7 @@ class Kind:
         del choices
         return task
 
-    def layout_of(self, task: Task, style: str, form: str) -> str:
+    def template_for(self, task: Task, style: str, form: str) -> str:
         """Returns the task's template for this head; "" if it has none."""
         del style, form
         return task.plain
@@ -185,7 +185,7 @@ class Kind:
         texts = [example.references for example in examples]
         return Split(rows, labels, np.array(counts, np.int32), texts)
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example | None:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example | None:
         """Returns an example of maximum length; None = one is made from the classes."""
         del task, text, max_target
         return None
@@ -219,7 +219,7 @@ class Kind:
         del dev
         return self
 
-    def check_found(self, found: Any) -> None:
+    def check_outputs(self, found: Any) -> None:
         """Raises InputError if the scores of an example are NaN."""
         broken = np.flatnonzero(np.isnan(found).reshape(len(found), -1).any(-1))
         if broken.size:
@@ -242,11 +242,11 @@ class Kind:
         # The answer is the best of the classes, whatever the model says outside them.
         return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
 
-    def labels_of(self, split: Split) -> np.ndarray:
+    def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the right class of each example, for heads that predict classes."""
         return split.labels
 
-    def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray | None:
+    def predicted_classes(self, split: Split, found: Any, classes: int) -> np.ndarray | None:
         """Returns the predicted class of each example; None if this head predicts no classes."""
         if self.OF != "classes":
             return None
@@ -263,10 +263,10 @@ class Kind:
         """Yields the output of each example, by `columns`: its class and all probabilities."""
         found = drop_absent(found, split.counts, classes)[:, :classes]
         best, chances = decide(found, classes), probabilities(found, classes)
-        yield from say_classes(task, examples, best, chances)
+        yield from class_answers(task, examples, best, chances)
 
 
-def say_classes(
+def class_answers(
     task: Task, examples: Sequence[Example], best: np.ndarray, values: np.ndarray
 ) -> Iterator[dict[str, Any]]:
     """Yields the `best` [examples] class of each, with the `values` [examples, C] of all.
@@ -284,11 +284,6 @@ def say_classes(
         yield {"prediction": names[index], "score": float(own[index]), "scores": known}
 
 
-def kinds() -> list[str]:
-    """Lists the heads, including those of installed packages."""
-    return HEADS.names()
-
-
 def make_head(name: str, **fields: Any) -> Kind:
     """Creates a head by name.
 
@@ -296,7 +291,7 @@ def make_head(name: str, **fields: Any) -> Kind:
       InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
         range.
     """
-    choose("head.name", name, kinds())
+    choose("head.name", name, HEADS.names())
     head_class = HEADS.load(name)
     hints = typing.get_type_hints(head_class)  # of a module with `annotations` of __future__ too
     types = {field.name: hints[field.name] for field in dataclasses.fields(head_class)}
@@ -310,7 +305,7 @@ def make_head(name: str, **fields: Any) -> Kind:
     return head
 
 
-def writer() -> Kind:
+def make_text_head() -> Kind:
     """Creates the head that generates text."""
     heads = (HEADS.load(name) for name in HEADS.built_in())
     return next(head() for head in heads if head.WRITES)

@@ -29,7 +29,7 @@ from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
 from jaxprompt.errors import InputError, at_least, choose
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, say_classes
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, class_answers
 from jaxprompt.layers.reading import Scores, mask_absent, take
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import drop_absent
@@ -121,7 +121,7 @@ class Head(Kind):
                 f"head.name={self.name} does not support task.form={form}; set task.form=cloze"
             )
 
-    def layout_of(self, task: Task, style: str, form: str) -> str:
+    def template_for(self, task: Task, style: str, form: str) -> str:
         """Appends the classes to the task's template (eq. 1)."""
         return f"{task.plain} Class: [classes]." if task.plain else ""
 
@@ -234,21 +234,21 @@ class Head(Kind):
             + learned
         ]
         return (
-            tell_labels(task.labels, {n: self.labels_of(split) for n, split in splits.items()})
+            tell_labels(task.labels, {n: self.gold_labels(split) for n, split in splits.items()})
             + lines
         )
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Compares the best classes with the right ones."""
         scores = log_scores(split, found, classes)
-        gold, best = self.labels_of(split), scores.argmax(-1)
+        gold, best = self.gold_labels(split), scores.argmax(-1)
         return metrics.score(metric, gold, best, classes, split.judged, scores)
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Measures the answers of the examples whose right answer is known. -> metrics, how many"""
-        gold, scores = self.labels_of(split), log_scores(split, found, classes)
+        gold, scores = self.gold_labels(split), log_scores(split, found, classes)
         known = gold >= 0
         if not known.any():
             return {}, 0
@@ -257,11 +257,11 @@ class Head(Kind):
         measured = metrics.score(metric, gold[known], best, classes, judged, scores[known])
         return measured, int(known.sum())
 
-    def labels_of(self, split: Split) -> np.ndarray:
+    def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the right class of each example. -> int32 [examples], -1 = unknown"""
         return split.labels if split.parts is None else split.parts.gold
 
-    def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray:
+    def predicted_classes(self, split: Split, found: Any, classes: int) -> np.ndarray:
         """Returns the best class of each example."""
         return log_scores(split, found, classes).argmax(-1)
 
@@ -270,7 +270,7 @@ class Head(Kind):
     ) -> Iterator[dict[str, Any]]:
         """Yields the best class of each example and the score s of all, which do not sum to 1."""
         scores = log_scores(split, found, classes)
-        yield from say_classes(task, examples, scores.argmax(-1), np.exp(scores))
+        yield from class_answers(task, examples, scores.argmax(-1), np.exp(scores))
 
 
 def check_discriminator(head: Kind, facts: BackboneFacts, other: str = "") -> None:

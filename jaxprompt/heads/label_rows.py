@@ -23,7 +23,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
-from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words
+from jaxprompt.heads.verbalizer import SCORES, LabelWordHead, choose_words
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import score_table
@@ -33,7 +33,7 @@ from jaxprompt.types import Batch, Objective
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(ByWords):
+class Head(LabelWordHead):
     """Scores classes by vectors that the method trains, initialised from the label words."""
 
     scores: str = kinds.option(

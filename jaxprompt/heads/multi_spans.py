@@ -25,7 +25,7 @@ from jaxprompt.data.text.windows import USUAL, Window
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
-from jaxprompt.heads.spans import InText, those_known
+from jaxprompt.heads.spans import TextSpanHead, known_answers
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring.answer_words import HAN
 from jaxprompt.scoring.losses import binary_cross_entropy
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(InText):
+class Head(TextSpanHead):
     """Scores every token of the text by whether it looks original after the question."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "spans")
@@ -170,7 +170,7 @@ class Head(InText):
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the questions with known answers."""
-        known = those_known(split, _words_of(split, found))
+        known = known_answers(split, _words_of(split, found))
         if not known:
             return {}, 0
         references, words = zip(*known, strict=True)

@@ -50,7 +50,7 @@ class Head(linear.Head):
         rows = encoder.encode_all(examples)
         return Split(rows, np.array(known, np.float32), counts, [()] * len(examples))
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns an example whose fields have the maximum length."""
         del max_target
         return task.example(text)._replace(number=0.0)

@@ -50,7 +50,7 @@ class Found(NamedTuple):
     margin: float  # by how much the score of no answer is over that span's
 
 
-class InText(Kind):
+class TextSpanHead(Kind):
     """The base of heads whose answer is in the last field of a task."""
 
     OF: ClassVar[str] = "spans"
@@ -78,7 +78,7 @@ class InText(Kind):
         """Raises InputError if consecutive windows would overlap entirely."""
         check_stride(self.stride, max_len)
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns a text of maximum length, after a question of one word."""
         fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
         return Example(fields, references=("a",), spans=((0, 1),))
@@ -129,7 +129,7 @@ class InText(Kind):
         raise TypeError(f"{type(self).__module__} must define read_window")
 
 
-def those_known(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str], Any]]:
+def known_answers(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str], Any]]:
     """Pairs the right answers of questions that have some with the predicted ones.
 
     If any question has an answer, an empty list means no answer; otherwise all are unknown.
@@ -140,7 +140,7 @@ def those_known(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(InText):
+class Head(TextSpanHead):
     """A linear layer that scores every token as start and as end."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "start", "end")
@@ -264,7 +264,7 @@ class Head(InText):
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the questions with known answers."""
-        known = those_known(split, (answer.text for answer in self._answers(split, found)))
+        known = known_answers(split, (answer.text for answer in self._answers(split, found)))
         if not known:
             return {}, 0
         return metrics.score_spans(metric, *zip(*known, strict=True)), len(known)

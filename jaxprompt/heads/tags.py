@@ -150,7 +150,7 @@ class Head(Kind):
         parts = Windows(np.array(owner, np.int32), gold, task.labels, has_predicates)
         return Split(rows, table, counts, [()] * len(examples), parts)
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns a text of maximum length."""
         words = tuple(text.split())
         places = tuple(word_spans(text, words)[:1]) if task.predicate else ()

@@ -34,7 +34,7 @@ class Head(Kind):
                 f"{facts.family}; use a T5, a GLM, a GPT-2 or a Llama"
             )
 
-    def layout_of(self, task: Task, style: str, form: str) -> str:
+    def template_for(self, task: Task, style: str, form: str) -> str:
         """Returns the task's template for a text-to-text model."""
         return task.text
 
@@ -52,7 +52,7 @@ class Head(Kind):
         rows = encoder.encode_all(examples, targets=targets)
         return Split(rows, unknown, counts.astype(np.int32), [e.references for e in examples])
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns an example whose target has the maximum length."""
         return Example(dict.fromkeys(task.fields, text), target="a " * (max_target - 1))
 
@@ -68,7 +68,7 @@ class Head(Kind):
         """Returns nothing: there are no classes to count."""
         return []
 
-    def check_found(self, found: Any) -> None:
+    def check_outputs(self, found: Any) -> None:
         """Does nothing: a text is always valid."""
 
     def measure(

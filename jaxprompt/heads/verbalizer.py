@@ -36,7 +36,7 @@ from jaxprompt.types import ABSENT, Batch, Objective
 SCORES, PIECES, SPANS = ("restricted", "full"), ("mean", "sum"), ("label", "target")
 
 
-class ByWords(Kind):
+class LabelWordHead(Kind):
     """The base of heads that represent a class by words, on a language-model head."""
 
     READS_WORDS: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class ByWords(Kind):
         own = task.words[:choices], task.targets[:choices]
         return dataclasses.replace(task, labels=letters, words=own[0], targets=own[1])
 
-    def layout_of(self, task: Task, style: str, form: str) -> str:
+    def template_for(self, task: Task, style: str, form: str) -> str:
         """Returns the template for this form and for a left-to-right model."""
         if form == "text":
             return task.text
@@ -76,7 +76,7 @@ class ByWords(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(ByWords):
+class Head(LabelWordHead):
     """Scores classes, or the choices of an example, by the words predicted at [mask]."""
 
     scores: str = kinds.option("restricted", "restricted to the label words | full vocabulary")
@@ -126,7 +126,7 @@ class Head(ByWords):
             return [Objective("main", make_loss("full", smoothing), head="target")]
         return [Objective("main", make_loss(self.scores, smoothing))]
 
-    def counted(
+    def counted_objective(
         self, modules: Mapping[str, nn.Module], smoothing: float
     ) -> tuple[dict[str, nn.Module], Objective]:
         """Returns modules and the same loss, which also counts right answers."""

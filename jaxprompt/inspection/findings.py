@@ -364,10 +364,10 @@ def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, spl
         findings.notes["confusion"] = f"There is no confusion matrix: {error}."
         return
     scores, split = split.average(scores), split.without_samples()
-    answered = scorer.head.classes_of(split, scores, scorer.classes)
+    answered = scorer.head.predicted_classes(split, scores, scorer.classes)
     if answered is None:
         raise TypeError(f"{type(scorer.head).__module__} answers by classes and gives none")
-    right = right_classes(scorer.head.labels_of(split), answered, split.judged)
+    right = right_classes(scorer.head.gold_labels(split), answered, split.judged)
     counts = count_confusion(right, answered, len(names))
     findings.confusion = Confusion(tuple(names), counts)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())

@@ -21,7 +21,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.data.text.words import text_ids
 from jaxprompt.errors import InputError, brief
-from jaxprompt.heads import Kind, writer
+from jaxprompt.heads import Kind, make_text_head
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.relations import judge
@@ -98,7 +98,9 @@ class Scorer(NamedTuple):
                 "or a Llama"
             )
         demos = self.demos and self.demos.once()  # texts have no average
-        return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)
+        return self._replace(
+            head=make_text_head(), encoder=self.encoder.writing(tokens), demos=demos
+        )
 
     def fitted(self, dev: Mapping[str, float]) -> "Scorer":
         """Returns a scorer with the values that the head selected on dev."""

@@ -243,7 +243,7 @@ def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
     if task.kind == "tags" and not task.labels:
         task = dataclasses.replace(task, labels=task.values or labels_of("X"))
         notes += (f"{len(task.labels)} tags are assumed; task.labels names their types",)
-    if (made := head_of(config).made_up(task, text, config.data.max_target)) is not None:
+    if (made := head_of(config).longest_example(task, text, config.data.max_target)) is not None:
         return task, made, notes
     if task.choices:
         count = len(task.choices) if len(task.choices) > 1 else CHOICES

@@ -210,11 +210,6 @@ def idle_fields(part: Any) -> list[tuple[str, str]]:
     return found
 
 
-def methods() -> list[str]:
-    """Lists the methods, including those of installed packages."""
-    return METHODS.names()
-
-
 PARTS_FORM = "use methods and their fields, as in soft(length=5,start=labels)+prefix(length=8)"
 
 
@@ -278,8 +273,8 @@ def make_prompt(
       InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
         range.
     """
-    if name not in methods():
-        raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, methods())}")
+    if name not in METHODS.names():
+        raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, METHODS.names())}")
     cls = METHODS.load(name)
     types = typing.get_type_hints(cls)  # strings, in a module with `annotations` of __future__
     own = {f.name: types[f.name] for f in dataclasses.fields(cls)}

@@ -369,7 +369,7 @@ def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Object
     heads = {name: head for name, head in model.heads.items() if name not in method_modules}
     kind = head_of(config)
     assert isinstance(kind, verbalizer.Head)  # by `check_learner`
-    heads, objective = kind.counted(heads, config.optim.label_smoothing)
+    heads, objective = kind.counted_objective(heads, config.optim.label_smoothing)
     model = dataclasses.replace(model, heads=method_modules | heads)
     return model, [objective, *model.prompt.objectives()]
 

@@ -38,7 +38,7 @@ def make_answers(
         split = scorer.encode(examples)
         batches = EvalBatches(split.rows, split.labels, scorer.layout)
         found = answering({}, dict(params), batches, len(split.rows))
-        head.check_found(split.average(found))
+        head.check_outputs(split.average(found))
         measured, known = scorer.measure_known(split, found)
         columns = list(scorer.answers(examples, split, found))
         unmarked = split.judged.unmarked if split.judged else 0

@@ -260,7 +260,7 @@ def answer(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int
     answers = {}
     for number, split in splits.items():
         scorer, scores = bank.scorers[number], scores_of[number]
-        scorer.head.check_found(split.average(scores))
+        scorer.head.check_outputs(split.average(scores))
         measured, known = scorer.measure_known(split, scores)
         columns = list(scorer.answers(_examples(records[number]), split, scores))
         unmarked = split.judged.unmarked if split.judged else 0

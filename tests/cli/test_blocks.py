@@ -15,8 +15,8 @@ from jaxprompt.config.load import load_config, read_config
 from jaxprompt.config.open_blocks import declared, names
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError
-from jaxprompt.heads import kinds, make_head
-from jaxprompt.prompts import methods as known_methods
+from jaxprompt.heads import make_head
+from jaxprompt.registry import HEADS, METHODS
 
 SOFT = {"name", "init", "length", "decoder", "start", "scale", "top", "text", "file"}
 
@@ -51,7 +51,7 @@ def test_the_method_that_is_there_keeps_its_settings():
 
 
 def test_blocks_have_all_that_a_method_has():
-    assert names("prompt") == known_methods()
+    assert names("prompt") == METHODS.names()
     base = read_config("base")
     for name in names("prompt"):
         assert set(make_block("prompt", name, base)) == {"name", *declared("prompt", name)}
@@ -81,9 +81,9 @@ def test_fields_of_others_are_refused_by_name(given, parts):
 
 
 def test_heads_own_what_their_block_has():
-    assert names("head") == kinds()
+    assert names("head") == HEADS.names()
     base = read_config("base")
-    for name in kinds():
+    for name in HEADS.names():
         block = make_block("head", name, base)
         assert block.to_dict() == make_head(**block.to_dict()).block()
     c = read(head__span="target", head__name="verbalizer", head__scores="full")

@@ -8,7 +8,7 @@ import transformers
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export, with_part
 
 from jaxprompt.config.load import with_overrides
-from jaxprompt.prompts import methods
+from jaxprompt.registry import METHODS
 from jaxprompt.runs.train import run
 
 torch = pytest.importorskip("torch")
@@ -62,7 +62,7 @@ def prepare(folder, data, kind, **fields):
 
 
 def test_every_method_is_run():
-    assert set(methods()) - {"none", "constant"} == set(RUNS) - {"all_weights"}
+    assert set(METHODS.names()) - {"none", "constant"} == set(RUNS) - {"all_weights"}
 
 
 @pytest.mark.default_cases("all_weights")

@@ -12,7 +12,7 @@ from jaxprompt import __version__
 from jaxprompt.config.blocks import make_block
 from jaxprompt.config.load import load_config, read_config
 from jaxprompt.config.open_blocks import CHOICES, NAMED, declared, names
-from jaxprompt.heads import kinds
+from jaxprompt.registry import HEADS
 
 
 def write_run(folder, config="quickstart:prefix", dev=0.5, test=0.5, metric="accuracy", **fields):
@@ -208,7 +208,7 @@ def test_help_of_train_lists_every_field_once(capsys):
     assert sorted(told) == sorted(wanted)
     assert all(lines.count(f"{choice}.name") == 1 for choice in CHOICES)
     blocks = {head: rest for head, *rest in (part.splitlines() for part in text.split("\n\n"))}
-    shown = {"prompt": ("prefix", "soft", "none"), "head": kinds()}
+    shown = {"prompt": ("prefix", "soft", "none"), "head": HEADS.names()}
     shown |= {
         choice: [name for name in names(choice) if declared(choice, name)] for choice in CHOICES
     }

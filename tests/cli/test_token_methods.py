@@ -15,8 +15,8 @@ from tiny_run import (
 )
 
 from configs.parts.heads import HEADS
+from jaxprompt import registry
 from jaxprompt.config.load import with_overrides
-from jaxprompt.prompts import methods
 
 ENCODERS = (
     "bert", "roberta", "electra", "discriminator", "albert", "deberta", "deberta_v2", "modernbert",
@@ -49,7 +49,10 @@ CASES = [
 
 def test_every_method_is_here():
     # One of exports, one of candidates alone, and `none`, which full and head_only are.
-    assert set(methods()) - {"constant", "dpt", "none"} == set(METHODS) - {"full", "head_only"}
+    assert set(registry.METHODS.names()) - {"constant", "dpt", "none"} == set(METHODS) - {
+        "full",
+        "head_only",
+    }
 
 
 @pytest.fixture(scope="module")

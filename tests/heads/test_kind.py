@@ -31,7 +31,7 @@ def test_an_answer_outside_the_classes_is_wrong_and_counted():
 
 def test_scores_that_are_nan_are_refused_with_their_number():
     found = np.zeros((5, 2, 3), np.float32)
-    make_head("linear").check_found(found)
+    make_head("linear").check_outputs(found)
     found[[2, 4], 1, 0] = np.nan
     with pytest.raises(InputError, match="of 2 of 5 examples are NaN, first in example 3;"):
-        make_head("linear").check_found(found)
+        make_head("linear").check_outputs(found)

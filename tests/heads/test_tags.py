@@ -143,7 +143,7 @@ def test_tags_without_a_scheme_stay_as_they_are():
 def test_the_example_that_plan_makes_up_has_tags_of_its_task(tokenizer):
     task = custom_task(fields=("tokens",), tags="tags", scheme="none", labels=("NN", "VB"))
     head, encoder = make_head("tags"), make_encoder(tokenizer, 16)
-    made = head.made_up(task, "a b c", 0)
+    made = head.longest_example(task, "a b c", 0)
     assert head.encode(encoder, task, [made], classes=0, targets=True).labels.tolist() == [[0] * 3]
 
 

@@ -7,13 +7,11 @@ import pytest
 from jaxprompt.build.method import method_of
 from jaxprompt.build.notes import tell_unread
 from jaxprompt.config.load import load_config
-from jaxprompt.heads import kinds
-from jaxprompt.prompts import methods
 from jaxprompt.registry import HEADS, METHODS
 
 CLASSES = [
-    *map(METHODS.load, methods()),
-    *map(HEADS.load, kinds()),
+    *map(METHODS.load, METHODS.names()),
+    *map(HEADS.load, HEADS.names()),
 ]
 CLASSES = [cls for cls in CLASSES if cls.READ_WITH]
 

@@ -78,7 +78,7 @@ def test_nan_scores_are_no_result():
 
     scores = predict_scores(lambda *_: broken, {}, {}, batches([3, 2], [1, 0]), 4)
     with pytest.raises(InputError, match="of 1 of 4 examples are NaN, first in example 3; "):
-        make_head("linear").check_found(scores)
+        make_head("linear").check_outputs(scores)
 
 
 def test_a_prediction_is_json_or_an_error():

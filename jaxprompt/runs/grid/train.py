@@ -280,7 +280,7 @@ class SplitScorer:
 def _measure(scorer: Scorer, part: Split, scores: np.ndarray) -> dict[str, float] | InputError:
     """Returns the metrics of a run, or an error, with which other runs of the grid continue."""
     try:
-        scorer.head.check_found(part.average(scores))
+        scorer.head.check_outputs(part.average(scores))
     except InputError as error:
         return error
     return scorer.measure(part, scores)
