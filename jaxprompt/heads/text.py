@@ -68,27 +68,28 @@ class Head(Kind):
         """Returns nothing: there are no classes to count."""
         return []
 
-    def check_outputs(self, found: Any) -> None:
+    def check_outputs(self, outputs: Any) -> None:
         """Does nothing: a text is always valid."""
 
     def measure(
-        self, metric: str, split: Split, found: Sequence[str], classes: int
+        self, metric: str, split: Split, texts: Sequence[str], classes: int
     ) -> dict[str, float]:
         """Compares texts with their references."""
-        return metrics.score_texts(metric, split.references, found)
+        return metrics.score_texts(metric, split.references, texts)
 
     def measure_known(
-        self, metric: str, split: Split, found: Sequence[str], classes: int
+        self, metric: str, split: Split, texts: Sequence[str], classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the texts with a reference."""
-        known = [(own, text) for own, text in zip(split.references, found, strict=True) if own]
+        pairs = zip(split.references, texts, strict=True)
+        known = [(references, text) for references, text in pairs if references]
         if not known:
             return {}, 0
         return metrics.score_texts(metric, *zip(*known, strict=True)), len(known)
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, found: Sequence[str],
+        self, task: Task, examples: Sequence[Example], split: Split, texts: Sequence[str],
         classes: int,
     ) -> Iterator[dict[str, Any]]:  # fmt: skip
         """Yields the texts."""
-        return ({"generated": text} for text in found)
+        return ({"generated": text} for text in texts)

@@ -190,7 +190,7 @@ def test_each_part_of_a_model_has_a_key_of_its_own():
     model = Model(
         part("backbone", bind=lambda params: bound, cfg=cfg),
         part("prompt", position_shift=lambda: 0), {"main": part("head", reads_all=True)},
-        front=SharedPrefix((7,), (-1,), (0,), (Role.HARD,)),
+        shared_prefix=SharedPrefix((7,), (-1,), (0,), (Role.HARD,)),
     )  # fmt: skip
     key = jax.random.key(3)
     model.forward({"backbone": {}}, make_batch(rows=2), deterministic=False, key=key)
