@@ -26,7 +26,7 @@ from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, put, within
-from jaxprompt.prompts import BASE, Method, Source
+from jaxprompt.prompts import BASE, InitSource, Method
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def divide(config: RunConfig, scorer: Scorer, params: tree.Params) -> tuple[tree
 
 
 class _Tables(NamedTuple):
-    """What a Source reads of the backbone."""
+    """What a InitSource reads of the backbone."""
 
     embed: Callable[[Sequence[int]], np.ndarray]
     rows: Callable[[Sequence[int]], np.ndarray]
@@ -192,10 +192,11 @@ def _read_tables(scorer: Scorer, params: tree.Params, placement: Placement) -> _
 def _make_source(
     config: RunConfig, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
     take_over: Callable[[str, tree.Nested], tree.Nested], fingerprint: str = "",
-) -> Source:  # fmt: skip
+) -> InitSource:  # fmt: skip
     """Returns the sources that a method may initialise from.
 
-    Without `fingerprint`, exports of any backbone are read. `take_over` is `Source.inherit`.
+    Without `fingerprint`, exports of any backbone are read. `take_over` is
+    `InitSource.init_from_exports`.
     """
 
     def read(method: Method, path: str) -> np.ndarray:
@@ -219,7 +220,7 @@ def _make_source(
 
         return checked
 
-    return Source(
+    return InitSource(
         scorer.tokenizer,
         config.seed,
         functools.partial(_label_ids, scorer),

@@ -42,7 +42,7 @@ def drop_unread(config: RunConfig) -> RunConfig:
 
 
 def _unread(method: Method) -> list[str]:
-    return [x for x in method.READ_BY_START if getattr(method, x) and method.start != x]
+    return [x for x in method.START_FIELDS if getattr(method, x) and method.start != x]
 
 
 def starts_of(config: RunConfig) -> list[str]:

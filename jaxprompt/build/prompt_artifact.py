@@ -32,7 +32,7 @@ from jaxprompt.heads import Kind
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement, put
-from jaxprompt.prompts import BASE, Method, Take
+from jaxprompt.prompts import BASE, LoadExport, Method
 from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
@@ -243,7 +243,7 @@ def numbers_of(
     return method, method.with_base(numbers, _base_reader(path, metadata.init))
 
 
-def _base_reader(path: str, init: OriginMetadata | None, moved: str = "") -> Take:
+def _base_reader(path: str, init: OriginMetadata | None, moved: str = "") -> LoadExport:
     """Returns a reader of the exports that a prompt depends on; `moved` is a new path of one."""
     digests = {origin.path: origin.sha256 for origin in (init, *(init.more or ()))} if init else {}
 

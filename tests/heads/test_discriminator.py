@@ -19,7 +19,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.discriminator import log_scores
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.prompts import InitSource, make_prompt
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.tree import flatten, unflatten
 from jaxprompt.types import Asks, Dims, Role
@@ -67,7 +67,7 @@ def make(backbone, task=TASK, template=TEMPLATE, prompt=None, max_len=40, **head
     )  # fmt: skip
     params = scorer.model.init(jax.random.key(0), loaded.params)
     table = np.asarray(loaded.params["embed"]["word"]["table"])
-    given = Source(scorer.tokenizer, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
+    given = InitSource(scorer.tokenizer, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
     begun = scorer.model.prompt.begin(params["prompt"], given)
     return scorer, params | {"prompt": begun}
 
@@ -196,7 +196,7 @@ def test_copies_are_of_all_subwords_of_the_first_word_of_each_class():
     dims = Dims(vocab=60, width=4, embed=2, layers=1, heads=1, head_dim=4, max_len=8)
     prompt = make_prompt("dpt", dims, Asks(2, words, -1))
     table = np.arange(120, dtype=np.float32).reshape(60, 2)
-    given = Source(None, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
+    given = InitSource(None, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
     begun = prompt.begin({"rows": np.zeros((3, 2))}, given)
     np.testing.assert_array_equal(begun["rows"], table[[11, 12, 21]])
 

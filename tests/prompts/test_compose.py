@@ -10,7 +10,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers.side_by_side import check_alike
 from jaxprompt.models.model import Model
-from jaxprompt.prompts import Source, make_prompt, read_parts
+from jaxprompt.prompts import InitSource, make_prompt, read_parts
 from jaxprompt.types import Asks, Batch, Dims, Role, Tokens
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=60)
@@ -171,7 +171,7 @@ def test_each_part_starts_from_its_export_or_as_it_says():
     )
     asked = []
     inherit = lambda init, drawn: asked.append((init, drawn)) or "from an export"
-    source = Source(*[None] * 7, inherit, None, None)
+    source = InitSource(*[None] * 7, inherit, None, None)
     drawn = {"soft": "drawn 0", "prefix": "drawn 1"}
     assert prompt.begin(drawn, source) == {"soft": "from an export", "prefix": "drawn 1"}
     assert asked == [("runs/a", "drawn 0")]

@@ -20,7 +20,7 @@ from jaxprompt.heads.label_rows import LabelRows
 from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers.hiding import hide_text
 from jaxprompt.models.model import Model
-from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.prompts import InitSource, make_prompt
 from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
 from jaxprompt.types import Asks, Batch, Role, Tokens
 
@@ -332,7 +332,7 @@ def source():
     table = np.arange(60 * 24, dtype=np.float32).reshape(60, 24)
     output = 5_000 - 2 * table
     embed, rows = (lambda ids, own=own: own[list(ids)] for own in (table, output))
-    return Source(tokenizer, 0, (), None, embed, rows, *[None] * 4), table, output
+    return InitSource(tokenizer, 0, (), None, embed, rows, *[None] * 4), table, output
 
 
 def test_rows_start_from_the_words(pair):

@@ -24,7 +24,7 @@ from jaxprompt.layers.word_rows import (
 )
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.prompts import InitSource, make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
@@ -461,7 +461,7 @@ def test_an_encoder_starts_from_that_of_the_export():
     held = make_prompt("ipt", DIMS, **fields).with_vocabulary(np.array([1]))
     table = np.full((1, 32), 7, np.float32)
     export = held, {"encoder": "of the export", "words": {"table": table}}
-    source = Source(*[None] * 8, {"topics": export}.get, None)
+    source = InitSource(*[None] * 8, {"topics": export}.get, None)
     drawn = {"encoder": "drawn", "task": "drawn", "words": {"table": np.zeros((3, 32))}}
     found = prompt.begin(drawn, source)
     assert found["encoder"] == "of the export" and found["task"] == "drawn"

@@ -10,7 +10,7 @@ from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
 
 from jaxprompt.errors import InputError
 from jaxprompt.layers.prefix import parse_layers
-from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.prompts import InitSource, make_prompt
 from jaxprompt.types import Dims, Injection, Prefix, Stream
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=40)
@@ -165,7 +165,7 @@ def keys_of(ids):
 
 def test_a_prefix_starts_from_the_first_tokens_of_its_text(bert):
     """In each attention by its length and its layers, one key after the other."""
-    source = Source(bert, 0, *[None] * 7, keys_of)
+    source = InitSource(bert, 0, *[None] * 7, keys_of)
     prompt = make_prompt(
         "prefix", DIMS._replace(vocab=2000, decoder_layers=4), length=2, layers="2-3", decoder=3,
         start="text", text="the film was not a success",
@@ -188,7 +188,7 @@ def test_behind_a_short_text_a_prefix_starts_from_words_drawn_by_the_seed(bert):
     words += [tokens.index("[")]  # [PAD], [CLS] and [unused0] are no words
     dims, ids = DIMS._replace(vocab=2000), {}
     for seed in (0, 1):
-        source = Source(bert, seed, *[None] * 7, keys_of)
+        source = InitSource(bert, seed, *[None] * 7, keys_of)
         prompt = make_prompt("prefix", dims, length=4, start="text", text="the film")
         ids[seed] = prompt.begin({"table": None}, source)["table"][0, 0, :, 0, 0].tolist()
         drawn = np.random.RandomState(seed).choice(np.sort(words), 2, replace=False)

@@ -8,7 +8,7 @@ from tiny import assert_equal, make_batch
 
 from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.errors import InputError
-from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.prompts import InitSource, make_prompt
 from jaxprompt.prompts.soft import warm_start
 from jaxprompt.types import Dims, Stream
 
@@ -85,7 +85,7 @@ def test_the_seed_draws_the_words_that_rows_start_from(bert):
     dims = DIMS._replace(vocab=2000)
     for seed in (0, 1):
         prompt, params, _ = start(dims, length=5, start="vocab", top=1100)
-        source = Source(bert, seed, None, None, embed, *[None] * 5)
+        source = InitSource(bert, seed, None, None, embed, *[None] * 5)
         tables[seed] = prompt.begin(params, source)["table"][:, 0].tolist()
         drawn = np.random.RandomState(seed).choice(words, 5, replace=False)
         assert tables[seed] == drawn.tolist()

@@ -197,7 +197,7 @@ def _member(run: GridRun, prepared: PreparedTask) -> Member:
     prompt = scorer.model.prompt
     shape = (
         prepared.steps_per_epoch, scorer.layout, scorer.classes, words, prompt.seen,
-        prompt.acts_by(),
+        prompt.static_values(),
     )  # fmt: skip
     return member._replace(shape=shape)
 
