@@ -23,8 +23,8 @@ from jaxprompt import registry
 from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
-from jaxprompt.models.folding import _injection, fold, reads_of
-from jaxprompt.models.model import Model, few_reads, place
+from jaxprompt.models.folding import _injection, fields_read, fold
+from jaxprompt.models.model import Model, mask_absent_slots, positions_read
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
@@ -210,7 +210,7 @@ def test_what_is_masked_changes_nothing(case):
     @jit
     def hidden(params, batch, spoil):
         injection = case.model.inject(params, batch)
-        seen = place(batch, injection)
+        seen = mask_absent_slots(batch, injection)
         injection = Injection(*(litter(stream, spoil) for stream in injection[:3]))
         backbone = {"params": params["backbone"]}
         states = case.model.backbone.apply(backbone, seen, injection, deterministic=True)
@@ -243,7 +243,7 @@ def test_what_is_masked_changes_nothing(case):
 def test_positions_that_no_head_reads_are_left_out(case):
     """Scores and gradients are those of a last layer that runs at every position."""
     batch = case.batch()
-    assert few_reads(batch) is not None
+    assert positions_read(batch) is not None
     every = dataclasses.replace(case.model, last_layer="all")
     weights = np.random.default_rng(0).normal(size=(8, CLASSES)).astype(np.float32)
 
@@ -303,7 +303,7 @@ def test_folding_again_compiles_nothing(case):
 
 
 def test_it_says_what_it_reads(case):
-    assert set(reads_of(case.model, case.params, case.batch())) == set(case.model.prompt.reads)
+    assert set(fields_read(case.model, case.params, case.batch())) == set(case.model.prompt.reads)
     if not case.model.prompt.reads:
         return
     cls = type("Silent", (type(case.model.prompt),), {"reads": ()})
@@ -317,9 +317,9 @@ def test_it_says_what_it_reads(case):
 def train(case, place):
     """Takes two steps by one compilation. -> (state, metrics of both)"""
     step = jit(lambda *args: case.step(*args), donate_argnums=0)
-    state, frozen, each = place(case.state()), place(case.frozen), []
+    state, frozen, each = mask_absent_slots(case.state()), mask_absent_slots(case.frozen), []
     for seed in (0, 1):
-        state, metrics = step(state, frozen, place(case.batch(seed), "data"))
+        state, metrics = step(state, frozen, mask_absent_slots(case.batch(seed), "data"))
         assert np.isfinite(metrics["loss"])
         each.append(metrics)
     assert int(state.step) == 2 and step._cache_size() == 1

@@ -394,7 +394,9 @@ def _find_attention(
     def weigh(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
         own = attend_prompt(model, tree.merge(trainable, frozen), batch)
         parts = [
-            jnp.stack([x.tokens, x.read, jnp.broadcast_to(x.even[:, None, None], x.read.shape)], -1)
+            jnp.stack(
+                [x.tokens, x.read, jnp.broadcast_to(x.uniform[:, None, None], x.read.shape)], -1
+            )
             for x in (own[name] for name in streams)
         ]
         stacked = jnp.concatenate(parts, 1)  # [B*K, layers of all streams, N, 3]

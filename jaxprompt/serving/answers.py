@@ -10,7 +10,7 @@ from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import count_cut
 from jaxprompt.errors import InputError
-from jaxprompt.models.generation import check_writing
+from jaxprompt.models.generation import check_generation
 from jaxprompt.models.scorer import Scorer, with_shared_prefix
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering
@@ -65,7 +65,7 @@ def mark_errors(
                         (generation.max_new_tokens, generation.num_beams),
                         scorer.layout.ends,
                     )
-                    check_writing(scorer.model, next(iter(batches)), *size, ends=ends)
+                    check_generation(scorer.model, next(iter(batches)), *size, ends=ends)
         except InputError as error:
             record = record._replace(example=None, error=f"{record.origin}: {error}")
         marked.append(record)

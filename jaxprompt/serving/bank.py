@@ -19,7 +19,14 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import Encoded, Split, count_cut
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, nearest, show_columns
-from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places
+from jaxprompt.models.bank import (
+    Bank,
+    HeadParams,
+    group_heads,
+    prefix_positions,
+    stack_injections,
+    without_positions,
+)
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
@@ -42,7 +49,7 @@ class Shelf(NamedTuple):
     members: list[int]  # indices of the prompts
     bank: Bank
     added: Injection
-    held: list[Held]
+    held: list[HeadParams]
     kinds: list[int]  # index of each member's head in the bank
     step: Step
 
@@ -163,12 +170,12 @@ def _added(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
     rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
     added = jax.jit(scorer.model.inject)(params, scorer.one_batch(rows))
     # If no distance depends on positions, they need not be equal within a batch.
-    return added if scorer.model.backbone.reads_prefix_positions else without_places(added)
+    return added if scorer.model.backbone.reads_prefix_positions else without_positions(added)
 
 
 def _shape_of(layout: Layout, added: Injection) -> tuple[Any, ...]:
     """Returns what prompts must have in common to share a batch."""
-    return layout.num_rows, layout.side, layout.branches, layout.pad_id, places_of(added)
+    return layout.num_rows, layout.side, layout.branches, layout.pad_id, prefix_positions(added)
 
 
 def _make_shelf(
@@ -179,14 +186,14 @@ def _make_shelf(
     numbers = [prompt.get("head", {}).get("main", {}) for prompt in params]
     kinds, held, of = group_heads(heads, numbers, [injection.rows for injection in added])
     bank = Bank(scorers[0].model.backbone, kinds, scorers[0].layout.num_rows)
-    return Shelf(members, bank, stack(added), held, of, bank_step(placement, bank))
+    return Shelf(members, bank, stack_injections(added), held, of, bank_step(placement, bank))
 
 
 @shared
 def bank_step(placement: Placement, bank: Bank) -> Step:
     """Compiles the scores of a bank, once for all equal banks of a process."""
 
-    def step(given: tuple[Injection, list[Held]], params: Mapping[str, Any], batch: Batch):
+    def step(given: tuple[Injection, list[HeadParams]], params: Mapping[str, Any], batch: Batch):
         added, held = given
         return bank.scores(params, added, held, batch)
 

@@ -14,7 +14,7 @@ from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads import Kind
-from jaxprompt.models.generation import check_room
+from jaxprompt.models.generation import check_new_tokens
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement, put_batch, within
@@ -154,7 +154,7 @@ def make_answering(
     """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
     if head.WRITES:
         step = make_writer(placement, generation, model, layout)
-        fits = partial(check_room, model, max_new_tokens=generation.max_new_tokens)
+        fits = partial(check_new_tokens, model, max_new_tokens=generation.max_new_tokens)
         return partial(write_texts, step, tokenizer, layout.ends, check=fits)
     return partial(predict_scores, scoring_step(placement, model))
 

@@ -16,7 +16,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import linear, tags, verbalizer
 from jaxprompt.models.bank import Bank
 from jaxprompt.models.folding import _injection
-from jaxprompt.models.model import Model, few_reads
+from jaxprompt.models.model import Model, positions_read
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.evaluation import scoring_step
@@ -66,7 +66,7 @@ def test_padding_changes_no_dropout(masks):
     model = Model(backbone, prompt, {"main": tags.TagScores(5, 0.0)})
     batch, longer = make_batch(masks=masks), make_batch(1, masks=masks, length=24)
     wide = jax.tree.map(lambda x: x[0], stack([batch, longer], 9, "right"))
-    assert (few_reads(batch) is None) == (masks == 7) and few_reads(wide) is not None
+    assert (positions_read(batch) is None) == (masks == 7) and positions_read(wide) is not None
     params, key = make_params(model, weights), jax.random.key(0)
     draws = dict(deterministic=False, key=key)
     score = jit(lambda batch: model.forward(params, batch, **draws))
