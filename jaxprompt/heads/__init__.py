@@ -210,7 +210,7 @@ class Kind:
         """
         scores = drop_absent(outputs, split.counts, classes)
         best = decide(scores, classes)
-        measured = metrics.score(
+        measured = metrics.score_predictions(
             metric, split.labels, best, classes, split.judged, scores[:, :classes]
         )
         other = {"other_words": float((best < 0).mean())} if scores.shape[1] > classes else {}

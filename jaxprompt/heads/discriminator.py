@@ -239,7 +239,7 @@ class Head(Kind):
         """Compares the best classes with the right ones."""
         scores = log_scores(split, outputs, classes)
         gold, best = self.gold_labels(split), scores.argmax(-1)
-        return metrics.score(metric, gold, best, classes, split.judged, scores)
+        return metrics.score_predictions(metric, gold, best, classes, split.judged, scores)
 
     def measure_known(
         self, metric: str, split: Split, outputs: Any, classes: int
@@ -251,7 +251,9 @@ class Head(Kind):
             return {}, 0
         judged = split.judged and split.judged.take(known)
         best = scores.argmax(-1)[known]
-        measured = metrics.score(metric, gold[known], best, classes, judged, scores[known])
+        measured = metrics.score_predictions(
+            metric, gold[known], best, classes, judged, scores[known]
+        )
         return measured, int(known.sum())
 
     def gold_labels(self, split: Split) -> np.ndarray:

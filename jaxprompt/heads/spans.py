@@ -25,7 +25,7 @@ from jaxprompt.errors import InputError, at_least
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import END, START, span_ends
+from jaxprompt.scoring.losses import END, START, span_loss
 from jaxprompt.types import ABSENT, Batch, Objective
 
 _STRIDE = 128  # the default
@@ -206,7 +206,7 @@ class Head(TextSpanHead):
         """Returns the mean of the cross entropies of start and end."""
 
         def loss(scores, labels, weights):
-            return span_ends(scores, labels, weights, smoothing=smoothing)
+            return span_loss(scores, labels, weights, smoothing=smoothing)
 
         return [Objective("main", loss)]
 

@@ -27,7 +27,7 @@ from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import per_token
+from jaxprompt.scoring.losses import token_cross_entropy
 from jaxprompt.scoring.roles import VERB
 from jaxprompt.scoring.viterbi import best_tags
 from jaxprompt.types import Batch, Objective
@@ -163,7 +163,7 @@ class Head(Kind):
         """Returns the cross entropy of every word's tag."""
 
         def loss(scores, labels, weights):
-            return per_token(scores, labels, weights, smoothing=smoothing)
+            return token_cross_entropy(scores, labels, weights, smoothing=smoothing)
 
         return [Objective("main", loss)]
 

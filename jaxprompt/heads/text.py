@@ -14,7 +14,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import free_text
+from jaxprompt.scoring.losses import text_loss
 from jaxprompt.types import Objective
 
 
@@ -62,7 +62,7 @@ class Head(Kind):
             raise InputError(
                 f"optim.label_smoothing={smoothing} is only valid with classes; set it to 0"
             )
-        return [Objective("main", free_text)]
+        return [Objective("main", text_loss)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
         """Returns nothing: there are no classes to count."""

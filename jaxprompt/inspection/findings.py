@@ -26,7 +26,7 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.prompts import Method
 from jaxprompt.runs.restore import Trained, restore
 from jaxprompt.scoring.metrics import right_classes
-from jaxprompt.scoring.separation import Separation, count_confusion, separate
+from jaxprompt.scoring.separation import Separation, class_separation, count_confusion
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import place_step, predict_scores
 from jaxprompt.types import Batch
@@ -302,7 +302,7 @@ def _find_states(
         states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
         states = states.reshape(-1, states.shape[-1])[there]
         # In the full width: distances between projections would differ.
-        if (separation := separate(states, labels[there])) is not None:
+        if (separation := class_separation(states, labels[there])) is not None:
             separations[step] = separation
         if step in pictured:
             kept[step] = states

@@ -10,7 +10,7 @@ from jaxprompt.inspection import pictures as draw
 from jaxprompt.inspection.findings import START, Findings
 from jaxprompt.inspection.learned_rows import LearnedRow
 from jaxprompt.inspection.page import Page, with_marks, with_note
-from jaxprompt.scoring.separation import embed, project, separate
+from jaxprompt.scoring.separation import class_separation, pca_project, tsne_embed
 from jaxprompt.training.pictures import draw_curves, read_curves
 
 PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"
@@ -136,12 +136,12 @@ def _write_states(page: Page, found: Findings, folder: Path) -> list[Path]:
         page.say("Only one step is saved; raise train.keep to get a curve of R_D.")
     steps = list(states.pictured)
     # Projected together, so that the figures of all steps have the same axes.
-    whole = project(np.concatenate(list(states.pictured.values())), 2)
+    whole = pca_project(np.concatenate(list(states.pictured.values())), 2)
     parts = np.split(whole, len(steps))
     limits = whole.min(0), whole.max(0)
     for kind, points, where in (
         ("PCA", parts, limits),
-        ("t-SNE", [embed(own, 2) for own in states.pictured.values()], None),
+        ("t-SNE", [tsne_embed(own, 2) for own in states.pictured.values()], None),
     ):
         paths = []
         for step, own in zip(steps, points, strict=True):
@@ -180,9 +180,9 @@ def _write_instances(page: Page, found: Findings, folder: Path) -> list[Path]:
     )
     paths = []
     for name, states in zip(("embeddings", "prompts"), both, strict=True):
-        ratio = separate(states, labels)
+        ratio = class_separation(states, labels)
         shown = f", $R_D$ {ratio.ratio:.3f}" if ratio else ""
-        for kind, place in (("PCA", project), ("t-SNE", embed)):
+        for kind, place in (("PCA", pca_project), ("t-SNE", tsne_embed)):
             path = folder / f"{name}-{kind.lower().replace('-', '')}.png"
             title = f"{kind} of {name}{shown}"
             draw.draw_states(place(states, 2), labels, names, title, path)
@@ -206,12 +206,12 @@ def _write_labels(page: Page, found: Findings, folder: Path) -> list[Path]:
     points = points / np.maximum(np.linalg.norm(points, axis=-1, keepdims=True), 1e-30)
     bounds = np.cumsum([len(part) for part in parts])[:2]
     paths = []
-    for kind, place in (("PCA", project), ("t-SNE", embed)):
-        if place is embed and len(rows) + len(words) < _FEWEST:
+    for kind, place in (("PCA", pca_project), ("t-SNE", tsne_embed)):
+        if place is tsne_embed and len(rows) + len(words) < _FEWEST:
             page.say(f"t-SNE is left out: {len(rows) + len(words)} points are too few for it.")
             continue
         # t-SNE does not preserve distances, so only PCA shows how far a row moved.
-        moves = has_starts and place is project
+        moves = has_starts and place is pca_project
         own = points if moves else np.concatenate([points[: bounds[0]], points[bounds[1] :]])
         labels, starts, near = np.split(place(own, 3), bounds if moves else bounds[[0, 0]])
         path = draw.draw_labels(

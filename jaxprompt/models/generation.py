@@ -299,7 +299,7 @@ def check_new_tokens(model: Model, batch: Batch, max_new_tokens: int) -> None:
     is_traced = isinstance(mask, jax.core.Tracer)
     longest = mask.shape[1] if is_traced else int(np.asarray(mask).sum(1).max())
     num_shared = len(model.shared_prefix.ids) if model.shared_prefix else 0  # not part of rows
-    num_input, shift = num_shared + longest, model.prompt.position_shift()
+    num_input, shift = shared + longest, model.prompt.position_shift()
     if (free := limit - num_input - shift) < max_new_tokens:
         advice = (
             f"reduce max_new_tokens to {free} or shorten the input"

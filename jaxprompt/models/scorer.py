@@ -24,7 +24,7 @@ from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import Kind, make_text_head
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Method
-from jaxprompt.scoring.relations import judge
+from jaxprompt.scoring.relations import collect_facts
 from jaxprompt.types import Batch
 
 
@@ -137,7 +137,7 @@ class Scorer(NamedTuple):
             split = split._replace(references=split.references[::count], samples=count)
         if self.task.kind != "classes" or not self.task.labels:
             return split
-        return split._replace(judged=judge(self.task, examples))
+        return split._replace(judged=collect_facts(self.task, examples))
 
     def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
         split = self.head.encode(

@@ -13,7 +13,7 @@ from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.hiding import fill_masks, hide_text
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.prompts import InitSource, Method
-from jaxprompt.scoring.losses import free_text
+from jaxprompt.scoring.losses import text_loss
 from jaxprompt.types import Asks, Batch, Injection, Objective, Stream
 
 
@@ -71,7 +71,7 @@ class Prompt(Method):
 
     def objectives(self) -> list[Objective]:
         """Returns the fluency objective: -log p of hidden words given the label (eq. 8-9)."""
-        fluency = Objective("fluency", free_text, "fluency", self.fluency, self._hide_words)
+        fluency = Objective("fluency", text_loss, "fluency", self.fluency, self._hide_words)
         return [fluency] if self.fluency else []
 
     def _hide_words(self, batch: Batch, key) -> Batch:

@@ -42,7 +42,7 @@ from jaxprompt.runs.fill_report import make_fill_step, render
 from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.replaced_tokens import Pair, generator_config, make_objectives, make_pair, untie
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import count_hits, on_targets
+from jaxprompt.scoring.losses import count_hits, target_loss
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.one_run import Feed
 from jaxprompt.training.steps import make_count_step
@@ -208,7 +208,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         module = for_words(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
         model = Model(module, method, heads, last_layer=config.backbone.last_layer, varies=False)
-        objectives = [Objective("main", on_targets, sums=count_hits)]
+        objectives = [Objective("main", target_loss, sums=count_hits)]
     # All of it trains unless the config says otherwise, unlike in tuning.
     patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, patterns))

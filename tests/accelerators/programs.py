@@ -26,7 +26,7 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.denoising import NEEDS
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_step
 from jaxprompt.runs.replaced_tokens import generator_config, make_objectives, make_pair, untie
-from jaxprompt.scoring.losses import count_hits, on_targets
+from jaxprompt.scoring.losses import count_hits, target_loss
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
@@ -125,7 +125,7 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
         params = {"backbone": wide(module), "generator": untie(wide(small))}
     else:
         model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
-        objectives = [Objective("main", on_targets, sums=count_hits)]
+        objectives = [Objective("main", target_loss, sums=count_hits)]
         params = {"backbone": wide(module)}
     trainable = tree.flatten(params)
     tx = build_optimizer(c, trainable, Milestones(1000, 100, 0), 100)

@@ -20,7 +20,7 @@ from jaxprompt.__main__ import main
 from jaxprompt.build.task import eval_batches
 from jaxprompt.runs.restore import restore
 from jaxprompt.runs.train import run
-from jaxprompt.scoring.separation import separate
+from jaxprompt.scoring.separation import class_separation
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import predict_scores
 
@@ -193,7 +193,9 @@ def test_states_are_those_at_the_mask(name, runs, looked_at):
             lambda t, f, p=params: functools.partial(step_of, p), {}, {},
             eval_batches(scorer, part), 30,
         )  # fmt: skip
-        np.testing.assert_allclose(own["ratio"], separate(states, part.labels).ratio, rtol=1e-5)
+        np.testing.assert_allclose(
+            own["ratio"], class_separation(states, part.labels).ratio, rtol=1e-5
+        )
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.spans import SpanScores
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import END, START, span_ends
+from jaxprompt.scoring.losses import END, START, span_loss
 from jaxprompt.types import Injection
 
 torch = pytest.importorskip("torch")
@@ -258,7 +258,7 @@ def test_scores_and_loss_are_those_of_transformers():
     scores = np.random.default_rng(1).normal(size=(3, 6, 2)).astype(np.float32)
     labels = np.zeros((3, 6), np.int32)
     labels[0, 1], labels[0, 4], labels[1, 0], labels[2] = START, END, START | END, -1
-    total, n = span_ends(scores, labels, np.ones(3, np.float32))
+    total, n = span_loss(scores, labels, np.ones(3, np.float32))
     cross = torch.nn.functional.cross_entropy
     parts = [cross(torch.tensor(scores[:2, :, i]), torch.tensor(at), reduction="sum")
              for i, at in enumerate(([1, 0], [4, 0]))]  # fmt: skip

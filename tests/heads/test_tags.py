@@ -18,7 +18,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.tags import TagScores
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import per_token
+from jaxprompt.scoring.losses import token_cross_entropy
 from jaxprompt.types import Injection
 
 torch = pytest.importorskip("torch")
@@ -101,7 +101,7 @@ def test_scores_are_those_of_transformers():
     expected = torch.nn.functional.cross_entropy(
         torch.tensor(every).reshape(-1, 5), torch.tensor(labels).reshape(-1), reduction="sum"
     )
-    total, n = per_token(found, np.maximum(labels, -1), np.ones(8, np.float32))
+    total, n = token_cross_entropy(found, np.maximum(labels, -1), np.ones(8, np.float32))
     assert_close(total, float(expected))
     assert n == 8
 

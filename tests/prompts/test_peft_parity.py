@@ -14,7 +14,7 @@ from jaxprompt.heads.linear import Classifier as Head
 from jaxprompt.heads.spans import SpanScores
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
-from jaxprompt.scoring.losses import END, START, span_ends
+from jaxprompt.scoring.losses import END, START, span_loss
 from jaxprompt.types import Batch, Tokens
 
 torch = pytest.importorskip("torch")
@@ -206,7 +206,7 @@ def test_loss_and_gradients_of_spans(tmp_path):
 
     def loss(prompt):
         scores = model.forward(params | {"prompt": prompt}, batch)
-        total, count = span_ends(scores, batch.labels, batch.weights)
+        total, count = span_loss(scores, batch.labels, batch.weights)
         return total / count
 
     found, grads = jax.value_and_grad(loss)(params["prompt"])
