@@ -12,7 +12,7 @@ from jaxprompt.backbones import families, make_backbone
 from jaxprompt.build.prompt_artifact import check_plugins, plugins_of
 from jaxprompt.cli import reference
 from jaxprompt.config.load import load_config
-from jaxprompt.config.open_blocks import names
+from jaxprompt.config.open_blocks import block_names
 from jaxprompt.convert import shapes
 from jaxprompt.convert.names.tables import FAMILIES
 from jaxprompt.data.tasks.registry import TASKS, get_task
@@ -73,7 +73,11 @@ def inner(install):
 
 
 def test_a_method_is_made_by_the_name_of_its_entry_point(inner):
-    assert "inner" in METHODS.names() and "inner" in names("prompt") and "inner" in known("prompt")
+    assert (
+        "inner" in METHODS.names()
+        and "inner" in block_names("prompt")
+        and "inner" in known("prompt")
+    )
     assert METHODS.plugin("inner") == Plugin("inner-pack", "2.1")
     method = make_prompt("inner", DIMS, length=3, gain=0.25)
     block = method.block()

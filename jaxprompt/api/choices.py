@@ -10,8 +10,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxprompt.config.blocks import option_fields, part_of
-from jaxprompt.config.load import apply, fields, read_config, to_run
-from jaxprompt.config.open_blocks import CHOICES, declared, make_block, names
+from jaxprompt.config.load import apply_overrides, flatten_config, read_config, to_run_config
+from jaxprompt.config.open_blocks import CHOICES, block_names, declared_fields, make_block
 from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
@@ -59,7 +59,11 @@ class Choice:
     def fill(self, config: ConfigDict) -> None:
         """Sets its block of a config. Raises InputError for an unknown field."""
         part = getattr(part_of(self.block), _ROOMS[self.block]).get(self.name)
-        known = set(declared(self.block, self.name)) if self.name in names(self.block) else set()
+        known = (
+            set(declared_fields(self.block, self.name))
+            if self.name in block_names(self.block)
+            else set()
+        )
         if part is not None:
             own = inspect.signature(part).parameters.values()
             known |= {p.name for p in list(own)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -100,7 +104,7 @@ def find(name: str) -> Choice | None:
 
 def known(block: str) -> list[str]:
     """Lists the methods or heads: those of configs/parts, and those without a preset there."""
-    own = [name for name in names(block) if name not in ("constant", "none")]
+    own = [name for name in block_names(block) if name not in ("constant", "none")]
     return list(dict.fromkeys([*getattr(part_of(block), _ROOMS[block]), *own]))
 
 
@@ -130,12 +134,12 @@ def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     "optim.lr" is `lr`, or `optim__lr` with its block.
     """
     named: dict[str, str] = {}  # field -> how it was given
-    held = dict.fromkeys([*fields(config), *CHOICES, *option_fields()])
+    held = dict.fromkeys([*flatten_config(config), *CHOICES, *option_fields()])
     for name in overrides:
         other = named.setdefault(_field(name, held), name)
         if other != name:
             raise InputError(f"{other} and {name} are the same field; give one of them")
-    apply(config, [(field, _plain(overrides[name])) for field, name in named.items()])
+    apply_overrides(config, [(field, _plain(overrides[name])) for field, name in named.items()])
 
 
 def _field(name: str, held: Mapping[str, Any]) -> str:
@@ -192,14 +196,14 @@ def make_config(
                 "fields as a dict"
             )
         values = {"name": task} if isinstance(task, str) else task or _CUSTOM
-        apply(config, [(f"task.{name}", value) for name, value in values.items()])
+        apply_overrides(config, [(f"task.{name}", value) for name, value in values.items()])
         if not keeps:
             config.train.tracker, config.train.plot = "none", False
         for choice in choices:
             if choice is not None:
                 choice.fill(config)
     fill_fields(config, overrides)
-    return to_run(config)
+    return to_run_config(config)
 
 
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
@@ -208,5 +212,5 @@ def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) ->
     # Fields of a config are texts where a word is one of their values.
     word = lambda value: str(value).lower() if isinstance(value, bool) else value
     fill_fields(config, {f"generate__{name}": word(value) for name, value in changes.items()})
-    checked = to_run(config).generate
+    checked = to_run_config(config).generate
     return dataclasses.replace(generation, **{name: getattr(checked, name) for name in changes})

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import each_layer, pick_beams, repeat_rows
 from jaxprompt.layers.capping import logit_cap, soft_cap
-from jaxprompt.models.model import KeyValues, Model, place
+from jaxprompt.models.model import KeyValues, Model, mask_absent_slots
 from jaxprompt.tree import Params
 from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
 
@@ -122,7 +122,7 @@ def read_input(
     Returns the batch with its positions, the states of its tokens, and the cache.
     """
     injection = model.inject(params, batch)
-    batch = place(batch, injection)
+    batch = mask_absent_slots(batch, injection)
     injection = model.add_shared_prefix(params, injection, shared_kv=shared_kv)
     backbone = model.backbone.bind({"params": params["backbone"]})
     return batch, *backbone.prefill(batch, injection, room)
@@ -276,8 +276,8 @@ def check_search(
     if num_beams > 1 and (num_ranked := _num_ranked(num_beams, ends)) > vocab:
         per_beam = num_ranked // num_beams
         raise InputError(
-            f"num_beams={num_beams} exceeds {vocab // per_beam}: the search ranks {per_beam} tokens "
-            f"per beam, from a vocabulary of {vocab}; use at most {vocab // per_beam}"
+            f"num_beams={num_beams} exceeds {vocab // per_beam}: the search ranks {per_beam} "
+            f"tokens per beam, from a vocabulary of {vocab}; use at most {vocab // per_beam}"
         )
     if batch.encoder.segments is not None:
         raise InputError(
@@ -298,7 +298,7 @@ def check_new_tokens(model: Model, batch: Batch, max_new_tokens: int) -> None:
         return
     is_traced = isinstance(mask, jax.core.Tracer)
     longest = mask.shape[1] if is_traced else int(np.asarray(mask).sum(1).max())
-    num_shared = len(model.shared_prefix.ids) if model.shared_prefix else 0  # not part of rows
+    shared = len(model.shared_prefix.ids) if model.shared_prefix else 0  # not part of rows
     num_input, shift = shared + longest, model.prompt.position_shift()
     if (free := limit - num_input - shift) < max_new_tokens:
         advice = (

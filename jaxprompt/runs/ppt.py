@@ -19,7 +19,13 @@ from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.scorer import build_scorer, layout_of
 from jaxprompt.build.task import open_fitting
-from jaxprompt.config.run import FREE, FREE_TRAINED, PPTConfig, RunConfig, TaskConfig
+from jaxprompt.config.run import (
+    CHANGEABLE_AFTER_TRAINING,
+    CHANGEABLE_FIELDS,
+    PPTConfig,
+    RunConfig,
+    TaskConfig,
+)
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
 from jaxprompt.corpus.denoise.batches import Pass
@@ -398,7 +404,7 @@ def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:
 def restore(config: RunConfig, workdir: str) -> Trained:
     """Restores the best prompt of a workdir, without text. Errors as in runs.restore.restore."""
     check_config(config)
-    free = (*FREE, *FREE_TRAINED)
+    free = (*CHANGEABLE_FIELDS, *CHANGEABLE_AFTER_TRAINING)
     record, step = records.read_trained(workdir, config, free, PretrainingRecord)
     placement = build_placement(config)
     ppt_task = open_task(config, placement, restored=True)

@@ -12,7 +12,12 @@ from jaxprompt.build.initial_params import Weights, count_corpus, count_tokens, 
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import encode_splits, make_task_data, open_fitting, scorer_from_config
-from jaxprompt.config.run import FREE, FREE_TRAINED, OF_DATA, RunConfig
+from jaxprompt.config.run import (
+    CHANGEABLE_AFTER_TRAINING,
+    CHANGEABLE_FIELDS,
+    DATA_FIELDS,
+    RunConfig,
+)
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.models.scorer import Scorer
@@ -64,8 +69,10 @@ def restore(
     record, best_step = None, None
     if not is_zero_shot(config):
         own = [f"head.{name}" for name in head_of(config).CHANGEABLE]
-        free = [n for n in (*FREE_TRAINED, *own) if not (from_text and n in OF_DATA)]
-        record, best_step = read_trained(workdir, config, (*FREE, *free), TaskRecord)
+        free = [
+            n for n in (*CHANGEABLE_AFTER_TRAINING, *own) if not (from_text and n in DATA_FIELDS)
+        ]
+        record, best_step = read_trained(workdir, config, (*CHANGEABLE_FIELDS, *free), TaskRecord)
     placement = build_placement(config)
     backbone = open_fitting(config, placement, restored=True)
     if from_text:

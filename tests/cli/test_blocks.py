@@ -9,10 +9,10 @@ from test_configs import RUNNABLE
 from tiny_run import ROOT, flags, jaxprompt, tiny_fields
 
 from jaxprompt.build.check import check_config
-from jaxprompt.config.blocks import make_block, option_fields
-from jaxprompt.config.files import load_module, shipped
+from jaxprompt.config.blocks import make_preset_block, option_fields
+from jaxprompt.config.files import load_module, shipped_configs
 from jaxprompt.config.load import load_config, read_config
-from jaxprompt.config.open_blocks import declared, names
+from jaxprompt.config.open_blocks import block_names, declared_fields
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
@@ -51,12 +51,15 @@ def test_the_method_that_is_there_keeps_its_settings():
 
 
 def test_blocks_have_all_that_a_method_has():
-    assert names("prompt") == METHODS.names()
+    assert block_names("prompt") == METHODS.names()
     base = read_config("base")
-    for name in names("prompt"):
-        assert set(make_block("prompt", name, base)) == {"name", *declared("prompt", name)}
-        assert ("init" in declared("prompt", name)) == bool(declared("prompt", name))
-    assert set(base.prompt) == {"name", *declared("prompt", "prefix")}
+    for name in block_names("prompt"):
+        assert set(make_preset_block("prompt", name, base)) == {
+            "name",
+            *declared_fields("prompt", name),
+        }
+        assert ("init" in declared_fields("prompt", name)) == bool(declared_fields("prompt", name))
+    assert set(base.prompt) == {"name", *declared_fields("prompt", "prefix")}
 
 
 @pytest.mark.parametrize(
@@ -81,10 +84,10 @@ def test_fields_of_others_are_refused_by_name(given, parts):
 
 
 def test_heads_own_what_their_block_has():
-    assert names("head") == HEADS.names()
+    assert block_names("head") == HEADS.names()
     base = read_config("base")
     for name in HEADS.names():
-        block = make_block("head", name, base)
+        block = make_preset_block("head", name, base)
         assert block.to_dict() == make_head(**block.to_dict()).block()
     c = read(head__span="target", head__name="verbalizer", head__scores="full")
     assert c.head.name == "verbalizer"
@@ -124,8 +127,8 @@ def test_an_argument_of_base_is_a_method():
 
 def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert {"base", "quickstart", "ppt/nsp", "adapt/mlm"} <= set(shipped())
-    assert not any(name.startswith("parts") for name in shipped())
+    assert {"base", "quickstart", "ppt/nsp", "adapt/mlm"} <= set(shipped_configs())
+    assert not any(name.startswith("parts") for name in shipped_configs())
     names = ("quickstart:prefix", "quickstart.py:prefix", "configs/quickstart.py:prefix")
     found = [load_config(name) for name in (*names, f"{ROOT}/configs/quickstart.py")]
     assert all(c == found[0] for c in found)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.config.run import FREE
+from jaxprompt.config.run import CHANGEABLE_FIELDS
 from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
@@ -91,7 +91,7 @@ def train(
         step, logs = (-1 if first is not None else start.step), []
         for member in members:
             exits.enter_context(lock(member.run.folder))
-            guard_workdir(member.run.folder, member.run.config.to_dict(), FREE)
+            guard_workdir(member.run.folder, member.run.config.to_dict(), CHANGEABLE_FIELDS)
             write_record(member.run.folder, member.record)
             # Bests newer than the checkpoint are of steps that come once more.
             rewind(folder_of(member.run.folder), step, keep=1)
