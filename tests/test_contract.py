@@ -317,9 +317,9 @@ def test_it_says_what_it_reads(case):
 def train(case, place):
     """Takes two steps by one compilation. -> (state, metrics of both)"""
     step = jit(lambda *args: case.step(*args), donate_argnums=0)
-    state, frozen, each = mask_absent_slots(case.state()), mask_absent_slots(case.frozen), []
+    state, frozen, each = place(case.state()), place(case.frozen), []
     for seed in (0, 1):
-        state, metrics = step(state, frozen, mask_absent_slots(case.batch(seed), "data"))
+        state, metrics = step(state, frozen, place(case.batch(seed), "data"))
         assert np.isfinite(metrics["loss"])
         each.append(metrics)
     assert int(state.step) == 2 and step._cache_size() == 1

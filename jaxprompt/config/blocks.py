@@ -68,7 +68,7 @@ def part_of(block: str) -> ModuleType:
     return load_module(str(shipped_root() / f"configs/parts/{_PARTS[block][0]}.py"))
 
 
-def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:
+def unknown_field(config: ConfigDict, field: str, all_fields: Sequence[str]) -> InputError:
     """Returns the error for a field that a config does not have, with the likely alternatives."""
     from jaxprompt.config.synonyms import SYNONYMS
 
@@ -90,14 +90,16 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
                 f"config field {field!r} is only valid with {block}.name={' or '.join(owners)}; "
                 f"{block}.name={name} has {its_fields if has_fields else 'no other fields'}"
             )
-    known = [*known, *option_fields()]
+    all_fields = [*all_fields, *option_fields()]
     candidates = (
-        [synonym] if synonym in known else [x for x in known if x.rpartition(".")[2] == last]
+        [synonym]
+        if synonym in all_fields
+        else [x for x in all_fields if x.rpartition(".")[2] == last]
     )
     hint = (
         f"nearest: {', '.join(dict.fromkeys(candidates))}"
         if candidates
-        else nearest(field, set(known))
+        else nearest(field, set(all_fields))
     )
     return InputError(f"unknown config field {field!r}; {hint}")
 

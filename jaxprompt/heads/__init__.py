@@ -235,14 +235,14 @@ class Kind:
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the examples with known answers. -> metrics, their number"""
-        known = split.labels >= 0
-        if not known.any():
+        is_known = split.labels >= 0
+        if not is_known.any():
             return {}, 0
-        part = split._replace(labels=split.labels[known], counts=split.counts[known])
+        part = split._replace(labels=split.labels[is_known], counts=split.counts[is_known])
         if split.judged:
-            part = part._replace(judged=split.judged.take(known))
+            part = part._replace(judged=split.judged.take(is_known))
         # The answer is the best of the classes, even if a word outside of them is more likely.
-        return self.measure(metric, part, outputs[known, :classes], classes), int(known.sum())
+        return self.measure(metric, part, outputs[is_known, :classes], classes), int(is_known.sum())
 
     def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the right class of each example, for heads that predict classes."""

@@ -246,15 +246,15 @@ class Head(Kind):
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the examples with known answers. -> metrics, their number"""
         gold, scores = self.gold_labels(split), log_scores(split, outputs, classes)
-        known = gold >= 0
-        if not known.any():
+        is_known = gold >= 0
+        if not is_known.any():
             return {}, 0
-        judged = split.judged and split.judged.take(known)
-        best = scores.argmax(-1)[known]
+        judged = split.judged and split.judged.take(is_known)
+        best = scores.argmax(-1)[is_known]
         measured = metrics.score_predictions(
-            metric, gold[known], best, classes, judged, scores[known]
+            metric, gold[is_known], best, classes, judged, scores[is_known]
         )
-        return measured, int(known.sum())
+        return measured, int(is_known.sum())
 
     def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the right class of each example. -> int32 [examples], -1 = unknown"""

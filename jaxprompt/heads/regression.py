@@ -80,11 +80,13 @@ class Head(linear.Head):
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the examples with a known number."""
-        known = ~np.isnan(split.labels)
-        if not known.any():
+        is_known = ~np.isnan(split.labels)
+        if not is_known.any():
             return {}, 0
-        part = split._replace(labels=split.labels[known])
-        return self.measure(metric, part, np.asarray(outputs)[known], classes), int(known.sum())
+        part = split._replace(labels=split.labels[is_known])
+        return self.measure(metric, part, np.asarray(outputs)[is_known], classes), int(
+            is_known.sum()
+        )
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int

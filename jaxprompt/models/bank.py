@@ -70,28 +70,25 @@ class Bank:
         hidden = self.backbone.apply(variables, batch, injection, deterministic=True, reads=reads)
         batch = batch if reads is None else renumber_reads(batch)
         bound = self.backbone.bind(variables)
-        return tuple(
-            _score(head, bound, group, hidden, batch)
-            for head, group in zip(self.heads, head_params, strict=True)
-        )
+        pairs = zip(self.heads, head_params, strict=True)
+        return tuple(_score(head, bound, group, hidden, batch) for head, group in pairs)
 
 
 def _score(
-    head: nn.Module, backbone: nn.Module, group: HeadParams, hidden: jax.Array, batch: Batch
+    head: nn.Module, backbone: nn.Module, group: HeadParams, hidden: Any, batch: Batch
 ) -> Any:
     """Scores each example with its own parameters of one kind of head. -> [B, ...]"""
 
-    def apply(params: tuple[Any, Any], hidden: jax.Array, batch: Batch):
+    def apply(params: tuple[Any, Any], hidden: Any, batch: Batch):
         rows = Injection(rows=params[1])
         return head.apply({"params": params[0]}, hidden, batch, rows, backbone, deterministic=True)
 
-    prompt = batch.prompt
-    examples = prompt.shape[0]
+    examples = len(batch.labels)
     params = group.params, group.rows
     leaves = jax.tree.leaves(params)
     if not leaves:  # without parameters, all prompts share one pass
         return apply(({}, None), hidden, batch)
-    index, total = group.index[prompt], sum(leaf.size for leaf in leaves)
+    index, total = group.index[batch.prompt], sum(leaf.size for leaf in leaves)
     if examples * (total // len(leaves[0])) <= max(total, _MAX_GATHERED):
         # Each example has its own parameters: the work of one head, however many there are.
         gathered = jax.tree.map(lambda leaf: leaf[index], params)

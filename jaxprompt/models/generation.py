@@ -98,9 +98,8 @@ def generate(
         return _greedy(read, _score(backbone, state), cache, output_ids, idle, ends, penalties)
     # The length by which the scores of open continuations are compared; 0 = their current one,
     # None = they are not compared.
-    final_length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else 0
-    if early_stopping is True:
-        final_length = None
+    length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else 0
+    final_length = None if early_stopping is True else length
     return _beam_search(
         read,
         _score(backbone, state),

@@ -53,8 +53,8 @@ class Prompt(Method):
 
     def inherits(self) -> list[tuple[str, Method]]:
         """Lists the exports that components are initialised from."""
-        more = [pair for part in self.components() for pair in part.method.inherits()]
-        return [(part.init, part.method) for part in self.components() if part.init] + more
+        nested = [pair for part in self.components() for pair in part.method.inherits()]
+        return [(part.init, part.method) for part in self.components() if part.init] + nested
 
     def with_vocabulary(self, ids: np.ndarray) -> Method:
         """Passes the words of the training text to the components."""

@@ -93,9 +93,9 @@ def count_confusion(right: np.ndarray, predicted: np.ndarray, classes: int) -> n
 
     The last column counts predictions of no class, -1. Examples without a right class are ignored.
     """
-    known = right >= 0
+    has_label = right >= 0
     counts = np.zeros((classes, classes + 1), np.int64)
-    columns = np.where(predicted[known] < 0, classes, predicted[known])
+    columns = np.where(predicted[has_label] < 0, classes, predicted[has_label])
     # Unlike +=, this counts repeated pairs.
-    np.add.at(counts, (right[known], columns), 1)
+    np.add.at(counts, (right[has_label], columns), 1)
     return counts

@@ -228,7 +228,7 @@ def test_a_better_word_of_the_vocabulary_is_no_answer(pair, each):
     split = Split([], batch.labels, np.full(ROWS, CLASSES, np.int32), [])
     measured = make_head("label_rows", scores="full").measure("accuracy", split, scores, CLASSES)
     assert measured["accuracy"] == np.mean(scores.argmax(1) == batch.labels)
-    said = make_head("label_rows", scores="full").classes_of(split, scores, CLASSES)
+    said = make_head("label_rows", scores="full").predicted_classes(split, scores, CLASSES)
     np.testing.assert_array_equal(said, scores.argmax(1))
 
 

@@ -33,7 +33,7 @@ def test_rouge_l_by_hand():
 
 def test_rouge_l_splits_ascii_as_rouge_score_does():
     for text in ("It's 3.5%, isn't_it?", "a-b  C\n(d)", ""):
-        assert metrics._Words().tokenize(text) == tokenize(text, None)
+        assert metrics._RougeTokenizer().tokenize(text) == tokenize(text, None)
 
 
 def test_rouge_l_knows_letters_beyond_ascii():
