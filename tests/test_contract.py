@@ -107,6 +107,11 @@ ALL = [
 ]  # fmt: skip
 
 
+def cases(**methods):
+    """Returns the ids of cases from the methods of each family."""
+    return [f"{method}-{family}" for family, names in methods.items() for method in names.split()]
+
+
 def method_of(name):
     with probes.known():
         return registry.METHODS.load(name)
@@ -165,18 +170,14 @@ def test_injects_the_declared_shapes(case):
 
 
 @pytest.mark.long_cases(
-    "compose-t5",
-    "constant-bert",
-    "constant-t5",
-    "none-bert",
-    "prefix-albert",
-    "prefix-glm",
-    "prefix-gpt2",
-    "prefix-modernbert",
-    "reading-bert",
-    "soft-bert",
-    "soft-gpt2",
-    "soft-t5",
+    *cases(
+        bert="constant none reading soft",
+        t5="compose constant soft",
+        gpt2="prefix soft",
+        albert="prefix",
+        glm="prefix",
+        modernbert="prefix",
+    )
 )
 def test_padding_changes_nothing(case):
     batch = case.batch()
@@ -222,23 +223,15 @@ def test_what_is_masked_changes_nothing(case):
 
 
 @pytest.mark.long_cases(
-    "bank-bert",
-    "compose-bert",
-    "compose-t5",
-    "constant-bert",
-    "constant-t5",
-    "ipt-bert",
-    "labels-bert",
-    "none-bert",
-    "p_tuning-bert",
-    "prefix-albert",
-    "prefix-deberta_v2",
-    "prefix-glm",
-    "prefix-gpt2",
-    "prefix-modernbert",
-    "reading-bert",
-    "soft-bert",
-    "soft-t5",
+    *cases(
+        bert="bank compose constant ipt labels none p_tuning reading soft",
+        t5="compose constant soft",
+        albert="prefix",
+        deberta_v2="prefix",
+        glm="prefix",
+        gpt2="prefix",
+        modernbert="prefix",
+    )
 )
 def test_positions_that_no_head_reads_are_left_out(case):
     """Scores and gradients are those of a last layer that runs at every position."""
@@ -265,17 +258,15 @@ def test_positions_that_no_head_reads_are_left_out(case):
 
 
 @pytest.mark.long_cases(
-    "compose-t5",
-    "constant-t5",
-    "none-bert",
-    "prefix-albert",
-    "prefix-deberta_v2",
-    "prefix-glm",
-    "prefix-gpt2",
-    "prefix-modernbert",
-    "prefix-t5",
-    "soft-bert",
-    "soft-gpt2",
+    *cases(
+        t5="compose constant prefix",
+        bert="none soft",
+        gpt2="prefix soft",
+        albert="prefix",
+        deberta_v2="prefix",
+        glm="prefix",
+        modernbert="prefix",
+    )
 )
 def test_what_is_exported_scores_other_batches_as_what_is_live(case):
     """What is folded was computed from one batch; it must be right for another."""
@@ -327,22 +318,16 @@ def train(case, place):
 
 
 @pytest.mark.long_cases(
-    "bank-bert",
-    "compose-bert",
-    "compose-t5",
-    "constant-bert",
-    "constant-t5",
-    "labels-bert",
-    "none-bert",
-    "prefix-albert",
-    "prefix-deberta_v2",
-    "prefix-glm",
-    "prefix-gpt2",
-    "prefix-llama",
-    "prefix-modernbert",
-    "prefix-t5",
-    "reading-bert",
-    "soft-t5",
+    *cases(
+        bert="bank compose constant labels none reading",
+        t5="compose constant prefix soft",
+        albert="prefix",
+        deberta_v2="prefix",
+        glm="prefix",
+        gpt2="prefix",
+        llama="prefix",
+        modernbert="prefix",
+    )
 )
 def test_trains_what_it_says(case):
     """Every trainable leaf moves, nothing else does, and on eight devices it is the same.

@@ -10,7 +10,6 @@ from tiny import assert_close, make_batch, make_tiny
 
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
-from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.template import parse
@@ -233,24 +232,8 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(InputError, match="task.scheme=none has none"):
         plain = custom_task(fields=("a",), tags="t", scheme="none")
         make_head("tags", decode="viterbi").check_task(plain)
-    for field, value in (("dropout", 1.0), ("stride", -2)):
-        with pytest.raises(InputError, match=f"head.{field}="):
-            make_head("tags", **{field: value})
     task, _ = read()
     with pytest.raises(InputError, match="head.name=linear does not support a tagging task"):
         make_head("linear").check_task(task)
     with pytest.raises(InputError, match="head.name=tags does not support a classification task"):
         make_head("tags").check_task(custom_task(fields=("text",)))
-
-
-def test_a_hard_word_and_a_soft_token_may_stand_around(bert):
-    task, examples = read()
-    specials = read_specials(bert, "masked", eos=True, sentinel="", masks=0)
-    encoder = ExampleEncoder(
-        bert, parse("[soft*2] Tag : {tokens} ."), specials, num_slots=2, num_masks=1, max_len=24,
-        needs_mask=False, num_types=2,
-    )  # fmt: skip
-    split = make_head("tags").encode(encoder, task, examples[:1], classes=0, targets=True)
-    firsts = [ids[0] for ids in encoder.tokenise(examples[0].words)]
-    assert [int(i) for (r,) in split.rows for i in r.ids[r.label_pos]] == firsts
-    assert Example({}).tags == ()

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_tiny
 
-from jaxprompt.backbones import make_backbone
 from jaxprompt.data.batches.stacking import stack
-from jaxprompt.errors import InputError
 from jaxprompt.heads import linear, tags, verbalizer
 from jaxprompt.models.bank import Bank
-from jaxprompt.models.folding import _injection
 from jaxprompt.models.model import Model, positions_read
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
@@ -79,19 +76,6 @@ def test_padding_changes_no_dropout(masks):
     assert np.allclose(found, beside, atol=1e-5) == (masks == 1)
 
 
-@pytest.mark.long_cases("t5")
-@pytest.mark.parametrize("family", ["gpt2", "t5"])
-def test_init_of_decoders(family):
-    fields = dict(decoder=2, cross=1) if family == "t5" else {}
-    model, weights = make_model("prefix", family, length=4, **fields)
-    params = make_params(model, weights)
-    assert params["head"]["main"]["out"]["kernel"].shape == (16, 3)
-    names = {"table", "decoder_table", "cross_table"} if family == "t5" else {"table"}
-    assert set(params["prompt"]) == names
-    batch = make_batch(family=family, shift=4, decoder_shift=2)
-    assert jit(model.forward)(params, batch).shape == (8, 3)
-
-
 def test_init_with_choices():
     backbone, weights = make_tiny()
     model = Model(backbone, make_prompt("none", backbone.dims), {"main": linear.Classifier(1)})
@@ -137,15 +121,6 @@ def test_equal_label_words_are_the_same_program(make):
     assert one == equal and hash(one) == hash(equal)
     others = [make(with_words(*own)) for own in (([7, 8], "restricted"), ([7, 9], "full"))]
     assert all(one != other for other in others) and one != "a text"
-
-
-def test_what_is_compiled_is_shared_by_equal_label_words():
-    place = make_placement(1, 1)
-    for step in (scoring_step, _injection):
-        given = (place,) if step is scoring_step else ()
-        step.forget()
-        assert step(*given, with_words([7, 9])) is step(*given, with_words([7, 9]))
-        assert step(*given, with_words([7, 9])) is not step(*given, with_words([7, 8]))
 
 
 def test_no_gradient_reaches_the_words_through_the_method():
@@ -215,13 +190,3 @@ def test_bfloat16_backbone_with_float32_parameters():
         and scores.dtype == jnp.float32
     )
     assert_close(scores, jit(full.forward)(params, batch), rtol=0.1)
-
-
-def test_unknown_names_are_errors_with_the_nearest():
-    dims = make_tiny()[0].dims
-    with pytest.raises(InputError, match="'prefx'.*nearest: prefix"):
-        make_prompt("prefx", dims)
-    with pytest.raises(InputError, match="'prefix' has no field 'lenght'; nearest: length"):
-        make_prompt("prefix", dims, lenght=3)
-    with pytest.raises(InputError, match="'brt'.*nearest: bert"):
-        make_backbone("brt", {}, ())

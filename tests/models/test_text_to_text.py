@@ -4,6 +4,7 @@ The plain one is torch's: each word's whole target through the whole model, logi
 vocabulary, one word after the other.
 """
 
+import functools
 import json
 import shutil
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from scipy import special
 from tiny import assert_close, jit
 
 from jaxprompt.build.backbone import load_weights, open_backbone
@@ -31,6 +33,7 @@ from jaxprompt.training.evaluation import make_answering, place_step, write_text
 from jaxprompt.training.steps import make_generate_step
 from jaxprompt.tree import flatten
 
+log_softmax = functools.partial(special.log_softmax, axis=-1)
 CLASSES = ("good", "bad")
 WORDS = (("good", "unwatchable"), ("bad",))  # of one piece and of several
 TEXTS = ("A fine film", "Dull", "Nothing much happens, and it takes two hours")
@@ -117,11 +120,6 @@ def run(pair, scorer, head="main", examples=None, **encoding):
     params = scorer.model.init(jax.random.key(0), pair.params)
     scores = jit(lambda p, b: scorer.model.forward(p, b, head=head))(params, batch)
     return np.asarray(scores)[order], rows
-
-
-def log_softmax(x):
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
 def word_ids(tokenizer):

@@ -4,12 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, assert_equal, fill, make_batch, make_params, make_tiny
+from tiny import assert_equal, fill, make_batch
 
 from jaxprompt.errors import InputError
-from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers.side_by_side import check_alike
-from jaxprompt.models.model import Model
 from jaxprompt.prompts import InitSource, make_prompt, read_parts
 from jaxprompt.types import Asks, Batch, Dims, Role, Tokens
 
@@ -87,23 +85,6 @@ def test_two_tables_are_one(name, fields):
     for told in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
         assert getattr(prompt, told)() == getattr(whole, told)()
     assert (found.encoder.prefix is None) == (name == "soft")
-
-
-def test_two_prefixes_are_one_to_the_model():
-    backbone, weights = make_tiny("bert")
-    models = [
-        Model(backbone, make_prompt(name, backbone.dims, **fields), {"main": Classifier(3)})
-        for name, fields in (
-            ("compose", dict(parts="prefix(length=2)+prefix(length=3)")),
-            ("prefix", dict(length=5)),
-        )
-    ]
-    params = make_params(models[0], weights)
-    pair = [part["table"] for part in params["prompt"].values()]
-    joined = params | {"prompt": {"table": np.concatenate(pair, axis=2)}}
-    batch = make_batch(shift=5)
-    found, expected = (m.forward(p, batch) for m, p in zip(models, (params, joined), strict=True))
-    assert_close(found, expected)
 
 
 @pytest.mark.long

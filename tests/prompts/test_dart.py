@@ -400,13 +400,6 @@ def test_fluency_needs_a_masked_model_and_label_words(pair):
             prompt.modules()
 
 
-def test_words_that_are_unknown_start_no_row(pair):
-    given, *_ = source()
-    prompt = make_prompt("dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=2, text="it ქ")
-    with pytest.raises(InputError, match="prompt.text='it ქ' has words that are not in the vocab"):
-        prompt.begin({"table": np.zeros((2, 24))}, given)
-
-
 def test_label_rows_need_a_method_that_has_some(pair):
     _, module, weights = pair
     model = Model(module, make_prompt("none", module.dims), {"main": LabelRows((1,) * CLASSES)})

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from jaxprompt.build.method import method_of
 from jaxprompt.build.notes import tell_unread
 from jaxprompt.config.load import load_config
 from jaxprompt.registry import HEADS, METHODS
@@ -14,10 +13,6 @@ CLASSES = [
     *map(HEADS.load, HEADS.names()),
 ]
 CLASSES = [cls for cls in CLASSES if cls.READ_WITH]
-
-
-def test_some_methods_and_some_heads_have_such_fields():
-    assert {cls.__name__ for cls in CLASSES} == {"Prompt", "Head"}
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__module__)
@@ -52,17 +47,6 @@ def test_it_names_fields_of_its_own(cls):
         ({"name": "ipt", "coefficient": 1.0, "layers": "2", "on": "prefix"}, []),
         ({"name": "compose", "parts": "soft(start=vocab,scale=0.5)+prefix(scale=0.5)"},
          ["prompt.scale=0.5 has no effect: prompt.start is vocab"]),
-    ],
-)  # fmt: skip
-def test_a_field_that_nothing_reads_is_told(given, told):
-    c = load_config("base", [(f"prompt.{name}", str(value)) for name, value in given.items()])
-    assert method_of(c).block()["name"] == given["name"]
-    assert tell_unread(c) == told
-
-
-@pytest.mark.parametrize(
-    "given, told",
-    [
         ({"name": "spans", "threshold": 1.0},
          ["head.threshold=1.0 has no effect: head.no_answer is False"]),
         ({"name": "spans", "threshold": 1.0, "no_answer": True}, []),
@@ -71,8 +55,10 @@ def test_a_field_that_nothing_reads_is_told(given, told):
         ({"name": "discriminator", "order_seed": 3, "order": "random"}, []),
     ],
 )  # fmt: skip
-def test_so_is_one_of_a_head(given, told):
-    c = load_config("base", [(f"head.{name}", str(value)) for name, value in given.items()])
+def test_a_field_that_nothing_reads_is_told(given, told):
+    block = "head" if given["name"] in HEADS.names() else "prompt"
+    c = load_config("base", [(f"{block}.{name}", str(value)) for name, value in given.items()])
+    assert getattr(c, block).name == given["name"]
     assert tell_unread(c) == told
 
 

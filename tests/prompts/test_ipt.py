@@ -415,24 +415,6 @@ def test_long_texts_are_counted_without_overflow():
     assert _part_of(count, 0.3).tolist() == [6_443, 120_000]
 
 
-@pytest.mark.parametrize(
-    "fields, told",
-    [
-        ({"utilization": 0.0}, r"utilization=0.0 must be in \(0, 1\]"),
-        ({"utilization": 1.5}, r"utilization=1.5 must be in \(0, 1\]"),
-        ({"encoder": "rnn"}, "prompt.encoder='rnn' is unknown; nearest: cnn"),
-        ({"fixed": True}, "prompt.fixed=True needs an encoder"),
-        ({"length": 0}, "prompt.length=0 must be at least 1"),
-        ({"layers": "2-3"}, "prompt.layers='2-3' must be FIRST-LAST within 1-2"),
-        ({"rows": "some"}, "prompt.rows='some' is unknown"),
-        ({"init": "runs/a"}, "is initialised from an export with prompt.pretrained"),
-    ],
-)
-def test_what_does_not_fit_is_named(fields, told):
-    with pytest.raises(InputError, match=told):
-        make_prompt("ipt", DIMS, **fields)
-
-
 @pytest.mark.parametrize("change", [{"vocab": 54}, {"embed": 14}])
 def test_rows_of_another_vocabulary_or_width_are_refused(change):
     prompt, _ = start(make_batch(rows=2), length=2, pretrained="topics")
