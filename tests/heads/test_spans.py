@@ -17,7 +17,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.spans import SpanScores
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import END, START, span_loss
+from jaxprompt.scoring.losses import END, START
 from jaxprompt.types import Injection
 
 torch = pytest.importorskip("torch")
@@ -234,7 +234,7 @@ def test_a_span_is_neither_backward_nor_too_long(bert):
     assert 0 <= last - first < 3
 
 
-def test_scores_and_loss_are_those_of_transformers():
+def test_scores_are_those_of_transformers():
     backbone, weights = make_tiny()
     batch = make_batch()
     size = batch.label_pos.shape[1]
@@ -255,15 +255,6 @@ def test_scores_and_loss_are_those_of_transformers():
         model.qa_outputs.bias.copy_(torch.tensor(np.array(params["out"]["bias"])))
         every = model.qa_outputs(torch.tensor(hidden)).numpy()
     assert_close(found, np.take_along_axis(every, batch.label_pos[..., None], 1))
-    scores = np.random.default_rng(1).normal(size=(3, 6, 2)).astype(np.float32)
-    labels = np.zeros((3, 6), np.int32)
-    labels[0, 1], labels[0, 4], labels[1, 0], labels[2] = START, END, START | END, -1
-    total, n = span_loss(scores, labels, np.ones(3, np.float32))
-    cross = torch.nn.functional.cross_entropy
-    parts = [cross(torch.tensor(scores[:2, :, i]), torch.tensor(at), reduction="sum")
-             for i, at in enumerate(([1, 0], [4, 0]))]  # fmt: skip
-    assert_close(total, float(sum(parts)) / 2)
-    assert n == 2
 
 
 @pytest.mark.parametrize(
