@@ -128,13 +128,14 @@ class Head(TextSpanHead):
         self, window: Window, at: int, cls_at: int, answer: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, slice]:
         """Selects the tokens that no other window reads, or else [CLS] without a label."""
-        first, _, begin, behind = window
-        read = np.arange(at + begin - first, at + behind - first, dtype=np.int32)
+        begin, end = window.read, window.end
+        offset = at - window.first
+        read = np.arange(offset + begin, offset + end, dtype=np.int32)
         # At least one position is read; the label -1 excludes it from the loss.
         read = read if len(read) else np.array([cls_at], np.int32)
         labels = np.full(len(read), -1, np.int32)
-        labels[: behind - begin] = answer[begin:behind]
-        return read, labels, slice(begin, behind)
+        labels[: end - begin] = answer[begin:end]
+        return read, labels, slice(begin, end)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the binary cross entropy of the text's tokens."""
@@ -233,7 +234,7 @@ def _is_substring(text: str, other: str) -> bool:
     beginning nor the end of the other text.
     """
     inside = text in other and not other.startswith(text) and not other.endswith(text)
-    joined = f" {text}" in other or any(text + behind in other for behind in " sn")
+    joined = f" {text}" in other or any(text + after in other for after in " sn")
     return text != other and (inside or joined)
 
 

@@ -303,9 +303,9 @@ class Head(TextSpanHead):
                 yield SpanAnswer("", -1, -1, 1.0, "", np.inf)
                 continue
             best = int(scores.argmax())
-            best_score = float(scores[best])
+            best_score = scores[best]
             # The maximum is subtracted because exponentials would overflow.
-            top = max(best_score, float(null)) if self.no_answer else best_score
+            top = float(max(best_score, null) if self.no_answer else best_score)
             total = np.exp(scores - top).sum() + (np.exp(null - top) if self.no_answer else 0.0)
             first, last = _trim(text, int(places[best, 0, 0]), int(places[best, 1, 1]))
             span, margin = text[first:last], float(null - best_score)
