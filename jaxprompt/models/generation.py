@@ -93,24 +93,15 @@ def generate(
     # Length 0 is that of rows that only fill the batch.
     penalties = jnp.concatenate([jnp.ones(1), penalties])
     idle = jnp.asarray(batch.weights) == 0  # [B]
-    output_ids = jnp.full((len(start), max_new_tokens), pad, jnp.int32)
+    ids = jnp.full((len(start), max_new_tokens), pad, jnp.int32)
+    scores = _score(backbone, state)
     if num_beams == 1:
-        return _greedy(read, _score(backbone, state), cache, output_ids, idle, ends, penalties)
+        return _greedy(read, scores, cache, ids, idle, ends, penalties)
     # The length by which the scores of open continuations are compared; 0 = their current one,
     # None = they are not compared.
     length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else 0
     final_length = None if early_stopping is True else length
-    return _beam_search(
-        read,
-        _score(backbone, state),
-        cache,
-        output_ids,
-        idle,
-        ends,
-        penalties,
-        num_beams,
-        final_length,
-    )
+    return _beam_search(read, scores, cache, ids, idle, ends, penalties, num_beams, final_length)
 
 
 def read_input(
