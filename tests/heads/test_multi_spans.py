@@ -253,7 +253,7 @@ def test_tasks_backbones_and_templates_that_do_not_fit():
     make_head("multi_spans", layer="linear").check_backbone(facts)
     with pytest.raises(InputError, match="no replaced-token head.*or head.layer=linear"):
         head.check_backbone(facts)
-    with pytest.raises(InputError, match="a GPT-2"):
+    with pytest.raises(InputError, match="gpt2"):
         head.check_backbone(facts._replace(style="causal", family="gpt2"))
     with pytest.raises(InputError, match="once and without modifiers"):
         head.check_template(parse("{question} [sep] {context|lower}"))
