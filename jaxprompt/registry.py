@@ -54,9 +54,9 @@ class Registry:
 
     package: str  # folder of jaxprompt with a file per name, and end of the entry points' group
     kind: str  # "method", as messages call it
-    attribute: str = ""  # the class in each file; "" = the module itself
-    base: str = ""  # the class in the package's __init__ that a plugin's class derives from
-    values: Mapping[str, Any] | None = None  # in place of files
+    attribute: str = ""  # name of the class in each file; "" = the module itself
+    base: str = ""  # class in the package's __init__ that a plugin's class must derive from
+    values: Mapping[str, Any] | None = None  # objects by name, instead of files
 
     def built_in(self) -> list[str]:
         """Returns the built-in names of jaxprompt, sorted. Nothing is imported."""
@@ -96,7 +96,7 @@ class Registry:
         for name in self.names():
             try:
                 objects[name] = self.load(name)
-            except InputError:  # its error is for those who ask for this name
+            except InputError:  # `load` of this name shows the error
                 continue
         return objects
 
@@ -126,20 +126,20 @@ class Registry:
             raise InputError(f"{where}: {reason}; upgrade, fix or uninstall the package") from error
         if self.base:
             base = getattr(importlib.import_module(f"jaxprompt.{self.package}"), self.base)
-            fits, wanted = isinstance(value, type) and issubclass(value, base), base.__name__
-            wanted = f"a class that derives from jaxprompt.{self.package}.{wanted}"
+            fits = isinstance(value, type) and issubclass(value, base)
+            expected = f"a class that derives from jaxprompt.{self.package}.{base.__name__}"
         elif self.values is not None:
-            fits, wanted = isinstance(value, Mapping), "a dict of fields"
+            fits, expected = isinstance(value, Mapping), "a dict of fields"
         else:
-            fits, wanted = isinstance(value, ModuleType), "a module"
+            fits, expected = isinstance(value, ModuleType), "a module"
         if not fits:
-            raise InputError(f"{where}: must be {wanted}; fix the entry point of the package")
+            raise InputError(f"{where}: must be {expected}; fix the entry point of the package")
         return value
 
 
 def _plugin(point: metadata.EntryPoint) -> Plugin:
-    if point.dist is None:  # of a point that was found in no installed package
-        raise ValueError(f"entry point {point.name!r} is of no package")
+    if point.dist is None:  # made by hand, not found in an installed package
+        raise ValueError(f"entry point {point.name!r} has no package")
     return Plugin(point.dist.name, point.dist.version)
 
 

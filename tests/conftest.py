@@ -179,7 +179,7 @@ def make_run():
     from configs.base import get_config
     from configs.parts import methods
     from configs.parts.heads import HEADS
-    from jaxprompt.config.load import to_run
+    from jaxprompt.config.load import to_run_config
     from jaxprompt.planning.abstract_run import open_run
 
     def make(path, method="soft", **fields):
@@ -188,6 +188,6 @@ def make_run():
         getattr(methods, method)(c)
         changes = {name.replace("__", "."): value for name, value in fields.items()}
         own = {"backbone.path": path, "backbone.dropout": 0.0, "mesh.data": 1}
-        return open_run(to_run(c).replace(own | changes))
+        return open_run(to_run_config(c).replace(own | changes))
 
     return make

@@ -34,9 +34,9 @@ from jaxprompt.scoring.losses import (
     count_classes,
     count_hits,
     cross_entropy,
-    free_text,
     full_vocabulary,
-    on_targets,
+    target_loss,
+    text_loss,
 )
 from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
@@ -153,7 +153,7 @@ def make_model(case: Case):
         return pair, replaced_tokens.make_objectives()
     if case.work == "adapt":
         model = Model(backbone, make_prompt("none", backbone.dims), {"main": TargetHead()})
-        return model, [Objective("main", on_targets, sums=count_hits)]
+        return model, [Objective("main", target_loss, sums=count_hits)]
     prompt, head = make_method(case, backbone.dims), linear.Classifier(CLASSES, pooler_of(backbone))
     loss = Objective("main", cross_entropy)
     if case.work == "pretrain":
@@ -167,7 +167,7 @@ def make_model(case: Case):
         head, kind = HEAD_MODULES[case.head], case.head.replace("word_rows", "label_rows")
         (loss,) = make_head(kind).objectives(0.0)
     elif case.work == "generate" or case.work == "grid" and case.family in CAUSAL:
-        head, loss = TargetScores(), Objective("main", free_text)
+        head, loss = TargetScores(), Objective("main", text_loss)
     model = Model(backbone, prompt, {"main": head} | prompt.modules())
     if case.front:
         none = (0,) * case.length

@@ -23,16 +23,16 @@ from jaxprompt import registry
 from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
-from jaxprompt.models.folding import _injection, fold, reads_of
-from jaxprompt.models.model import Model, few_reads, place
-from jaxprompt.prompts import make_prompt, methods
+from jaxprompt.models.folding import _injection, fields_read, fold
+from jaxprompt.models.model import Model, mask_absent_slots, positions_read
+from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
 from jaxprompt.types import Asks, Injection, Objective, Stream
 
-METHODS = sorted([*methods(), *probes.NAMES])
+METHODS = sorted([*registry.METHODS.names(), *probes.NAMES])
 FIELDS = {
     "none": {},
     "prefix": dict(length=3, layers="2-2", dropout=0.2),
@@ -107,6 +107,11 @@ ALL = [
 ]  # fmt: skip
 
 
+def cases(**methods):
+    """Returns the ids of cases from the methods of each family."""
+    return [f"{method}-{family}" for family, names in methods.items() for method in names.split()]
+
+
 def method_of(name):
     with probes.known():
         return registry.METHODS.load(name)
@@ -165,18 +170,14 @@ def test_injects_the_declared_shapes(case):
 
 
 @pytest.mark.long_cases(
-    "compose-t5",
-    "constant-bert",
-    "constant-t5",
-    "none-bert",
-    "prefix-albert",
-    "prefix-glm",
-    "prefix-gpt2",
-    "prefix-modernbert",
-    "reading-bert",
-    "soft-bert",
-    "soft-gpt2",
-    "soft-t5",
+    *cases(
+        bert="constant none reading soft",
+        t5="compose constant soft",
+        gpt2="prefix soft",
+        albert="prefix",
+        glm="prefix",
+        modernbert="prefix",
+    )
 )
 def test_padding_changes_nothing(case):
     batch = case.batch()
@@ -210,7 +211,7 @@ def test_what_is_masked_changes_nothing(case):
     @jit
     def hidden(params, batch, spoil):
         injection = case.model.inject(params, batch)
-        seen = place(batch, injection)
+        seen = mask_absent_slots(batch, injection)
         injection = Injection(*(litter(stream, spoil) for stream in injection[:3]))
         backbone = {"params": params["backbone"]}
         states = case.model.backbone.apply(backbone, seen, injection, deterministic=True)
@@ -222,28 +223,20 @@ def test_what_is_masked_changes_nothing(case):
 
 
 @pytest.mark.long_cases(
-    "bank-bert",
-    "compose-bert",
-    "compose-t5",
-    "constant-bert",
-    "constant-t5",
-    "ipt-bert",
-    "labels-bert",
-    "none-bert",
-    "p_tuning-bert",
-    "prefix-albert",
-    "prefix-deberta_v2",
-    "prefix-glm",
-    "prefix-gpt2",
-    "prefix-modernbert",
-    "reading-bert",
-    "soft-bert",
-    "soft-t5",
+    *cases(
+        bert="bank compose constant ipt labels none p_tuning reading soft",
+        t5="compose constant soft",
+        albert="prefix",
+        deberta_v2="prefix",
+        glm="prefix",
+        gpt2="prefix",
+        modernbert="prefix",
+    )
 )
 def test_positions_that_no_head_reads_are_left_out(case):
     """Scores and gradients are those of a last layer that runs at every position."""
     batch = case.batch()
-    assert few_reads(batch) is not None
+    assert positions_read(batch) is not None
     every = dataclasses.replace(case.model, last_layer="all")
     weights = np.random.default_rng(0).normal(size=(8, CLASSES)).astype(np.float32)
 
@@ -265,17 +258,15 @@ def test_positions_that_no_head_reads_are_left_out(case):
 
 
 @pytest.mark.long_cases(
-    "compose-t5",
-    "constant-t5",
-    "none-bert",
-    "prefix-albert",
-    "prefix-deberta_v2",
-    "prefix-glm",
-    "prefix-gpt2",
-    "prefix-modernbert",
-    "prefix-t5",
-    "soft-bert",
-    "soft-gpt2",
+    *cases(
+        t5="compose constant prefix",
+        bert="none soft",
+        gpt2="prefix soft",
+        albert="prefix",
+        deberta_v2="prefix",
+        glm="prefix",
+        modernbert="prefix",
+    )
 )
 def test_what_is_exported_scores_other_batches_as_what_is_live(case):
     """What is folded was computed from one batch; it must be right for another."""
@@ -303,7 +294,7 @@ def test_folding_again_compiles_nothing(case):
 
 
 def test_it_says_what_it_reads(case):
-    assert set(reads_of(case.model, case.params, case.batch())) == set(case.model.prompt.reads)
+    assert set(fields_read(case.model, case.params, case.batch())) == set(case.model.prompt.reads)
     if not case.model.prompt.reads:
         return
     cls = type("Silent", (type(case.model.prompt),), {"reads": ()})
@@ -327,22 +318,16 @@ def train(case, place):
 
 
 @pytest.mark.long_cases(
-    "bank-bert",
-    "compose-bert",
-    "compose-t5",
-    "constant-bert",
-    "constant-t5",
-    "labels-bert",
-    "none-bert",
-    "prefix-albert",
-    "prefix-deberta_v2",
-    "prefix-glm",
-    "prefix-gpt2",
-    "prefix-llama",
-    "prefix-modernbert",
-    "prefix-t5",
-    "reading-bert",
-    "soft-t5",
+    *cases(
+        bert="bank compose constant labels none reading",
+        t5="compose constant prefix soft",
+        albert="prefix",
+        deberta_v2="prefix",
+        glm="prefix",
+        gpt2="prefix",
+        llama="prefix",
+        modernbert="prefix",
+    )
 )
 def test_trains_what_it_says(case):
     """Every trainable leaf moves, nothing else does, and on eight devices it is the same.

@@ -39,7 +39,7 @@ from jaxprompt.backbones import families
 from jaxprompt.build.placement import kernel_notes
 from jaxprompt.config.load import load_config
 from jaxprompt.layers import kernels
-from jaxprompt.models.bank import Bank, group_heads, stack
+from jaxprompt.models.bank import Bank, group_heads, stack_injections
 from jaxprompt.models.scorer import Backbone
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel import row_exchange
@@ -403,7 +403,9 @@ def test_a_bank_of_prompts(target, family):
         heads = [model.heads["main"] for model in models]
         numbers = [own["head"]["main"] for own in params]
         kinds, held, _ = group_heads(heads, numbers, [own.rows for own in added])
-        scores = Bank(models[0].backbone, kinds).scores(params[0], stack(added), held, batch)
+        scores = Bank(models[0].backbone, kinds).scores(
+            params[0], stack_injections(added), held, batch
+        )
         assert len(scores) == 2
         return scores
 

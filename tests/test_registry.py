@@ -12,13 +12,13 @@ from jaxprompt.backbones import families, make_backbone
 from jaxprompt.build.prompt_artifact import check_plugins, plugins_of
 from jaxprompt.cli import reference
 from jaxprompt.config.load import load_config
-from jaxprompt.config.open_blocks import names
+from jaxprompt.config.open_blocks import block_names
 from jaxprompt.convert import shapes
 from jaxprompt.convert.names.tables import FAMILIES
 from jaxprompt.data.tasks.registry import TASKS, get_task
 from jaxprompt.errors import InputError
-from jaxprompt.heads import make_head, writer
-from jaxprompt.prompts import make_prompt, methods
+from jaxprompt.heads import make_head, make_text_head
+from jaxprompt.prompts import make_prompt
 from jaxprompt.prompts.soft import Prompt as Soft
 from jaxprompt.registry import BACKBONES, HEADS, METHODS, Plugin
 from jaxprompt.types import Dims
@@ -73,7 +73,11 @@ def inner(install):
 
 
 def test_a_method_is_made_by_the_name_of_its_entry_point(inner):
-    assert "inner" in methods() and "inner" in names("prompt") and "inner" in choice_names("prompt")
+    assert (
+        "inner" in METHODS.names()
+        and "inner" in block_names("prompt")
+        and "inner" in choice_names("prompt")
+    )
     assert METHODS.plugin("inner") == Plugin("inner-pack", "2.1")
     method = make_prompt("inner", DIMS, length=3, gain=0.25)
     block = method.block()
@@ -92,9 +96,9 @@ def test_what_jaxprompt_has_is_of_no_package():
     soft = make_prompt("soft", DIMS, length=2)
     assert METHODS.plugin("soft") is None and METHODS.name_of(Soft) == "soft"
     assert plugins_of(soft, make_head("linear"), "bert") == {}
-    assert METHODS.built_in() == methods() and "soft" in methods()
+    assert METHODS.built_in() == METHODS.names() and "soft" in METHODS.names()
     assert HEADS.load("linear").__module__ == "jaxprompt.heads.linear"
-    assert writer().name == "text"
+    assert make_text_head().name == "text"
 
 
 def test_a_class_of_jaxprompt_keeps_its_name_whatever_a_package_calls_it(install):

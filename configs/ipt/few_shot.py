@@ -6,7 +6,7 @@ the step that is best on K more. With it, 0 to 3, a fold of these 2K examples is
 """
 
 from configs.ipt import RATES, SEEDS, SUPERGLUE, cross_validation, few_shot, read_cell, tune
-from jaxprompt.config.load import apply
+from jaxprompt.config.load import apply_overrides
 from jaxprompt.errors import check_known
 
 FOLDS = ("0", "1", "2", "3")
@@ -19,7 +19,7 @@ def get_config(cell="rte,random,prefix"):
     few_shot(c)
     if fold:
         check_known("the fold", fold, FOLDS)
-        apply(c, list((cross_validation() | {"data.protocol.fold": int(fold)}).items()))
+        apply_overrides(c, list((cross_validation() | {"data.protocol.fold": int(fold)}).items()))
     return c
 
 

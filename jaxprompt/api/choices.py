@@ -10,8 +10,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxprompt.config.blocks import option_fields, part_of
-from jaxprompt.config.load import apply, fields, read_config, to_run
-from jaxprompt.config.open_blocks import CHOICES, declared, make_block, names
+from jaxprompt.config.load import apply_overrides, flatten_config, read_config, to_run_config
+from jaxprompt.config.open_blocks import CHOICES, block_names, declared_fields, make_block
 from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
@@ -59,7 +59,11 @@ class Choice:
     def fill(self, config: ConfigDict) -> None:
         """Sets its block of a config. Raises InputError for an unknown field."""
         preset = getattr(part_of(self.block), _PRESETS[self.block]).get(self.name)
-        allowed = set(declared(self.block, self.name)) if self.name in names(self.block) else set()
+        allowed = (
+            set(declared_fields(self.block, self.name))
+            if self.name in block_names(self.block)
+            else set()
+        )
         if preset is not None:
             parameters = inspect.signature(preset).parameters.values()
             allowed |= {p.name for p in list(parameters)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -100,7 +104,7 @@ def find_choice(name: str) -> Choice | None:
 
 def choice_names(block: str) -> list[str]:
     """Lists the methods or heads: those of configs/parts, and those without a preset there."""
-    built_in = [name for name in names(block) if name not in ("constant", "none")]
+    built_in = [name for name in block_names(block) if name not in ("constant", "none")]
     return list(dict.fromkeys([*getattr(part_of(block), _PRESETS[block]), *built_in]))
 
 
@@ -130,12 +134,12 @@ def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     "optim.lr" is `lr`, or `optim__lr` with its block.
     """
     given_names: dict[str, str] = {}  # field -> the name under which it was given
-    known_fields = dict.fromkeys([*fields(config), *CHOICES, *option_fields()])
+    known_fields = dict.fromkeys([*flatten_config(config), *CHOICES, *option_fields()])
     for name in overrides:
         given_name = given_names.setdefault(_full_name(name, known_fields), name)
         if given_name != name:
             raise InputError(f"{given_name} and {name} are the same field; give one of them")
-    apply(config, [(field, _to_python(overrides[name])) for field, name in given_names.items()])
+    apply_overrides(config, [(field, _to_python(overrides[name])) for field, name in given_names.items()])
 
 
 def _full_name(name: str, known_fields: Mapping[str, Any]) -> str:
@@ -198,14 +202,14 @@ def make_config(
                 "fields as a dict"
             )
         values = {"name": task} if isinstance(task, str) else task or _CUSTOM_TASK
-        apply(config, [(f"task.{name}", value) for name, value in values.items()])
+        apply_overrides(config, [(f"task.{name}", value) for name, value in values.items()])
         if not keep_files:
             config.train.tracker, config.train.plot = "none", False
         for choice in choices:
             if choice is not None:
                 choice.fill(config)
     fill_fields(config, overrides)
-    return to_run(config)
+    return to_run_config(config)
 
 
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
@@ -214,5 +218,5 @@ def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) ->
     # Fields of a config are strings if a word is one of their values.
     as_text = lambda value: str(value).lower() if isinstance(value, bool) else value
     fill_fields(config, {f"generate__{name}": as_text(value) for name, value in changes.items()})
-    new_values = to_run(config).generate
+    new_values = to_run_config(config).generate
     return dataclasses.replace(generation, **{name: getattr(new_values, name) for name in changes})

@@ -60,7 +60,7 @@ def make_evaluate_fn(
             )
         batches = feature_cache.batches(split) if is_cached else eval_batches(scorer, split)
         answers = answer_fns[is_cached](trainable, frozen, batches, len(split.rows))
-        scorer.head.check_found(split.average(answers))
+        scorer.head.check_outputs(split.average(answers))
         return scorer.measure(split, answers), answers
 
     return evaluate

@@ -26,7 +26,7 @@ from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, put_global, with_placement
-from jaxprompt.prompts import BASE, Method, Source
+from jaxprompt.prompts import BASE, InitSource, Method
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ def split_params(
 
 
 class _VectorTables(NamedTuple):
-    """Functions from token ids to vectors of the backbone, see the fields of `Source`."""
+    """Functions from token ids to vectors of the backbone, see the fields of `InitSource`."""
 
     embed: Callable[[Sequence[int]], np.ndarray]
     rows: Callable[[Sequence[int]], np.ndarray]
@@ -223,10 +223,11 @@ def _make_source(
     tables: _VectorTables,
     inherit: Callable[[str, tree.Nested], tree.Nested],
     fingerprint: str = "",
-) -> Source:
+) -> InitSource:
     """Returns the sources that a method may initialise from.
 
-    Without `fingerprint`, exports of any backbone are read. `inherit` is `Source.inherit`.
+    Without `fingerprint`, exports of any backbone are read. `inherit` is
+    `InitSource.init_from_exports`.
     """
 
     def read_file(method: Method, path: str) -> np.ndarray:
@@ -250,7 +251,7 @@ def _make_source(
 
         return checked
 
-    return Source(
+    return InitSource(
         scorer.tokenizer,
         config.seed,
         functools.partial(_label_ids, scorer),

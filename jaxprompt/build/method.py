@@ -43,7 +43,7 @@ def drop_ignored_fields(config: RunConfig) -> RunConfig:
 
 def _ignored_fields(method: Method) -> list[str]:
     return [
-        field for field in method.READ_BY_START if getattr(method, field) and method.start != field
+        field for field in method.START_FIELDS if getattr(method, field) and method.start != field
     ]
 
 

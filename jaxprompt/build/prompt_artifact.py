@@ -36,7 +36,7 @@ from jaxprompt.heads import Kind
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement, put_global
-from jaxprompt.prompts import BASE, Method, Take
+from jaxprompt.prompts import BASE, LoadExport, Method
 from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 
 _SOFT_TOKENS = ("slots", "decoder_slots")  # arrays of soft tokens
@@ -273,7 +273,7 @@ def method_and_params(
     return method, method.with_base(params, _base_reader(path, metadata.init))
 
 
-def _base_reader(path: str, init: OriginMetadata | None, new_path: str = "") -> Take:
+def _base_reader(path: str, init: OriginMetadata | None, new_path: str = "") -> LoadExport:
     """Returns a reader of the exports that a prompt depends on; `new_path` replaces their path."""
     digests = {origin.path: origin.sha256 for origin in (init, *(init.more or ()))} if init else {}
 

@@ -33,7 +33,7 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
 
     A task in the form of a pre-training task already has its template.
     """
-    default = head.layout_of(task, style, form)
+    default = head.template_for(task, style, form)
     chosen = template or default if form in ("cloze", "text") else default
     if not chosen:
         fields = " ".join(f"{{{field}}}" for field in task.fields)

@@ -18,7 +18,7 @@ from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.data.text.overview import label_word_messages, truncation_message, unmarked_messages
-from jaxprompt.models.generation import check_writing
+from jaxprompt.models.generation import check_generation
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, with_shared_prefix
 from jaxprompt.parallel.sharding import Placement
@@ -33,7 +33,7 @@ def check_generation_length(config: RunConfig, scorer: Scorer, splits: Mapping[s
     layout = scorer.layout.single_host()  # the same result on every process
     for name in splits.keys() - {"train"}:
         batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
-        check_writing(
+        check_generation(
             scorer.model,
             batch,
             config.generate.max_new_tokens,

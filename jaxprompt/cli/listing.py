@@ -8,9 +8,9 @@ from typing import Any
 
 from jaxprompt.api.choices import choice_names
 from jaxprompt.cli.options import Parser
-from jaxprompt.config.blocks import make_block, part_of
+from jaxprompt.config.blocks import make_preset_block, part_of
 from jaxprompt.config.load import read_config
-from jaxprompt.config.open_blocks import OPEN, declared, names
+from jaxprompt.config.open_blocks import OPEN, block_names, declared_fields
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.registry import PACKAGE, Registry
 
@@ -61,9 +61,9 @@ def show_block(block: str, name: str) -> str:
     """Returns the description of a method or head, and its fields with their defaults."""
     part = getattr(part_of(block), name, None)
     lines = [f"{name}: {first_line(block, name)}"]
-    if name in names(block):
-        values = make_block(block, name, read_config("base"))
-        fields = declared(block, name).items()
+    if name in block_names(block):
+        values = make_preset_block(block, name, read_config("base"))
+        fields = declared_fields(block, name).items()
         rows = [(f"{block}.{key} = {values[key]!r}", field.note) for key, field in fields]
         lines += ["", columns(rows)] if rows else []
         flag = f"--config.{block}.name={name}"

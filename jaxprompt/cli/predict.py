@@ -148,9 +148,11 @@ def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
 
 def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind, GenerateConfig]":
     """Returns the head, and the generation config with --max-new-tokens applied."""
-    from jaxprompt.heads import make_head, writer
+    from jaxprompt.heads import make_head, make_text_head
 
-    head = writer() if args.generate else make_head(metadata.head.name, **metadata.head.fields)
+    head = (
+        make_text_head() if args.generate else make_head(metadata.head.name, **metadata.head.fields)
+    )
     if args.max_new_tokens is not None and not head.WRITES:
         raise InputError(
             f"--max-new-tokens={args.max_new_tokens} is only valid for generated texts, "

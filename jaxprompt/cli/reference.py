@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxprompt.config.block import declared_leaves
-from jaxprompt.config.blocks import make_block
+from jaxprompt.config.blocks import make_preset_block
 from jaxprompt.config.kinds import Field
 from jaxprompt.config.load import read_config
-from jaxprompt.config.open_blocks import CHOICES, OPEN, declared, names
+from jaxprompt.config.open_blocks import CHOICES, OPEN, block_names, declared_fields
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 
@@ -81,10 +81,10 @@ def _sections() -> Iterator[tuple[str, list[Line]]]:
         yield f"{name}: {block.note()}", [x for x in leaves if x.name.startswith(f"{name}.")]
     base = read_config("base")
     for block_name in (*CHOICES, *OPEN):
-        for name in (name for name in names(block_name) if name != _CONSTANTS):
+        for name in (name for name in block_names(block_name) if name != _CONSTANTS):
             title = f"{block_name}, with {block_name}.name={name}"
             try:
-                fields, values = declared(block_name, name), make_block(block_name, name, base)
+                fields, values = declared_fields(block_name, name), make_preset_block(block_name, name, base)
             except InputError as error:  # of a package that cannot be used
                 yield f"{title}: unusable: {error}", []
                 continue

@@ -90,7 +90,7 @@ def read_folder(folder: str) -> list[SweepRun]:
     """
     from jaxprompt.build.notes import effective_fields
     from jaxprompt.config.load import load_config
-    from jaxprompt.config.run import FREE
+    from jaxprompt.config.run import CHANGEABLE_FIELDS
     from jaxprompt.training.run_folder import read_result
 
     results = ((path, read_result(path)) for path in runs_below(folder))
@@ -103,7 +103,7 @@ def read_folder(folder: str) -> list[SweepRun]:
         )
     leaves = [effective_fields(load_config(str(path / _CONFIG))) for path in workdirs]
     # The path of the backbone may change within a workdir, but distinguishes runs in a table.
-    free = tuple(name for name in FREE if name != "backbone.path")
+    free = tuple(name for name in CHANGEABLE_FIELDS if name != "backbone.path")
     fields = dict.fromkeys(
         [*_DISTINGUISHING, *(name for fields_of_run in leaves for name in fields_of_run)]
     )

@@ -10,7 +10,7 @@ from typing import Any
 from jaxprompt import signals
 from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
-from jaxprompt.config.files import call, load_module
+from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, at_least, brief, escape
 from jaxprompt.files import NAME
@@ -73,14 +73,14 @@ def main(argv: Sequence[str]) -> int:
 
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
     """Raises InputError if a result was trained with another config than that of the sweep."""
-    from jaxprompt.config.run import FREE
+    from jaxprompt.config.run import CHANGEABLE_FIELDS
     from jaxprompt.runs.grid.expand import without_grid
     from jaxprompt.training import run_folder
 
     for run in runs:
         if run_folder.read_result(run.workdir) is not None:
             config = without_grid(load_run_config(run, overrides))
-            run_folder.check_workdir(run.workdir, config.to_dict(), FREE)
+            run_folder.check_workdir(run.workdir, config.to_dict(), CHANGEABLE_FIELDS)
 
 
 def execute(
@@ -92,7 +92,7 @@ def execute(
       The errors of failed runs, by name; None if a signal stopped it, and the same call resumes.
     """
     from jaxprompt.build.check import check_config
-    from jaxprompt.config.run import FREE
+    from jaxprompt.config.run import CHANGEABLE_FIELDS
     from jaxprompt.inspection.tables import list_failures
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs import train as tune
@@ -126,7 +126,7 @@ def execute(
     ]
     for grid_run in finished:
         try:
-            run_folder.check_workdir(grid_run.folder, grid_run.config.to_dict(), FREE)
+            run_folder.check_workdir(grid_run.folder, grid_run.config.to_dict(), CHANGEABLE_FIELDS)
         except InputError as error:
             failed[grid_run.name] = str(error)
     # Finished runs are not trained again, but their config and data must be the same.
@@ -192,7 +192,7 @@ def list_runs(
         raise InputError(f"{file} does not define sweep(); give a .py config")
     runs: list[SweepRun] = []
     points: dict[Any, Any] = {}  # by what a run is, and by its folder
-    for point in _read_points(call(load_module(file), "sweep", file), file):
+    for point in _read_points(call_config(load_module(file), "sweep", file), file):
         changes = dict(point)
         argument = changes.pop("config", None)
         path = config if argument is None else f"{file}:{argument}"

@@ -66,8 +66,8 @@ class Block:
                 raise InputError(
                     f"config field {prefix}{name} is missing; `train --help` lists them all"
                 )
-        read = {name: _read(prefix + name, declared[name], x) for name, x in values.items()}
-        return cls(**read)
+        fields = {name: _read(prefix + name, declared[name], x) for name, x in values.items()}
+        return cls(**fields)
 
     def to_dict(self) -> Values:
         """Returns the values by field, with blocks as dicts; tuples stay tuples."""
@@ -100,7 +100,7 @@ class Block:
             value is that name, and its fields may be among the changes.
         """
         values = self.to_dict()
-        # A block comes before its fields.
+        # Blocks are replaced before their fields.
         for name, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
             *blocks, last = name.split(".")
             block = values
@@ -140,7 +140,7 @@ class OpenBlock:
         return cls(str(fields.pop("name")), fields)
 
     def __hash__(self) -> int:
-        """Hashes what `__eq__` compares, so that blocks can be keys of caches."""
+        """Hashes the same values as `__eq__`, so that blocks can be keys of caches."""
         return hash((self.name, tuple(sorted(self.fields.items()))))
 
     @overload
@@ -181,7 +181,7 @@ def _read(name: str, declared: Declared, value: object) -> object:
         kinds.check_value(name, declared, value)
         return kinds.as_declared(declared, value)
     if isinstance(declared, Choice) and isinstance(value, str):
-        value = {"name": value}  # at its defaults
+        value = {"name": value}  # with default fields
     if not isinstance(value, Mapping):
         raise InputError(
             f"config field {name}={brief(value)} must be a block; give a dict of its fields"

@@ -8,10 +8,10 @@ from ml_collections import ConfigDict
 from jaxprompt.config import open_blocks
 from jaxprompt.config.block import other_option
 from jaxprompt.config.files import load_module, shipped_root
-from jaxprompt.config.open_blocks import CHOICES, NAMED, OPEN, declared, names
+from jaxprompt.config.open_blocks import CHOICES, NAMED, OPEN, block_names, declared_fields
 from jaxprompt.errors import InputError, nearest
 
-# The part of a config that fills an open block, and what the block names.
+# Block -> its module in configs/parts, and what its name selects.
 _PARTS = {"prompt": ("methods", "method"), "head": ("heads", "head")}
 
 
@@ -24,7 +24,7 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
     Raises:
       InputError: for an unknown name.
     """
-    values = dict(overrides)  # of several values the last one counts
+    values = dict(overrides)  # the last value of a field counts
     for block in NAMED:
         *parents, last = block.split(".")
         owner = config
@@ -32,17 +32,18 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
             owner = owner.get(parent) if isinstance(owner, ConfigDict) else None
         name = values.get(f"{block}.name")
         current = owner.get(last) if isinstance(owner, ConfigDict) else None
-        if name is not None and isinstance(current, ConfigDict) and name != current.get("name"):
-            if name not in names(block):
-                kind = _PARTS.get(block, ("", "option"))[1]
-                hint = nearest(name, names(block))
-                raise InputError(f"unknown {kind} {block}.name={name!r}; {hint}")
-            replacement = make_block(block, name, config)
-            with config.unlocked():
-                owner[last] = replacement
+        if name is None or not isinstance(current, ConfigDict) or name == current.get("name"):
+            continue
+        if name not in block_names(block):
+            kind = _PARTS.get(block, ("", "option"))[1]
+            hint = nearest(name, block_names(block))
+            raise InputError(f"unknown {kind} {block}.name={name!r}; {hint}")
+        replacement = make_preset_block(block, name, config)
+        with config.unlocked():
+            owner[last] = replacement
 
 
-def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
+def make_preset_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
     """Makes a block by name, from its preset in configs/parts or else with its class's defaults.
 
     Raises:
@@ -54,7 +55,7 @@ def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
                 f"{block}.name={name} is defined both by a preset of jaxprompt (configs/parts) and "
                 f"by {plugin}; uninstall {plugin.name}, or rename its entry point"
             )
-        # On a copy, of which only the block is taken: a part may set other fields too.
+        # On a copy, since a preset may set other fields, too.
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():
             getattr(part_of(block), name)(scratch)
@@ -67,20 +68,20 @@ def part_of(block: str) -> ModuleType:
     return load_module(str(shipped_root() / f"configs/parts/{_PARTS[block][0]}.py"))
 
 
-def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:
+def unknown_field(config: ConfigDict, field: str, all_fields: Sequence[str]) -> InputError:
     """Returns the error for a field that a config does not have, with the likely alternatives."""
     from jaxprompt.config.synonyms import SYNONYMS
 
     block, _, last = field.rpartition(".")
-    meant = SYNONYMS.get(field, SYNONYMS.get(last.lower().replace("-", "_")))
+    synonym = SYNONYMS.get(field, SYNONYMS.get(last.lower().replace("-", "_")))
     if block in CHOICES and field not in SYNONYMS:
         block_values = config
         for part in block.split("."):
             block_values = block_values[part]
         return other_option(field, block_values["name"], CHOICES[block])
     if block in NAMED:
-        loadable = OPEN[block].loadable() if block in OPEN else names(block)
-        owners = [name for name in loadable if last in declared(block, name)]
+        loadable = OPEN[block].loadable() if block in OPEN else block_names(block)
+        owners = [name for name in loadable if last in declared_fields(block, name)]
         if owners:
             name, block_values = config[block].get("name"), config[block]
             has_fields = len(block_values) > 1
@@ -89,9 +90,17 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
                 f"config field {field!r} is only valid with {block}.name={' or '.join(owners)}; "
                 f"{block}.name={name} has {its_fields if has_fields else 'no other fields'}"
             )
-    known = [*known, *option_fields()]
-    alike = [meant] if meant in known else [x for x in known if x.rpartition(".")[2] == last]
-    hint = f"nearest: {', '.join(dict.fromkeys(alike))}" if alike else nearest(field, set(known))
+    all_fields = [*all_fields, *option_fields()]
+    candidates = (
+        [synonym]
+        if synonym in all_fields
+        else [x for x in all_fields if x.rpartition(".")[2] == last]
+    )
+    hint = (
+        f"nearest: {', '.join(dict.fromkeys(candidates))}"
+        if candidates
+        else nearest(field, set(all_fields))
+    )
     return InputError(f"unknown config field {field!r}; {hint}")
 
 
@@ -100,7 +109,7 @@ def option_fields() -> list[str]:
     fields = (
         f"{block}.{field}"
         for block in CHOICES
-        for name in names(block)
-        for field in declared(block, name)
+        for name in block_names(block)
+        for field in declared_fields(block, name)
     )
     return list(dict.fromkeys(fields))

@@ -13,7 +13,7 @@ from jaxprompt.errors import InputError, brief, is_kind, nearest
 
 T = TypeVar("T")
 
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # numbers that `files.dumps` writes as strings
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # floats that `files.dumps` writes as strings
 _SHOWN = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
@@ -104,15 +104,15 @@ def _read_object(prefix: str, kind: type[T], values: Mapping[str, object]) -> T:
     for name in fields or hints:
         if name not in values and (not fields or _is_required(fields[name])):
             raise ValueError(f"the field {prefix}{name} is missing")
-    read: dict[str, object] = {}
+    arguments: dict[str, object] = {}
     for name in values.keys() & (fields or hints):
         declared = fields[name].metadata.get(kinds.DECLARED) if fields else None
         if declared is not None:
             kinds.check_value(prefix + name, declared, values[name])
-            read[name] = kinds.as_declared(declared, values[name])
+            arguments[name] = kinds.as_declared(declared, values[name])
         else:
-            read[name] = _read(prefix + name, hints[name], values[name])
-    return kind(**read)
+            arguments[name] = _read(prefix + name, hints[name], values[name])
+    return kind(**arguments)
 
 
 def _read(name: str, hint: type, value: object) -> object:
@@ -121,10 +121,10 @@ def _read(name: str, hint: type, value: object) -> object:
     if origin in (types.UnionType, typing.Union):  # of a type and None
         return None if value is None else _read(name, args[0], value)
     if origin is tuple:
-        many = len(args) == 2 and args[1] is ...
-        if not isinstance(value, list | tuple) or not (many or len(value) == len(args)):
+        is_variadic = len(args) == 2 and args[1] is ...
+        if not isinstance(value, list | tuple) or not (is_variadic or len(value) == len(args)):
             raise ValueError(f"{name}={brief(value)} must be a list")
-        hints = args[:1] * len(value) if many else args
+        hints = args[:1] * len(value) if is_variadic else args
         pairs = enumerate(zip(hints, value, strict=True))
         return tuple(_read(f"{name}.{i}", kind, part) for i, (kind, part) in pairs)
     if origin is not None or dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):

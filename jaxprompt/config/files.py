@@ -20,7 +20,7 @@ def shipped_root() -> Path:
     return folder if (folder / "configs").is_dir() else PACKAGE.parent
 
 
-def shipped() -> dict[str, Path]:
+def shipped_configs() -> dict[str, Path]:
     """Returns the paths of the shipped configs by name: "base", "ppt/nsp"."""
     folder = shipped_root() / "configs"
     files = [path for path in folder.rglob("*.py") if path.stem != "__init__"]
@@ -28,7 +28,7 @@ def shipped() -> dict[str, Path]:
     return {name: path for name, path in names.items() if not name.startswith("parts/")}
 
 
-def find(file: str) -> Path:
+def find_config(file: str) -> Path:
     """Returns the path of a config: a file, or a shipped config by name or repository path.
 
     Raises:
@@ -36,17 +36,18 @@ def find(file: str) -> Path:
     """
     path = user_path(file, "config")
     if os.path.isfile(path):
-        return Path(os.path.realpath(path))  # Path's own raises on a ring of links
+        return Path(os.path.realpath(path))  # Path.resolve raises on circular links
     if os.path.isdir(path):
         raise InputError(f"config {file!r} is a folder; give a file, e.g. {path}/config.json")
-    name, known = os.path.normpath(file).removesuffix(".py").removeprefix("configs/"), shipped()
-    if name not in known:
-        inside = [other for other in known if other.startswith(f"{name}/")]
+    name = os.path.normpath(file).removesuffix(".py").removeprefix("configs/")
+    shipped = shipped_configs()
+    if name not in shipped:
+        inside = [other for other in shipped if other.startswith(f"{name}/")]
         raise InputError(
             f"config {file!r} does not exist; give a .py file, a saved config.json, or a shipped "
-            f"config, {', '.join(inside) or nearest(name, known)}"
+            f"config, {', '.join(inside) or nearest(name, shipped)}"
         )
-    return known[name]
+    return shipped[name]
 
 
 def load_module(file: str) -> ModuleType:
@@ -54,14 +55,14 @@ def load_module(file: str) -> ModuleType:
 
     The user's config files can import the shipped `configs`, too.
     """
-    path, home = find(file), str(shipped_root())
+    path, shipped = find_config(file), str(shipped_root())
     root = next((p.parent for p in path.parents if p.name == "configs"), path.parent)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    if home not in sys.path:
-        # Behind all else: a `configs` package of the user's own goes before the shipped one.
-        sys.path.append(home)
-    # Imported by its place, since a config need not be part of any package.
+    if shipped not in sys.path:
+        # Last, so that a `configs` package of the user takes precedence.
+        sys.path.append(shipped)
+    # By its path, since a config need not be part of a package.
     spec = importlib.util.spec_from_file_location(f"jaxprompt_config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputError(f"config {file!r} is not a Python file; give a .py file or a config.json")
@@ -75,7 +76,7 @@ def load_module(file: str) -> ModuleType:
     return module
 
 
-def call(module: ModuleType, name: str, file: str, *args: str) -> object:
+def call_config(module: ModuleType, name: str, file: str, *args: str) -> object:
     """Calls a function of a config file. Exceptions in it are raised as InputError.
 
     If the function is a generator, all its values are returned as a list.
@@ -86,9 +87,9 @@ def call(module: ModuleType, name: str, file: str, *args: str) -> object:
     if args and not inspect.signature(function).parameters:
         raise InputError(f"config {file} takes no argument; remove {':' + args[0]!r}")
     try:
-        made = function(*args)
-        # Here, because the body of a generator runs when it is read.
-        return list(made) if isinstance(made, Iterator) else made
+        result = function(*args)
+        # The body of a generator runs when it is read.
+        return list(result) if isinstance(result, Iterator) else result
     except InputError as error:
         where = f"config {file}:{args[0]}: " if args else ""
         raise InputError(f"{where}{error}") from error

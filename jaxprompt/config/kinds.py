@@ -26,7 +26,7 @@ RANGES = {
 SEED = "in [0, 2**32)"
 
 
-class Words(NamedTuple):
+class ImportedWords(NamedTuple):
     """Allowed words that a module defines; the module is imported only when they are needed."""
 
     module: str  # within jaxprompt
@@ -44,7 +44,7 @@ class Field(NamedTuple):
     kind: type
     default: Value
     note: str
-    limit: str | Sequence[str] | Words = ""  # a key of RANGES, or the allowed words
+    limit: str | Sequence[str] | ImportedWords = ""  # a key of RANGES, or the allowed words
     optional: bool = False  # also allows None for a number, "" for a word
     many: bool = False  # a tuple of such values
     is_path: bool = False  # or something in place of a path: hub:..., pkg:..., a pattern
@@ -53,7 +53,7 @@ class Field(NamedTuple):
     @property
     def words(self) -> tuple[str, ...]:
         """The allowed words; () = the field is not a word."""
-        if isinstance(self.limit, Words):
+        if isinstance(self.limit, ImportedWords):
             return self.limit.read()
         return () if isinstance(self.limit, str) else tuple(self.limit)
 
@@ -66,7 +66,7 @@ DECLARED = "declared"  # key of a dataclass field's metadata
 
 def _declare(field: Field, default: T) -> T:
     declared = dataclasses.field(default=field.default, metadata={DECLARED: field})
-    return cast(T, declared)  # as dataclasses.field says of itself
+    return cast(T, declared)  # as in the type of dataclasses.field
 
 
 def text(default: str, note: str) -> str:
@@ -90,7 +90,7 @@ def flag(default: bool, note: str) -> bool:
     return _declare(Field(bool, default, note), default)
 
 
-def word(default: str, words: Sequence[str] | Words, note: str) -> str:
+def word(default: str, words: Sequence[str] | ImportedWords, note: str) -> str:
     """Declares one of several words; "" is allowed only if it is the default."""
     return _declare(Field(str, default, note, words, optional=default == ""), default)
 
@@ -157,7 +157,7 @@ def check_value(name: str, field: Field, value: object) -> None:
     check_kind(name, value, field.kind)
     if field.is_path:
         user_path(str(value), f"config field {name}:")
-    # Whole numbers are int32 on the devices; seeds have a range of their own.
+    # Integers are int32 on the devices; seeds have a separate range.
     if isinstance(value, int) and field.limit != SEED and abs(value) >= 2**31:
         raise InputError(f"{name}={brief(value)} must be below 2**31")
     if not isinstance(field.limit, str):
@@ -172,7 +172,7 @@ def check_value(name: str, field: Field, value: object) -> None:
 def _check_pattern(name: str, pattern: str) -> None:
     try:
         re.compile(pattern)
-    # Python's own parser has the second for a repetition of more than 2**32.
+    # The second is raised for a repetition of more than 2**32.
     except (re.error, OverflowError, RecursionError) as error:
         raise InputError(
             f"{name}: {brief(pattern)} is not a valid regular expression ({error}); correct it"

@@ -14,7 +14,7 @@ from ml_collections.config_dict import placeholder
 from jaxprompt.config import kinds
 from jaxprompt.config.block import Block, Choice, Open, declared_leaves
 from jaxprompt.config.blocks import replace_blocks, unknown_field
-from jaxprompt.config.files import call, load_module
+from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.open_blocks import NAMED
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, brief
@@ -30,20 +30,20 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> RunConf
     Raises:
       InputError: for an unreadable file, an unknown field or a value that is not allowed.
     """
-    return to_run(read_config(path, overrides))
+    return to_run_config(read_config(path, overrides))
 
 
-def to_run(config: ConfigDict) -> RunConfig:
+def to_run_config(config: ConfigDict) -> RunConfig:
     """Returns the typed config. Raises InputError for an unknown field or an invalid value."""
     return RunConfig.from_dict(config.to_dict())
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -> RunConfig:
-    """Returns a copy of a config with overrides applied, see `apply`."""
-    values = ConfigDict(_from_json(config.to_dict()))
-    values.lock()
-    apply(values, overrides)
-    return to_run(values)
+    """Returns a copy of a config with overrides applied, see `apply_overrides`."""
+    config_dict = ConfigDict(_from_json(config.to_dict()))
+    config_dict.lock()
+    apply_overrides(config_dict, overrides)
+    return to_run_config(config_dict)
 
 
 def make_defaults() -> ConfigDict:
@@ -90,7 +90,7 @@ def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     if file.endswith(".json"):
         config = _from_json(read_json(user_path(file), "a .py file or a saved config.json"))
     else:
-        config = call(load_module(file), "get_config", file, *([argument] if colon else []))
+        config = call_config(load_module(file), "get_config", file, *([argument] if colon else []))
     if not isinstance(config, ConfigDict):
         raise InputError(
             f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
@@ -98,35 +98,34 @@ def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     with config.unlocked():
         _complete(config, RunConfig)
     config.lock()
-    apply(config, overrides)
+    apply_overrides(config, overrides)
     return config
 
 
-def apply(config: ConfigDict, overrides: Sequence[tuple[str, object]]) -> None:
+def apply_overrides(config: ConfigDict, overrides: Sequence[tuple[str, object]]) -> None:
     """Sets fields, in any order; blocks that are selected by name are replaced first.
 
     Values are strings, as in flags, or numbers, lists and arrays; None unsets a number. If exactly
     one of the three totals is set, and above 0, the other two are set to 0.
     """
-    # A block that is chosen by name may be given by its name alone.
+    # A block may be given by its name: optim.schedule=cosine.
     overrides = [(f"{x}.name" if x in NAMED else x, value) for x, value in overrides]
-    # As text in any case, so that a flag and a call from Python are read alike.
-    texts = [(field, _written(field, value)) for field, value in overrides]
+    # Values from Python are converted to strings, so that they are parsed like flags.
+    texts = [(field, _to_text(field, value)) for field, value in overrides]
     replace_blocks(config, texts)
     totals = {field: text for field, text in texts if field in _TOTALS}
-    if len(totals) == 1 and any(text.strip("0.") for text in totals.values()):  # nor 0 nor 0.0
+    if len(totals) == 1 and any(text.strip("0.") for text in totals.values()):  # neither 0 nor 0.0
         texts = [(name, "0") for name in _TOTALS if name not in totals] + texts
     unset = {field for field, value in overrides if value is None}
     for field, text in texts:
-        override(config, field, text, unset=field in unset)
+        set_field(config, field, text, unset=field in unset)
 
 
-def _written(field: str, value: object) -> str:
-    """Returns a value as a flag writes it."""
-    plain = lambda x: x.tolist() if hasattr(x, "tolist") else x  # of numpy, pandas, JAX
-    value = plain(value)
+def _to_text(field: str, value: object) -> str:
+    """Returns a value in the syntax of a flag."""
+    value = _from_array(value)
     if isinstance(value, list | tuple):
-        return str(tuple(map(plain, value)))
+        return str(tuple(map(_from_array, value)))
     if value is None or isinstance(value, str | int | float | os.PathLike):
         return str(value)
     raise InputError(
@@ -135,13 +134,18 @@ def _written(field: str, value: object) -> str:
     )
 
 
-def override(config: ConfigDict, field: str, text: str, *, unset: bool = False) -> None:
+def _from_array(value: object) -> object:
+    """Converts an array or scalar of numpy, pandas or JAX to a list or number."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def set_field(config: ConfigDict, field: str, text: str, *, unset: bool = False) -> None:
     """Sets one field ("optim.lr") from a string, in the field's type; `unset` sets it to None."""
     *parents, last = field.split(".")
     block = config
     for part in [*parents, last]:
         if not isinstance(block, ConfigDict) or part not in block:
-            raise unknown_field(config, field, list(fields(config)))
+            raise unknown_field(config, field, list(flatten_config(config)))
         owner, block = block, block[part]
     if isinstance(block, ConfigDict):
         inside = ", ".join(f"{field}.{key}" for key in block)
@@ -152,49 +156,50 @@ def override(config: ConfigDict, field: str, text: str, *, unset: bool = False) 
     owner[last] = _parse(field, text, kind)
 
 
-def fields(config: ConfigDict, prefix: str = "") -> dict[str, kinds.Value]:
+def flatten_config(config: ConfigDict, prefix: str = "") -> dict[str, kinds.Value]:
     """Lists the leaves of a config by dotted name."""
     leaves: dict[str, kinds.Value] = {}
     for key in config:
         value, name = config[key], f"{prefix}{key}"
-        leaves |= (
-            fields(value, f"{name}.") if isinstance(value, Mapping | ConfigDict) else {name: value}
-        )
+        if isinstance(value, Mapping | ConfigDict):
+            leaves |= flatten_config(value, f"{name}.")
+        else:
+            leaves[name] = value
     return leaves
 
 
 def _parse(field: str, text: str, kind: type) -> kinds.Value:
-    numbers = "a list of numbers, e.g. 1,2"
-    wanted = numbers if field in _NUMBERS else _KINDS.get(kind, kind.__name__)
-    wrong = InputError(f"config field {field}={brief(text)} must be {wanted}")
+    is_numbers = field in _NUMBER_LISTS
+    expected = "a list of numbers, e.g. 1,2" if is_numbers else _KINDS.get(kind, kind.__name__)
+    error = InputError(f"config field {field}={brief(text)} must be {expected}")
     if kind is str:
         return text
     if kind is bool:
         if text.lower() not in ("true", "false"):
-            raise wrong
+            raise error
         return text.lower() == "true"
     if text == "None" and kind is float:
         return None
-    if field in _NUMBERS and text[:1] not in ("(", "["):
-        # Numbers with commas between, as a command line has them; one alone is a list too.
+    if is_numbers and text[:1] not in ("(", "["):
+        # Comma-separated numbers, or a single one.
         text = f"({text},)"
     elif kind is tuple and text[:1] not in ("(", "["):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         value = ast.literal_eval(text)
-        # To Python, True is a whole number, and ('a') a text: a list of its letters.
+        # In Python, True is an int, and ('a') a string, which would become a list of letters.
         if isinstance(value, bool) or kind is int and not isinstance(value, int):
-            raise wrong
+            raise error
         if kind is tuple and not isinstance(value, list | tuple):
-            raise wrong
+            raise error
         return kind(value)
-    except _NO_VALUE as error:
-        raise wrong from error
+    except _PARSE_ERRORS as cause:
+        raise error from cause
 
 
-# What Python's parser raises; the last three for what is nested too deeply or is too large.
-_NO_VALUE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError)
-_NUMBERS = {
+# Errors of Python's parser; the last three are for values that are too deep or too large.
+_PARSE_ERRORS = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError)
+_NUMBER_LISTS = {
     name for name, field in declared_leaves(RunConfig) if field.many and field.kind in (int, float)
 }
 _KINDS = {
@@ -206,9 +211,9 @@ _KINDS = {
 
 
 def _from_json(value: object) -> object:
-    """Turns JSON back into config values: lists become tuples, null is a number that is unset."""
+    """Converts JSON to config values: lists become tuples, null an unset number."""
     if isinstance(value, dict):
-        for key in value:  # a dotted one, or the name of a method, makes ConfigDict another thing
+        for key in value:  # ConfigDict treats dots and the names of its methods specially
             if not key.isidentifier() or hasattr(ConfigDict, key):
                 raise InputError(
                     f"unknown config field {brief(key)}; `train --help` lists all fields"

@@ -38,14 +38,14 @@ CHOICES = choices(RunConfig)
 NAMED = (*OPEN, *CHOICES)
 
 
-def names(block: str) -> list[str]:
+def block_names(block: str) -> list[str]:
     """Lists the names that a block may have: the methods, the heads, or its options."""
     if block in CHOICES:
         return list(CHOICES[block].options)
     return OPEN[block].names()
 
 
-def declared(block: str, name: str) -> dict[str, kinds.Field]:
+def declared_fields(block: str, name: str) -> dict[str, kinds.Field]:
     """Returns the fields of a block with a given name, as its class declares them.
 
     A method with trainable parameters also has `init`, an export to initialise from.
@@ -66,8 +66,10 @@ def make_block(block: str, name: str, **values: kinds.Value) -> ConfigDict:
 
     Args:
       block: "prompt", "head", "data.protocol", "optim.schedule" or "objective".
-      name: one of `names(block)`.
+      name: one of `block_names(block)`.
       **values: by field.
     """
-    defaults = {field: declaration.default for field, declaration in declared(block, name).items()}
+    defaults = {
+        field: declaration.default for field, declaration in declared_fields(block, name).items()
+    }
     return ConfigDict({"name": name} | defaults | values)

@@ -10,7 +10,7 @@ from jaxprompt.config import kinds
 from jaxprompt.config.block import Block, OpenBlock, Option, choice, nested, open_block
 
 _DTYPES = ("float32", "bfloat16")
-_TASKS = kinds.Words("corpus.ppt", "TASKS")
+_TASKS = kinds.ImportedWords("corpus.ppt", "TASKS")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class BackboneConfig(Block):
         "", "adapt: a config.json to initialise randomly; `path` gives the tokenizer"
     )
     family: str = kinds.word(
-        "", kinds.Words("backbones", "families"), "empty = from model_type in config.json"
+        "", kinds.ImportedWords("backbones", "families"), "empty = from model_type in config.json"
     )
     dtype: str = kinds.word("float32", _DTYPES, "dtype of the frozen weights and the activations")
     quantize: str = kinds.word(
@@ -34,25 +34,25 @@ class BackboneConfig(Block):
     )
     stack: str = kinds.word(
         "scan",
-        kinds.Words("layers.stack", "STACKS"),
+        kinds.ImportedWords("layers.stack", "STACKS"),
         "scan: compile one layer for all; unroll: compile every layer",
     )
     remat: str = kinds.word(
         "none",
-        kinds.Words("layers.stack", "REMATS"),
+        kinds.ImportedWords("layers.stack", "REMATS"),
         "what the backward pass recomputes. none: nothing; dots: all but matrix products; "
         "full: whole layers",
     )
     attention: str = kinds.word(
         "auto",
-        kinds.Words("layers.kernels", "KERNELS"),
+        kinds.ImportedWords("layers.kernels", "KERNELS"),
         "auto: the device's fused kernel where it supports the inputs; fused: also for "
         "short texts on TPUs, elsewhere attention scores are recomputed in the backward "
         "pass; einsum: two matrix products",
     )
     last_layer: str = kinds.word(
         "needed",
-        kinds.Words("models.model", "LAST_LAYER"),
+        kinds.ImportedWords("models.model", "LAST_LAYER"),
         "positions computed in the last layer. needed: those that the head reads; all: all of them",
     )
     cache_shared_prefix: bool = kinds.flag(
@@ -122,7 +122,7 @@ class TaskConfig(Block):
         (), "custom: columns of the choices, or one column that holds a list"
     )
     metric: str = kinds.word(
-        "", kinds.Words("scoring.metrics", "all_metrics"), "empty = the task's default"
+        "", kinds.ImportedWords("scoring.metrics", "all_metrics"), "empty = the task's default"
     )
     positive: str = kinds.text(
         "", "positive class of f1, f1a and answer_f1; empty = the second class"
@@ -140,7 +140,7 @@ class TaskConfig(Block):
     tags: str = kinds.text("", "custom: column with one tag per word, for head.name=tags")
     scheme: str = kinds.word(
         "",
-        kinds.Words("data.tasks.tags", "SCHEMES"),
+        kinds.ImportedWords("data.tasks.tags", "SCHEMES"),
         "tagging scheme; empty = detected from the training examples; none: each tag covers "
         "one word",
     )
@@ -154,7 +154,7 @@ class TaskConfig(Block):
     )
     offsets: str = kinds.word(
         "tags",
-        kinds.Words("data.tasks.readers.entities", "OFFSETS"),
+        kinds.ImportedWords("data.tasks.readers.entities", "OFFSETS"),
         "format of task.entities. tags: <e1>|</e1>; characters, words: a column of [start, "
         "end], or two columns as start|end; last_word: the same, end included; text: a "
         "column of the entity's text",
@@ -183,7 +183,7 @@ class TaskConfig(Block):
     )
     form: str = kinds.word(
         "cloze",
-        kinds.Words("config.run", "forms"),
+        kinds.ImportedWords("config.run", "forms"),
         "cloze: label words at a mask; text: T5's text-to-text format; nsp, nss, unified, "
         "cls: format of that pre-training task in ppt.patterns; nss and unified answer with "
         "the name of an option",
@@ -210,7 +210,7 @@ class FilesConfig(Block):
         return {name: path for name, path in paths.items() if path}
 
 
-_ON_SHORTAGE = kinds.Words("data.sampling.fewshot", "ON_SHORTAGE")
+_ON_SHORTAGE = kinds.ImportedWords("data.sampling.fewshot", "ON_SHORTAGE")
 
 
 @dataclass(frozen=True)
@@ -366,22 +366,22 @@ class CorpusConfig(Block):
     split: str = kinds.text("train", "hub, TFDS: split to read")
     documents: str = kinds.word(
         "file",
-        kinds.Words("corpus.read", "DOCUMENTS"),
+        kinds.ImportedWords("corpus.read", "DOCUMENTS"),
         ".txt: a document is a whole file, a line, or a block between blank lines",
     )
     paragraphs: str = kinds.word(
         "line",
-        kinds.Words("corpus.split", "PARAGRAPHS"),
+        kinds.ImportedWords("corpus.split", "PARAGRAPHS"),
         "a paragraph ends at the end of a line, or at a blank line",
     )
     units: str = kinds.word(
-        "paragraph", kinds.Words("corpus.split", "UNITS"), "units that a text is split into"
+        "paragraph", kinds.ImportedWords("corpus.split", "UNITS"), "units that a text is split into"
     )
     language: str = kinds.text("en", "language, for splitting sentences")
     max_document: int = kinds.size(2**24, "maximum bytes of a document; a longer one is an error")
     on_error: str = kinds.word(
         "raise",
-        kinds.Words("corpus.read", "ON_ERROR"),
+        kinds.ImportedWords("corpus.read", "ON_ERROR"),
         "what to do with a document that cannot be read",
     )
     store: str = kinds.path("", "folder of the indexed text; empty = in the workdir")
@@ -391,12 +391,12 @@ class CorpusConfig(Block):
 
 
 @dataclass(frozen=True)
-class Objective(Option):
+class PretrainingObjective(Option):
     """A pre-training objective on sequences of data.max_len tokens; this one is none."""
 
 
 @dataclass(frozen=True)
-class OnText(Objective):
+class OnText(PretrainingObjective):
     """Base class of the objectives on running text."""
 
     packed: bool = kinds.flag(True, "pack several documents into each sequence")
@@ -463,7 +463,7 @@ class PPTConfig(Block):
     task: str = kinds.word("", _TASKS, "pre-training task")
     patterns: str = kinds.word(
         "en",
-        kinds.Words("corpus.ppt", "PATTERNS"),
+        kinds.ImportedWords("corpus.ppt", "PATTERNS"),
         "en: as released; en_paper: as published; zh: Chinese; en_end, zh_end: [mask] comes "
         "last; also used by task.form",
     )
@@ -543,7 +543,9 @@ class InverseSqrt(Warmup):
 class OptimConfig(Block):
     """Optimizer and learning rate."""
 
-    name: str = kinds.word("adamw", kinds.Words("training.optim", "OPTIMIZERS"), "the optimizer")
+    name: str = kinds.word(
+        "adamw", kinds.ImportedWords("training.optim", "OPTIMIZERS"), "the optimizer"
+    )
     lr: float = kinds.number(0.01, "learning rate")
     lr_head: float | None = kinds.number(None, "learning rate of the head; None = lr")
     lr_backbone: float | None = kinds.number(None, "learning rate of the backbone; None = lr")
@@ -684,7 +686,7 @@ class TrainConfig(Block):
     )
     tracker: str = kinds.word(
         "tensorboard",
-        kinds.Words("training.trackers", "TRACKERS"),
+        kinds.ImportedWords("training.trackers", "TRACKERS"),
         "tensorboard: event files in the workdir; wandb, trackio: a run named after the "
         "workdir; none: only metrics.jsonl",
     )
@@ -702,7 +704,7 @@ class RunConfig(Block):
     )
     rng: str = kinds.word(
         "threefry",
-        kinds.Words("rng", "GENERATORS"),
+        kinds.ImportedWords("rng", "GENERATORS"),
         "random number generator of dropout. threefry: the same masks on every mesh and "
         "device; rbg: the device's generator, whose masks may change with mesh, device and "
         "compiler version",
@@ -716,8 +718,8 @@ class RunConfig(Block):
     data: DataConfig = nested(DataConfig)
     demos: DemosConfig = nested(DemosConfig)
     corpus: CorpusConfig = nested(CorpusConfig)
-    objective: Objective = choice(
-        Objective,
+    objective: PretrainingObjective = choice(
+        PretrainingObjective,
         MaskedLM,
         ReplacedTokens,
         CausalLM,
@@ -741,29 +743,33 @@ def forms() -> tuple[str, ...]:
     return "cloze", "text", *_TASKS.read()
 
 
-# What may change between two runs in one workdir: nothing here changes a number.
-FREE: tuple[str, ...] = (
+# Fields that may change when a workdir is used again: they do not change results.
+CHANGEABLE_FIELDS: tuple[str, ...] = (
     "backbone.path",
     "train.tracker",
     "train.log_steps",
     "train.test",
+    "train.compilation_cache",
+    "train.plot",
+    "train.keep",
+    "train.profile",
     "data.cache_dir",
+    "mesh",  # only changes the order of sums
+    "cache.location",
+    "cache.folder",
+    "cache.limit",
 )
-FREE += ("train.compilation_cache", "train.plot", "train.keep", "train.profile")
-FREE += ("mesh", "cache.location", "cache.folder", "cache.limit")  # only the order of sums
-# What may besides, once trained: how it was learned, how the backbone runs, what is scored. The
-# seed of the data says which demonstrations are shown.
-OF_DATA = tuple(f"data.{name}" for name in DataConfig.declared() if name != "seed")
-FREE_TRAINED: tuple[str, ...] = (
+# Fields that may also change after training: how it was trained, how the backbone runs, and what is
+# scored. The data seed is not among them, since it selects the demonstrations.
+DATA_FIELDS = tuple(f"data.{name}" for name in DataConfig.declared() if name != "seed")
+CHANGEABLE_AFTER_TRAINING: tuple[str, ...] = (
     "optim",
     "train",
-    *OF_DATA,
+    *DATA_FIELDS,
     "generate",
     "cache",
     "backbone.dtype",
     "backbone.stack",
-)
-FREE_TRAINED += (
     "backbone.remat",
     "backbone.attention",
     "backbone.last_layer",

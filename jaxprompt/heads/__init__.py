@@ -35,11 +35,11 @@ class BackboneFacts(NamedTuple):
 
     family: str
     where: str  # its folder, for messages
-    style: str  # of data.specials.STYLES
-    heads: frozenset[str]  # that its checkpoint holds
-    types: int  # segments
-    start: int  # first token of a decoder
-    sentinel: str  # how its vocabulary writes the n-th
+    style: str  # one of data.text.specials.STYLES
+    heads: frozenset[str]  # in its checkpoint
+    types: int  # number of token types
+    start: int  # id of the decoder's first token
+    sentinel: str  # name of the n-th sentinel in its vocabulary
 
 
 class TaskSetup(NamedTuple):
@@ -48,7 +48,7 @@ class TaskSetup(NamedTuple):
     task: Task
     template: Template
     form: str = "cloze"
-    answer: str = ""  # layout of what a decoder writes; "" = that of the form
+    answer: str = ""  # template of a decoder's target; "" = that of the form
     eos: bool = True
     max_target: int = 64
 
@@ -56,27 +56,27 @@ class TaskSetup(NamedTuple):
 class HeadLayout(NamedTuple):
     """A head prepared for a task and a backbone."""
 
-    head: "Kind"  # with nothing left open
-    modules: dict[str, nn.Module]  # "main" scores
+    head: "Kind"  # with all "auto" fields resolved
+    modules: dict[str, nn.Module]  # "main" computes the scores
     specials: Specials
     answer: Answer = Answer()
-    masks: int = 1  # positions that [mask] widens to
-    names: Sequence[str] = string.ascii_uppercase  # of the options that {choices} lists
+    masks: int = 1  # number of mask tokens that [mask] stands for
+    names: Sequence[str] = string.ascii_uppercase  # of the options in {choices}
     verbalizer: Verbalizer | None = None
-    lists: Sequence[ClassList] = ()  # that [classes] writes, one in each input
+    lists: Sequence[ClassList] = ()  # that [classes] stands for, one in each input
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """The base of all heads. Hyperparameters are fields, so a misspelt one is an error."""
 
-    OF: ClassVar[str] = "classes"  # the tasks that it answers, of data.tasks.KINDS
-    WRITES: ClassVar[bool] = False  # it writes texts: what it gives are no scores
-    READS_WORDS: ClassVar[bool] = False  # it reads label words off the backbone's own LM head
-    LISTS_CLASSES: ClassVar[bool] = False  # it reads the classes where [classes] lists them
-    PRETRAINS: ClassVar[bool] = False  # the command `pretrain` takes it too
-    COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "scores")  # that `answers` gives
-    CHANGEABLE: ClassVar[tuple[str, ...]] = ()  # fields that may be others once it is trained
+    OF: ClassVar[str] = "classes"  # kind of task that it answers, a key of data.tasks.task.KINDS
+    WRITES: ClassVar[bool] = False  # it generates texts, so its outputs are not scores
+    READS_WORDS: ClassVar[bool] = False  # it reads label words from the backbone's LM head
+    LISTS_CLASSES: ClassVar[bool] = False  # it reads the classes that [classes] lists
+    PRETRAINS: ClassVar[bool] = False  # `pretrain` supports it, too
+    COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "scores")  # of `answers`
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ()  # fields that may change after training
     READ_WITH: ClassVar[Mapping[str, str]] = {}  # see `prompts.idle_fields`
 
     @property
@@ -119,10 +119,10 @@ class Kind:
         """Raises InputError for a task with another type of answer."""
         if task.kind != self.OF:
             heads = HEADS.loadable().items()
-            fitting = " or ".join(name for name, cls in heads if cls.OF == task.kind)
+            alternatives = " or ".join(name for name, cls in heads if cls.OF == task.kind)
             raise InputError(
                 f"head.name={self.name} does not support a {KINDS[task.kind].name} task; use "
-                f"head.name={fitting}, or a task with {KINDS[self.OF].field}"
+                f"head.name={alternatives}, or a task with {KINDS[self.OF].field}"
             )
 
     def check_form(self, form: str, style: str) -> None:
@@ -146,7 +146,7 @@ class Kind:
         del choices
         return task
 
-    def layout_of(self, task: Task, style: str, form: str) -> str:
+    def template_for(self, task: Task, style: str, form: str) -> str:
         """Returns the task's template for this head; "" if it has none."""
         del style, form
         return task.plain
@@ -179,13 +179,13 @@ class Kind:
         """Encodes examples; with `targets`, for training."""
         del targets
         labels = np.array([example.label for example in examples], np.int32)
-        # Examples of one task may have different numbers of choices; classes are always all there.
+        # Examples of one task may have different numbers of choices, but all have all classes.
         counts = [len(e.choices) if task.choices else classes for e in examples]
         rows = encoder.encode_all(examples)
         texts = [example.references for example in examples]
         return Split(rows, labels, np.array(counts, np.int32), texts)
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example | None:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example | None:
         """Returns an example of maximum length; None = one is made from the classes."""
         del task, text, max_target
         return None
@@ -203,56 +203,56 @@ class Kind:
         names = task.labels or tuple(string.ascii_uppercase[:classes])
         return label_messages(names, {name: part.labels for name, part in splits.items()})
 
-    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+    def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
         """Computes metrics of a split's outputs, [units, C or C + 1].
 
         If words outside the classes may win, "other_words" is how often they do.
         """
-        scores = drop_absent(found, split.counts, classes)
+        scores = drop_absent(outputs, split.counts, classes)
         best = decide(scores, classes)
-        own = metrics.score(
+        measured = metrics.score_predictions(
             metric, split.labels, best, classes, split.metric_data, scores[:, :classes]
         )
         other = {"other_words": float((best < 0).mean())} if scores.shape[1] > classes else {}
-        return own | other
+        return measured | other
 
     def fitted(self, dev: Mapping[str, float]) -> "Kind":
         """Returns a copy with values that were selected on dev, e.g. a threshold."""
         del dev
         return self
 
-    def check_found(self, found: Any) -> None:
+    def check_outputs(self, outputs: Any) -> None:
         """Raises InputError if the scores of an example are NaN."""
-        broken = np.flatnonzero(np.isnan(found).reshape(len(found), -1).any(-1))
-        if broken.size:
+        nan = np.flatnonzero(np.isnan(outputs).reshape(len(outputs), -1).any(-1))
+        if nan.size:
             raise InputError(
-                f"the scores of {broken.size} of {len(found)} examples are NaN, first in "
-                f"example {broken[0] + 1}; the trained parameters are too large for this backbone: "
+                f"the scores of {nan.size} of {len(outputs)} examples are NaN, first in "
+                f"example {nan[0] + 1}; the trained parameters are too large for this backbone: "
                 "lower optim.lr, set optim.clip, or use backbone.dtype=float32"
             )
 
     def measure_known(
-        self, metric: str, split: Split, found: Any, classes: int
+        self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the examples with known answers. -> metrics, their number"""
-        known = split.labels >= 0
-        if not known.any():
+        is_known = split.labels >= 0
+        if not is_known.any():
             return {}, 0
-        part = split._replace(labels=split.labels[known], counts=split.counts[known])
+        part = split._replace(labels=split.labels[is_known], counts=split.counts[is_known])
         if split.metric_data:
-            part = part._replace(metric_data=split.metric_data.select(known))
-        # The answer is the best of the classes, whatever the model says outside them.
-        return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
+            part = part._replace(metric_data=split.metric_data.select(is_known))
+        # The answer is the best of the classes, even if a word outside of them is more likely.
+        return self.measure(metric, part, outputs[is_known, :classes], classes), int(is_known.sum())
 
-    def labels_of(self, split: Split) -> np.ndarray:
+    def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the right class of each example, for heads that predict classes."""
         return split.labels
 
-    def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray | None:
+    def predicted_classes(self, split: Split, outputs: Any, classes: int) -> np.ndarray | None:
         """Returns the predicted class of each example; None if this head predicts no classes."""
         if self.OF != "classes":
             return None
-        return decide(drop_absent(found, split.counts, classes)[:, :classes], classes)
+        return decide(drop_absent(outputs, split.counts, classes)[:, :classes], classes)
 
     def columns(self, task: Task) -> tuple[str, ...]:
         """Returns the names of the columns of `answers`."""
@@ -260,35 +260,30 @@ class Kind:
         return self.COLUMNS
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+        self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields the output of each example, by `columns`: its class and all probabilities."""
-        found = drop_absent(found, split.counts, classes)[:, :classes]
-        best, chances = decide(found, classes), probabilities(found, classes)
-        yield from say_classes(task, examples, best, chances)
+        outputs = drop_absent(outputs, split.counts, classes)[:, :classes]
+        best, probs = decide(outputs, classes), probabilities(outputs, classes)
+        yield from class_answers(task, examples, best, probs)
 
 
-def say_classes(
-    task: Task, examples: Sequence[Example], best: np.ndarray, values: np.ndarray
+def class_answers(
+    task: Task, examples: Sequence[Example], best: np.ndarray, all_scores: np.ndarray
 ) -> Iterator[dict[str, Any]]:
     """Yields the `best` [examples] class of each, with the `values` [examples, C] of all.
 
     With more than MANY classes, only the best ones are included.
     """
-    classes = values.shape[1]
-    for example, own, index in zip(examples, values, best, strict=True):
+    classes = all_scores.shape[1]
+    for example, scores, index in zip(examples, all_scores, best, strict=True):
         names = task.labels
         if task.choices:
             names = (names or example.choices)[: len(example.choices)]
-        # Of equal values the class that comes first, as `decide` picks it.
-        shown = np.argsort(-own, kind="stable")[:MANY] if classes > MANY else range(classes)
-        known = {names[i]: float(own[i]) for i in shown if i < len(names)}
-        yield {"prediction": names[index], "score": float(own[index]), "scores": known}
-
-
-def kinds() -> list[str]:
-    """Lists the heads, including those of installed packages."""
-    return HEADS.names()
+        # Of equal values the first class, as in `decide`.
+        shown = np.argsort(-scores, kind="stable")[:MANY] if classes > MANY else range(classes)
+        scores_by_name = {names[i]: float(scores[i]) for i in shown if i < len(names)}
+        yield {"prediction": names[index], "score": float(scores[index]), "scores": scores_by_name}
 
 
 def make_head(name: str, **fields: Any) -> Kind:
@@ -298,11 +293,12 @@ def make_head(name: str, **fields: Any) -> Kind:
       InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
         range.
     """
-    check_known("head.name", name, kinds())
+    check_known("head.name", name, HEADS.names())
     head_class = HEADS.load(name)
-    hints = typing.get_type_hints(head_class)  # of a module with `annotations` of __future__ too
+    hints = typing.get_type_hints(head_class)  # works with `from __future__ import annotations`
     types = {field.name: hints[field.name] for field in dataclasses.fields(head_class)}
-    fields = {n: tuple(x) if isinstance(x, list) else x for n, x in fields.items()}  # of JSON
+    # JSON has no tuples.
+    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
     for field, value in fields.items():
         if field not in types:
             raise InputError(f"head {name!r} has no field {field!r}; {nearest(field, types)}")
@@ -312,7 +308,7 @@ def make_head(name: str, **fields: Any) -> Kind:
     return head
 
 
-def writer() -> Kind:
+def make_text_head() -> Kind:
     """Creates the head that generates text."""
     heads = (HEADS.load(name) for name in HEADS.built_in())
     return next(head() for head in heads if head.WRITES)

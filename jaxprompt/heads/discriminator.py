@@ -29,7 +29,7 @@ from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
 from jaxprompt.errors import InputError, at_least, check_known
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, say_classes
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, class_answers
 from jaxprompt.layers.reading import Scores, mask_absent, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import drop_absent
@@ -39,11 +39,11 @@ from jaxprompt.types import Batch, Objective
 ORDERS, SCORES, LOSSES = ("task", "random"), ("original", "replaced"), ("sum", "mean")
 
 
-class Listed(NamedTuple):
+class ListInputs(NamedTuple):
     """How examples were divided into inputs, each with one list of classes."""
 
-    owner: np.ndarray  # int32 [inputs], the example of each
-    list: np.ndarray  # int32 [inputs], its list
+    owner: np.ndarray  # int32 [inputs], index of its example
+    list: np.ndarray  # int32 [inputs], index of its list
     gold: np.ndarray  # int32 [examples], -1 = unknown
     tree: ClassTree
 
@@ -121,7 +121,7 @@ class Head(Kind):
                 f"head.name={self.name} does not support task.form={form}; set task.form=cloze"
             )
 
-    def layout_of(self, task: Task, style: str, form: str) -> str:
+    def template_for(self, task: Task, style: str, form: str) -> str:
         """Appends the classes to the task's template (eq. 1)."""
         return f"{task.plain} Class: [classes]." if task.plain else ""
 
@@ -135,23 +135,24 @@ class Head(Kind):
         head = dataclasses.replace(self, listed=self.order_of(task))
         tree = head.tree(task)
         names = [f"{' ' * task.spaced}{name}" for name in tree.names[len(words) :]]
-        ids = [tuple(own[0][own[0] >= 0].tolist()) for own in verbalizer.ids]
+        ids = [tuple(subwords[0][subwords[0] >= 0].tolist()) for subwords in verbalizer.ids]
         ids += map(tuple, encode_texts(tokenizer, names))
-        for name, own in zip(tree.names[len(words) :], ids[len(words) :], strict=True):
-            check_word(tokenizer, name, own, f"head.hierarchy: the parent {name!r}")
+        for name, subwords in zip(tree.names[len(words) :], ids[len(words) :], strict=True):
+            check_word(tokenizer, name, subwords, f"head.hierarchy: the parent {name!r}")
         check_lists(tree, ids)
-        # The space behind it belongs to the first subword of the next class.
+        # The space after it belongs to the first subword of the next class.
         (between,) = encode_texts(tokenizer, [self.separator.rstrip()])
-        if self.separator.strip():  # classes may have nothing between them
-            what = f"head.separator={self.separator!r}"
-            check_word(tokenizer, self.separator, between, what)
+        if self.separator.strip():  # nothing may separate the classes
+            field = f"head.separator={self.separator!r}"
+            check_word(tokenizer, self.separator, between, field)
         starts = np.cumsum([0, *map(len, ids[: len(words)])])  # rows of the copies, class by class
-        row = lambda number: int(starts[number]) if self.copies and number < len(words) else -1
+        rows = int(starts[-1]) if self.copies else 0
+        first_rows = starts[:-1].tolist() if self.copies else [-1] * len(words)
+        first_rows += [-1] * (len(ids) - len(words))  # parents are not copied
         lists = tuple(
-            ClassList(tuple(ListEntry(ids[n], n, row(n)) for n in members), tuple(between))
+            ClassList(tuple(ListEntry(ids[n], n, first_rows[n]) for n in members), tuple(between))
             for members in tree.lists
         )
-        rows = int(starts[-1]) if self.copies else 0
         module = ClassTokens(len(words), self.score == "original", self.bias, rows)
         specials = self.specials(facts, setup, tokenizer)
         return HeadLayout(
@@ -162,9 +163,9 @@ class Head(Kind):
         """Returns the labels in the order in which they are listed."""
         if not self.listed and self.order == "task":
             return task.labels
-        if not self.listed:  # RandomState's streams are frozen by numpy's policy
-            drawn = np.random.RandomState(self.order_seed).permutation(len(task.labels))
-            return tuple(task.labels[number] for number in drawn)
+        if not self.listed:  # numpy guarantees that RandomState's streams never change
+            permutation = np.random.RandomState(self.order_seed).permutation(len(task.labels))
+            return tuple(task.labels[number] for number in permutation)
         if sorted(self.listed) != sorted(task.labels):
             raise InputError(
                 f"head.listed={', '.join(self.listed)} needs each class of {task.name} once: "
@@ -189,30 +190,30 @@ class Head(Kind):
         tree = self.tree(task)
         if tree.is_flat:
             return super().encode(encoder, task, examples, classes=classes, targets=targets)
-        # Scores stand in the order of task.labels, in whatever order a list writes its classes.
-        members = [sorted(own) for own in tree.lists]
+        # Scores are in the order of task.labels, whatever the order of the classes in a list.
+        members = [sorted(list_members) for list_members in tree.lists]
         width = max(map(len, members))
-        every = range(len(tree.lists))
+        all_lists = range(len(tree.lists))
         class_lists = [
-            tree.lists_of(e.label) if targets and e.label >= 0 else every for e in examples
+            tree.lists_of(e.label) if targets and e.label >= 0 else all_lists for e in examples
         ]
-        found = []
-        for number, own in enumerate(members):
-            wanted = [i for i, lists in enumerate(class_lists) if number in lists]
-            rows = encoder.with_list(number).encode_all([examples[i] for i in wanted])
-            for i, row in zip(wanted, rows, strict=True):
+        inputs = []
+        for number, list_members in enumerate(members):
+            chosen = [i for i, lists in enumerate(class_lists) if number in lists]
+            rows = encoder.with_list(number).encode_all([examples[i] for i in chosen])
+            for i, row in zip(chosen, rows, strict=True):
                 labels = np.full(width, -1, np.int32)
                 label = examples[i].label
                 if label >= 0 and number in tree.lists_of(label):
-                    labels[: len(own)] = np.isin(own, tree.paths[label])
-                found.append((i, number, [row[0]._replace(num_choices=len(own))], labels))
-        found.sort(key=lambda unit: unit[:2])
-        owner, lists = (np.array([unit[part] for unit in found], np.int32) for part in (0, 1))
+                    labels[: len(list_members)] = np.isin(list_members, tree.paths[label])
+                inputs.append((i, number, [row[0]._replace(num_choices=len(list_members))], labels))
+        inputs.sort(key=lambda row: row[:2])
+        owner, lists = (np.array([row[part] for row in inputs], np.int32) for part in (0, 1))
         gold = np.array([example.label for example in examples], np.int32)
         return Split(
-            [unit[2] for unit in found], np.array([unit[3] for unit in found]),
+            [row[2] for row in inputs], np.array([row[3] for row in inputs]),
             np.array([len(members[number]) for number in lists], np.int32),
-            [example.references for example in examples], Listed(owner, lists, gold, tree),
+            [example.references for example in examples], ListInputs(owner, lists, gold, tree),
         )  # fmt: skip
 
     # -- training and answers ----------------------------------------------------------------------
@@ -226,51 +227,49 @@ class Head(Kind):
         """Describes how often each class occurs, how classes are listed, and the cost."""
         tree = self.tree(task)
         words = [*(entry[0] for entry in task.words), *tree.names[classes:]]
-        shown = (self.separator.join(words[n] for n in members) for members in tree.lists)
-        passes = len(tree.lists)
-        learned = f", {tree.depth} at most in training" * (tree.depth < passes)
-        lines = [
-            f"listed: {' | '.join(shown)}; {passes} forward pass{'es' * (passes > 1)} per example"
-            + learned
-        ]
-        return (
-            label_messages(task.labels, {n: self.labels_of(split) for n, split in splits.items()})
-            + lines
-        )
+        lists = (self.separator.join(words[n] for n in members) for members in tree.lists)
+        num_lists = len(tree.lists)
+        in_training = f", {tree.depth} at most in training" if tree.depth < num_lists else ""
+        plural = "es" if num_lists > 1 else ""
+        line = f"listed: {' | '.join(lists)}; {num_lists} forward pass{plural} per example"
+        labels = {name: self.gold_labels(split) for name, split in splits.items()}
+        return [*label_messages(task.labels, labels), line + in_training]
 
-    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+    def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
         """Compares the best classes with the right ones."""
-        scores = log_scores(split, found, classes)
-        gold, best = self.labels_of(split), scores.argmax(-1)
-        return metrics.score(metric, gold, best, classes, split.metric_data, scores)
+        scores = log_scores(split, outputs, classes)
+        gold, best = self.gold_labels(split), scores.argmax(-1)
+        return metrics.score_predictions(metric, gold, best, classes, split.metric_data, scores)
 
     def measure_known(
-        self, metric: str, split: Split, found: Any, classes: int
+        self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
-        """Measures the answers of the examples whose right answer is known. -> metrics, how many"""
-        gold, scores = self.labels_of(split), log_scores(split, found, classes)
-        known = gold >= 0
-        if not known.any():
+        """Computes metrics over the examples with known answers. -> metrics, their number"""
+        gold, scores = self.gold_labels(split), log_scores(split, outputs, classes)
+        is_known = gold >= 0
+        if not is_known.any():
             return {}, 0
-        metric_data = split.metric_data and split.metric_data.select(known)
-        best = scores.argmax(-1)[known]
-        measured = metrics.score(metric, gold[known], best, classes, metric_data, scores[known])
-        return measured, int(known.sum())
+        metric_data = split.metric_data and split.metric_data.select(is_known)
+        best = scores.argmax(-1)[is_known]
+        measured = metrics.score_predictions(
+            metric, gold[is_known], best, classes, metric_data, scores[is_known]
+        )
+        return measured, int(is_known.sum())
 
-    def labels_of(self, split: Split) -> np.ndarray:
+    def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the right class of each example. -> int32 [examples], -1 = unknown"""
         return split.labels if split.parts is None else split.parts.gold
 
-    def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray:
+    def predicted_classes(self, split: Split, outputs: Any, classes: int) -> np.ndarray:
         """Returns the best class of each example."""
-        return log_scores(split, found, classes).argmax(-1)
+        return log_scores(split, outputs, classes).argmax(-1)
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+        self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields the best class of each example and the score s of all, which do not sum to 1."""
-        scores = log_scores(split, found, classes)
-        yield from say_classes(task, examples, scores.argmax(-1), np.exp(scores))
+        scores = log_scores(split, outputs, classes)
+        yield from class_answers(task, examples, scores.argmax(-1), np.exp(scores))
 
 
 def check_discriminator(head: Kind, facts: BackboneFacts, other: str = "") -> None:
@@ -279,25 +278,25 @@ def check_discriminator(head: Kind, facts: BackboneFacts, other: str = "") -> No
         raise InputError(
             f"{facts.where} has no replaced-token head for head.name={head.name}; use the "
             "discriminator of an ELECTRA, such as google/electra-base-discriminator"
-            f"{f', or {other}' * bool(other)}"
+            f"{f', or {other}' if other else ''}"
         )
 
 
-def log_scores(split: Split, found: np.ndarray, classes: int) -> np.ndarray:
+def log_scores(split: Split, outputs: np.ndarray, classes: int) -> np.ndarray:
     """Returns log s of each class; with parents, the sum over its path. -> [examples, C]
 
     Raises:
       InputError: if lists were left out because the split was encoded for training.
     """
     if split.parts is None:
-        logits = drop_absent(found, split.counts, classes)[:, :classes]
-        # The log of a sigmoid, which stays finite where s rounds to 0.
+        logits = drop_absent(outputs, split.counts, classes)[:, :classes]
+        # The log of a sigmoid, which is finite even if s rounds to 0.
         return -np.logaddexp(0.0, -logits.astype(np.float64))
     owner, lists, _, tree = split.parts
     scores = np.full((split.size, len(tree.names)), np.nan)
     for number, members in enumerate(tree.lists):
-        own, logits = owner[lists == number], found[lists == number, : len(members)]
-        scores[np.ix_(own, sorted(members))] = -np.logaddexp(0.0, -logits.astype(np.float64))
+        examples, logits = owner[lists == number], outputs[lists == number, : len(members)]
+        scores[np.ix_(examples, sorted(members))] = -np.logaddexp(0.0, -logits.astype(np.float64))
     if np.isnan(scores[:, sorted(tree.listed)]).any():
         raise InputError(
             "head.hierarchy encodes only the lists that lead to the right class for training "
@@ -317,20 +316,20 @@ class ClassTokens(Scores):
     classes: int
     original: bool = True
     bias: bool = False
-    rows: int = 0  # of the method's, that write the classes
+    rows: int = 0  # number of the method's vectors that replace the classes
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the classes."""
         if self.rows and (injection.rows is None or len(injection.rows) < self.rows):
-            given = 0 if injection.rows is None else len(injection.rows)
+            count = 0 if injection.rows is None else len(injection.rows)
             raise InputError(
                 f"head.copies=True replaces the classes by {self.rows} vectors, one per subword, "
-                f"but the method trains {given}; use prompt.name=dpt, or set head.copies=False"
+                f"but the method trains {count}; use prompt.name=dpt, or set head.copies=False"
             )
-        # In a bank rows may be read at more places, which others of its heads have.
-        read = select_positions(hidden, batch.label_pos[:, : self.classes])
-        logits = backbone.rtd(read).astype(jnp.float32)  # [B, M]
+        # In a bank, other heads may read more positions.
+        states = select_positions(hidden, batch.label_pos[:, : self.classes])
+        logits = backbone.rtd(states).astype(jnp.float32)  # [B, M]
         if self.bias:
             logits = logits + self.param("bias", nn.initializers.zeros, (self.classes,))
         return mask_absent(-logits if self.original else logits, batch.counts)

@@ -23,7 +23,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, check_known
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
-from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words
+from jaxprompt.heads.verbalizer import SCORES, LabelWordHead, choose_words
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import score_table
@@ -33,7 +33,7 @@ from jaxprompt.types import Batch, Objective
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(ByWords):
+class Head(LabelWordHead):
     """Scores classes by vectors that the method trains, initialised from the label words."""
 
     scores: str = kinds.option(
@@ -59,26 +59,29 @@ class Head(ByWords):
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads the single position of a label."""
         style = facts.style
-        said, sentinels = read_answer(setup.answer or default_answer(style))
+        answer, sentinels = read_answer(setup.answer or default_answer(style))
         specials = self.specials(facts, setup, tokenizer, sentinels)
         words = choose_words(setup.task, style, setup.form)
-        # A template that ends with a space has written it already.
-        written = setup.template.writes_space(style, takes_one_space(tokenizer))
-        spaced = setup.task.spaced and not written
+        # The space is not repeated if the template ends with one.
+        has_space = setup.template.writes_space(style, takes_one_space(tokenizer))
+        spaced = setup.task.spaced and not has_space
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
-        first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
-        around = answer_frame(said, specials) if style in FED else Frame((), ())
-        plan = masked_plan(first) if style == "masked" else branch_plan(first, around, whole=False)
+        first_ids = verbalizer.ids[:, :1, :1]  # a vector replaces a whole word
+        answer_frame = answer_frame(answer, specials) if style in FED else Frame((), ())
+        if style == "masked":
+            plan = masked_plan(first_ids)
+        else:
+            plan = branch_plan(first_ids, answer_frame, whole=False)
         counts = tuple(int(n) for n in (verbalizer.ids >= 0).any(-1).sum(-1))
         module = LabelRows(counts, self.scores)
         return HeadLayout(
-            self, {"main": module}, specials, Answer(plan, around.stem), 1,
+            self, {"main": module}, specials, Answer(plan, answer_frame.stem), 1,
             [entry[0] for entry in verbalizer.words], verbalizer,
         )  # fmt: skip
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the cross entropy over the label vectors, or over these and the vocabulary."""
-        # "full" is normalised over the vocabulary already: a softmax of the rows would forget it.
+        # "full" is already normalised over the vocabulary, and must not be over the classes.
         loss = nll if self.scores == "full" else cross_entropy
         return [Objective("main", partial(loss, smoothing=smoothing))]
 
@@ -92,7 +95,7 @@ class LabelRows(Scores):
     are never predicted, since the prediction is always the best of the label vectors.
     """
 
-    words: tuple[int, ...]  # of each class, how many
+    words: tuple[int, ...]  # number of words of each class
     scores: str = "restricted"
 
     @nn.compact
@@ -106,28 +109,27 @@ class LabelRows(Scores):
                 f"of their words, but the method trains {count or 'none'}; use prompt.name=dart "
                 "with prompt.labels=True, or head.name=verbalizer"
             )
-        several = count > classes
-        counts = self.words if several else (1,) * classes
+        per_word = count > classes
+        counts = self.words if per_word else (1,) * classes
         features = backbone.lm_features(select_positions(hidden, batch.label_pos[:, :1]))[
             :, 0
         ]  # [B, X]
         bias = self.param("bias", nn.initializers.zeros, (classes,))
-        own = np.repeat(np.arange(classes), counts)  # the class of each row
+        class_of = np.repeat(np.arange(classes), counts)  # the class of each row
         logits = einsum("bx,rx->br", features, rows.astype(features.dtype), jnp.float32)
         cap = logit_cap(backbone)
-        # The bias is not capped: the cap is the backbone's, the bias is trained here.
-        logits = soft_cap(logits, cap) + bias[own]
-        logits = mask_absent(logits, batch.counts, own)
-        whole = logits
+        # The cap belongs to the backbone, so it does not apply to the trained bias.
+        logits = soft_cap(logits, cap) + bias[class_of]
+        logits = mask_absent(logits, batch.counts, class_of)
         if self.scores == "full":
-            table, more = backbone.lm_table()
+            table, table_bias = backbone.lm_table()
             words = soft_cap(score_table(features, table), cap)
-            words = words if more is None else words + more.astype(jnp.float32)
-            whole = jnp.concatenate([logits, words], axis=-1)
-        whole = jax.nn.log_softmax(whole)
-        # Cut after normalising, so that "full" is over the vocabulary too.
-        scores = whole[:, : len(own)]
-        if several:
-            means = np.eye(classes, dtype=np.float32)[own] / np.asarray(counts, np.float32)
+            words = words if table_bias is None else words + table_bias.astype(jnp.float32)
+            logits = jnp.concatenate([logits, words], axis=-1)
+        logp = jax.nn.log_softmax(logits)
+        # Sliced after normalising, so that "full" includes the vocabulary.
+        scores = logp[:, : len(class_of)]
+        if per_word:
+            means = np.eye(classes, dtype=np.float32)[class_of] / np.asarray(counts, np.float32)
             scores = einsum("br,rc->bc", scores, jnp.asarray(means), jnp.float32)
         return scores

@@ -58,8 +58,8 @@ class Head(Kind):
 
     def classifier(self, facts: BackboneFacts, scores: int) -> tuple["Head", "Classifier"]:
         """Returns itself with the pooler resolved, and the module for this many scores."""
-        auto = "checkpoint" if "pooler" in facts.heads else "cls"
-        head = dataclasses.replace(self, pooler=auto if self.pooler == "auto" else self.pooler)
+        default = "checkpoint" if "pooler" in facts.heads else "cls"
+        head = dataclasses.replace(self, pooler=default if self.pooler == "auto" else self.pooler)
         return head, Classifier(scores, head.pooler, head.dropout)
 
     def objectives(self, smoothing: float) -> list[Objective]:
@@ -89,7 +89,7 @@ class Classifier(Scores):
         if self.pooler != "mean":
             return super().state(hidden, batch)
         tokens = batch.read
-        # Soft tokens are no part of the text whose states are averaged.
+        # Soft tokens are not part of the text.
         keep = (tokens.mask & (tokens.roles != Role.SOFT))[..., None]  # [B*K, T, 1]
         total = jnp.where(keep, hidden.astype(jnp.float32), 0.0).sum(1)
         return total / jnp.maximum(keep.sum(1), 1)
@@ -109,9 +109,9 @@ class Classifier(Scores):
             )
             pooled = jnp.tanh(dense(pooled))
         pooled = Dropout(self.dropout)(pooled, deterministic=deterministic)
-        # As BERT's own layers are drawn, whose initializer_range is 0.02.
+        # BERT's initializer_range.
         init = nn.initializers.normal(0.02)
         scores = nn.Dense(self.classes, kernel_init=init, name="out")(pooled)  # [B*K, C]
-        if self.classes == 1:  # an example with fewer choices has rows without a token
+        if self.classes == 1:  # choices that an example lacks are sequences without tokens
             scores = jnp.where(tokens.mask.any(-1, keepdims=True), scores, ABSENT)
         return mask_absent(scores.reshape(batch.labels.shape[0], -1), batch.counts)

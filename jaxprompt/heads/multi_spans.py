@@ -25,7 +25,7 @@ from jaxprompt.data.text.windows import USUAL, TextWindow
 from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
-from jaxprompt.heads.spans import InText, those_known
+from jaxprompt.heads.spans import TextSpanHead, known_answers
 from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.scoring.answer_words import HAN
 from jaxprompt.scoring.losses import binary_cross_entropy
@@ -38,25 +38,25 @@ _JOINERS = "\u200c\u200d"
 _TRIED = tuple(round(0.05 * step, 2) for step in range(1, 20))  # thresholds
 
 
-class Words(NamedTuple):
+class ScoredWords(NamedTuple):
     """The words of a text, and their scores."""
 
     text: str
     places: np.ndarray  # int32 [words, 2], characters
-    scores: np.ndarray  # float64 [words], the s of its likeliest subword
+    scores: np.ndarray  # float64 [words], the maximum of s over its subwords
 
 
-class Found(NamedTuple):
+class AnswerSpan(NamedTuple):
     """A span of the answer."""
 
     text: str
-    start: int  # character
-    end: int  # behind the last
-    score: float  # the mean of its words' s
+    start: int  # its first character
+    end: int  # after its last character
+    score: float  # mean of s over its words
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(InText):
+class Head(TextSpanHead):
     """Scores every token of the text by whether it looks original after the question."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "spans")
@@ -118,23 +118,24 @@ class Head(InText):
 
     def answer_of(self, example: Example, places: np.ndarray) -> np.ndarray:
         """Marks the tokens of the answer. -> int32 [tokens], -1 = unknown"""
-        right = np.full(len(places), 0 if example.references else -1, np.int32)
+        labels = np.full(len(places), 0 if example.references else -1, np.int32)
         for start, end in example.spans[: 1 if self.single else None]:
-            # Any overlap counts: a subword may reach beyond the ends of an answer.
-            right[(places[:, 1] > start) & (places[:, 0] < end)] = 1
-        return right
+            # Any overlap counts, since a subword may extend beyond an answer.
+            labels[(places[:, 1] > start) & (places[:, 0] < end)] = 1
+        return labels
 
     def read_window(
-        self, window: TextWindow, at: int, cls_at: int, right: np.ndarray
+        self, window: TextWindow, at: int, cls_at: int, answer: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, slice]:
         """Selects the tokens that no other window reads, or else [CLS] without a label."""
-        first, _, begin, behind = window
-        read = np.arange(at + begin - first, at + behind - first, dtype=np.int32)
-        # A row must read something; its label, -1, leaves that out of the loss.
+        begin, end = window.read, window.end
+        offset = at - window.first
+        read = np.arange(offset + begin, offset + end, dtype=np.int32)
+        # At least one position is read; the label -1 excludes it from the loss.
         read = read if len(read) else np.array([cls_at], np.int32)
         labels = np.full(len(read), -1, np.int32)
-        labels[: behind - begin] = right[begin:behind]
-        return read, labels, slice(begin, behind)
+        labels[: end - begin] = answer[begin:end]
+        return read, labels, slice(begin, end)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the binary cross entropy of the text's tokens."""
@@ -146,31 +147,31 @@ class Head(InText):
         lines = []
         for name, split in splits.items():
             answers = [[text for text in texts if text] for texts in split.references]
+            several, none = sum(len(x) > 1 for x in answers), sum(not x for x in answers)
             windows = np.bincount(split.parts.owner, minlength=split.size)
             lines.append(
-                f"{name}: {sum(len(own) > 1 for own in answers)} of {split.size} questions with "
-                f"several answers, {sum(not own for own in answers)} without, "
-                f"{int((windows > 1).sum())} texts are split into windows"
+                f"{name}: {several} of {split.size} questions with several answers, {none} "
+                f"without, {int((windows > 1).sum())} texts are split into windows"
             )
         return lines
 
     # -- answers -----------------------------------------------------------------------------------
 
-    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+    def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
         """Compares the spans with the right ones; `tune` adds the best threshold."""
-        words = list(_words_of(split, found))
+        words = list(_words_of(split, outputs))
         if not self.tune:
             return self._compare(metric, split.references, words, self.threshold)
-        tried = {at: self._compare(metric, split.references, words, at) for at in _TRIED}
+        scores = {at: self._compare(metric, split.references, words, at) for at in _TRIED}
         # Of equally good thresholds the one nearest to the config's.
-        best = max(tried, key=lambda at: (tried[at][metric], -abs(at - self.threshold)))
-        return tried[best] | {"threshold": best}
+        best = max(scores, key=lambda at: (scores[at][metric], -abs(at - self.threshold)))
+        return scores[best] | {"threshold": best}
 
     def measure_known(
-        self, metric: str, split: Split, found: Any, classes: int
+        self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the questions with known answers."""
-        known = those_known(split, _words_of(split, found))
+        known = known_answers(split, _words_of(split, outputs))
         if not known:
             return {}, 0
         references, words = zip(*known, strict=True)
@@ -183,89 +184,90 @@ class Head(InText):
         return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+        self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields the answers, and their positions in the text."""
-        for words in _words_of(split, found):
+        for words in _words_of(split, outputs):
             spans = self._spans(words, self.threshold)
             yield {"prediction": [x.text for x in spans], "spans": [x._asdict() for x in spans]}
 
     def _compare(
-        self, metric: str, references: Sequence[Sequence[str]], words: Sequence[Words],
+        self, metric: str, references: Sequence[Sequence[str]], words: Sequence[ScoredWords],
         threshold: float,
     ) -> dict[str, float]:  # fmt: skip
-        gold = [[[text] for text in own] if self.single else [own] for own in references]
-        pred = [[x.text for x in self._spans(own, threshold)] or [""] for own in words]
+        gold = [[[text] for text in one] if self.single else [one] for one in references]
+        pred = [[x.text for x in self._spans(one, threshold)] or [""] for one in words]
         return score_span_sets(metric, gold, pred)
 
-    def _spans(self, words: Words, threshold: float) -> list[Found]:
-        """Joins words that pass and touch; of several answers equal texts are one, the first.
+    def _spans(self, words: ScoredWords, threshold: float) -> list[AnswerSpan]:
+        """Joins adjacent words above the threshold; of equal texts, only the first is kept.
 
-        `drop_substrings` leaves out those that `_is_substring` of another.
+        `drop_substrings` removes those for which `_is_substring` holds.
         """
         text, places, scores = words
         passes = scores > 1 - threshold
         if not self.no_answer and len(scores) and not passes.any():
             passes = np.arange(len(scores)) == scores.argmax()
-        # A run of words begins and ends where `passes` changes, padded with False on both sides.
+        # Spans begin and end where `passes` changes.
         edges = np.flatnonzero(np.diff(passes.astype(int), prepend=0, append=0)).reshape(-1, 2)
         spans = []
         for first, last in edges:
             start, end = int(places[first, 0]), int(places[last - 1, 1])
-            spans.append(Found(text[start:end], start, end, float(scores[first:last].mean())))
+            spans.append(AnswerSpan(text[start:end], start, end, float(scores[first:last].mean())))
         if self.single:
             return [max(spans, key=lambda span: span.score)] if spans else []
-        found: dict[str, Found] = {}
+        distinct: dict[str, AnswerSpan] = {}
         for span in spans:
-            found.setdefault(span.text.lower(), span)
+            distinct.setdefault(span.text.lower(), span)
         if self.drop_substrings:
             return [
-                span for text, span in found.items()
-                if not any(_is_substring(text, other) for other in found)
+                span for text, span in distinct.items()
+                if not any(_is_substring(text, other) for other in distinct)
             ]  # fmt: skip
-        return list(found.values())
+        return list(distinct.values())
 
 
 def _is_substring(text: str, other: str) -> bool:
     """Returns whether a text is part of another one, as in DPT's released code.
 
-    It may begin a word of the other behind the first, end in front of a space, an s or an n, or
-    stand inside; the beginning or the end of a longer word alone does not count.
+    It counts if it is preceded by a space, is followed by a space, an s or an n, or is neither the
+    beginning nor the end of the other text.
     """
     inside = text in other and not other.startswith(text) and not other.endswith(text)
-    joined = f" {text}" in other or any(text + behind in other for behind in " sn")
+    joined = f" {text}" in other or any(text + after in other for after in " sn")
     return text != other and (inside or joined)
 
 
-def _words_of(split: Split, found: np.ndarray) -> Iterator[Words]:
-    """Yields the words of each text. `found`: logits of s [windows, M]
+def _words_of(split: Split, outputs: np.ndarray) -> Iterator[ScoredWords]:
+    """Yields the words of each text. `outputs`: logits of s [windows, M]
 
-    A word is as likely of the answer as the likeliest of its subwords: a span begins and ends where
-    words do. A Chinese character is a word of its own; an accent or a vowel sign that is written as
-    a character belongs to the one before it.
+    The score of a word is the maximum over its subwords, so spans consist of whole words. A Chinese
+    character is a word; a combining mark belongs to the character before it.
     """
     pattern = _word_pattern()
     owner, offsets, texts = split.parts
-    # Windows of one text follow one another, so a bisection finds where each text's begin.
+    # Windows are sorted by text.
     bounds = np.searchsorted(owner, np.arange(split.size + 1))
     for number, text in enumerate(texts):
         places = np.array([m.span() for m in pattern.finditer(text)], np.int32).reshape(-1, 2)
         scores = np.zeros(len(places))
         for window in range(bounds[number], bounds[number + 1]):
-            own = offsets[window]
-            s = np.exp(-np.logaddexp(0.0, -found[window, : len(own)].astype(np.float64)))
-            # A subword may span several words, as of Chinese or of punctuation.
-            first = np.searchsorted(places[:, 1], own[:, 0], side="right")
-            last = np.searchsorted(places[:, 0], own[:, 1], side="left")
-            for i, j, score in zip(first, last, s, strict=True):
+            characters = offsets[window]
+            probs = np.exp(
+                -np.logaddexp(0.0, -outputs[window, : len(characters)].astype(np.float64))
+            )
+            # A subword may span several words, e.g. Chinese characters or punctuation marks.
+            first = np.searchsorted(places[:, 1], characters[:, 0], side="right")
+            last = np.searchsorted(places[:, 0], characters[:, 1], side="left")
+            for i, j, score in zip(first, last, probs, strict=True):
                 scores[i:j] = np.maximum(scores[i:j], score)
-        yield Words(text, places, scores)
+        yield ScoredWords(text, places, scores)
 
 
 @functools.cache
 def _word_pattern() -> re.Pattern:
-    every = map(chr, range(sys.maxunicode + 1))
-    marks = "".join(x for x in every if unicodedata.category(x).startswith("M")) + _JOINERS
+    characters = map(chr, range(sys.maxunicode + 1))
+    marks = "".join(x for x in characters if unicodedata.category(x).startswith("M")) + _JOINERS
     return re.compile(rf"[{HAN}][{marks}]*|(?:[^\W{HAN}][{marks}]*)+|[^\w\s][{marks}]*")
 
 
@@ -281,10 +283,10 @@ class JudgedTokens(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the tokens."""
-        read = select_positions(hidden, batch.label_pos)  # [B, M, H]
+        states = select_positions(hidden, batch.label_pos)  # [B, M, H]
         if self.layer == "discriminator":
-            logits = backbone.rtd(read).astype(jnp.float32)
+            logits = backbone.rtd(states).astype(jnp.float32)
         else:
             dense = nn.Dense(1, kernel_init=nn.initializers.normal(0.02), name="out")
-            logits = dense(read.astype(jnp.float32))[..., 0]
+            logits = dense(states.astype(jnp.float32))[..., 0]
         return -logits if self.original else logits

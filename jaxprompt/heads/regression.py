@@ -44,13 +44,13 @@ class Head(linear.Head):
     ) -> Split:  # fmt: skip
         """Encodes examples with their numbers."""
         del classes, targets
-        # Every number may be a right one, so NaN says that none is known.
-        known = [np.nan if example.number is None else example.number for example in examples]
+        # Any number may be right, so NaN means unknown.
+        numbers = [np.nan if example.number is None else example.number for example in examples]
         counts = np.ones(len(examples), np.int32)
         rows = encoder.encode_all(examples)
-        return Split(rows, np.array(known, np.float32), counts, [()] * len(examples))
+        return Split(rows, np.array(numbers, np.float32), counts, [()] * len(examples))
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns an example whose fields have the maximum length."""
         del max_target
         return task.example(text)._replace(number=0.0)
@@ -72,24 +72,26 @@ class Head(linear.Head):
             for name, split in splits.items()
         ]
 
-    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+    def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
         """Correlates predictions and labels."""
-        return metrics.score_numbers(metric, split.labels, np.asarray(found)[:, 0])
+        return metrics.score_numbers(metric, split.labels, np.asarray(outputs)[:, 0])
 
     def measure_known(
-        self, metric: str, split: Split, found: Any, classes: int
+        self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the examples with a known number."""
-        known = ~np.isnan(split.labels)
-        if not known.any():
+        is_known = ~np.isnan(split.labels)
+        if not is_known.any():
             return {}, 0
-        part = split._replace(labels=split.labels[known])
-        return self.measure(metric, part, np.asarray(found)[known], classes), int(known.sum())
+        part = split._replace(labels=split.labels[is_known])
+        return self.measure(metric, part, np.asarray(outputs)[is_known], classes), int(
+            is_known.sum()
+        )
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+        self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields each number, within the task's limits."""
-        for (number,) in np.asarray(found):
-            least, most = task.limits or (-np.inf, np.inf)
-            yield {"prediction": float(min(max(number, least), most))}
+        for (number,) in np.asarray(outputs):
+            low, high = task.limits or (-np.inf, np.inf)
+            yield {"prediction": float(min(max(number, low), high))}

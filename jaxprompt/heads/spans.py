@@ -21,36 +21,36 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_with_offsets
 from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import END, START, span_ends
+from jaxprompt.scoring.losses import END, START, span_loss
 from jaxprompt.types import ABSENT, Batch, Objective
 
-_STRIDE = 128  # where none is given
+_STRIDE = 128  # the default
 
 
-class Windows(NamedTuple):
+class TextWindows(NamedTuple):
     """How texts were cut into windows."""
 
-    owner: np.ndarray  # int32 [windows], the example of each
+    owner: np.ndarray  # int32 [windows], index of its example
     offsets: list[np.ndarray]  # int32 [tokens, 2] of each window: characters of its tokens
     texts: list[str]  # of each example
 
 
-class Found(NamedTuple):
+class SpanAnswer(NamedTuple):
     """The answer to a question."""
 
-    text: str  # "" = there is none
-    start: int  # character, -1 where there is none
-    end: int  # behind the last
-    score: float  # share of the probability of the spans that came next
-    span: str  # the best of all, which is the answer unless there is none
-    margin: float  # by how much the score of no answer is over that span's
+    text: str  # "" = no answer
+    start: int  # its first character, -1 = no answer
+    end: int  # after its last character
+    score: float  # its probability among the candidates
+    span: str  # the best span, which is the answer unless there is none
+    margin: float  # score of no answer minus that of this span
 
 
-class InText(Kind):
+class TextSpanHead(Kind):
     """The base of heads whose answer is in the last field of a task."""
 
     OF: ClassVar[str] = "spans"
@@ -58,9 +58,9 @@ class InText(Kind):
 
     def check_template(self, template: Template) -> None:
         """Raises InputError if the last field of the template, the text, is in it twice."""
-        found = [part for part in template.parts if part.kind == "field"]
-        last = found[-1]
-        if sum(part.text == last.text for part in found) > 1 or last.modifiers:
+        fields = [part for part in template.parts if part.kind == "field"]
+        last = fields[-1]
+        if sum(part.text == last.text for part in fields) > 1 or last.modifiers:
             raise InputError(
                 f"template {template.source!r} must contain {{{last.text}}}, the text with the "
                 "answer, once and without modifiers"
@@ -78,7 +78,7 @@ class InText(Kind):
         """Raises InputError if consecutive windows would overlap entirely."""
         check_stride(self.stride, max_len)
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns a text of maximum length, after a question of one word."""
         fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
         return Example(fields, references=("a",), spans=((0, 1),))
@@ -95,23 +95,23 @@ class InText(Kind):
         texts = encode_with_offsets(encoder.tokenizer, [gap.field.text for gap in gaps])
         for number, (example, gap) in enumerate(zip(examples, gaps, strict=True)):
             ids, places = texts[gap.field.text]
-            # Where the template asks for a space in front, that stands for any of the text's own.
+            # A space that the template puts before the text replaces the text's own white space.
             places = places + (len(example.fields[field]) - len(gap.field.text))
-            right = self.answer_of(example, places)
-            # Cut by tokens, each a unit of its own: words need not stay whole.
+            answer = self.answer_of(example, places)
+            # Windows may begin or end within a word.
             stride = _STRIDE if self.stride == USUAL else self.stride
             for window in cut_windows([1] * len(ids), gap.room, stride):
                 row, at = encoder.fill_gap(gap, ids[window.first : window.last])
-                read, own, inside = self.read_window(window, at, encoder.cls_at, right)
+                read, window_labels, inside = self.read_window(window, at, encoder.cls_at, answer)
                 rows.append([row._replace(label_pos=read, num_choices=len(read))])
-                labels.append(own)
+                labels.append(window_labels)
                 owner.append(number)
                 offsets.append(places[inside])
         table = np.full((len(rows), max(map(len, labels))), -1, np.int32)
-        for line, own in zip(table, labels, strict=True):
-            line[: len(own)] = own
+        for line, window_labels in zip(table, labels, strict=True):
+            line[: len(window_labels)] = window_labels
         counts = np.array([row[0].num_choices for row in rows], np.int32)
-        parts = Windows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
+        parts = TextWindows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
         return Split(rows, table, counts, [e.references for e in examples], parts)
 
     def answer_of(self, example: Example, places: np.ndarray) -> Any:
@@ -129,18 +129,18 @@ class InText(Kind):
         raise TypeError(f"{type(self).__module__} must define read_window")
 
 
-def those_known(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str], Any]]:
+def known_answers(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str], Any]]:
     """Pairs the right answers of questions that have some with the predicted ones.
 
     If any question has an answer, an empty list means no answer; otherwise all are unknown.
     """
     pairs = zip(split.references, answers, strict=True)
-    known: list[tuple[Sequence[str], Any]] = [(right, own) for right, own in pairs if right]
+    known: list[tuple[Sequence[str], Any]] = [(right, answer) for right, answer in pairs if right]
     return known if any(any(right) for right, _ in known) else []
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(InText):
+class Head(TextSpanHead):
     """A linear layer that scores every token as start and as end."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "start", "end")
@@ -163,10 +163,8 @@ class Head(InText):
 
     def check(self) -> None:
         """Raises InputError for out-of-range values."""
-        for field, least in (("stride", USUAL), ("max_answer", 1), ("n_best", 1)):
-            if getattr(self, field) < least:
-                value = getattr(self, field)
-                raise InputError(f"head.{field}={value} must be at least {least}")
+        for field, minimum in (("stride", USUAL), ("max_answer", 1), ("n_best", 1)):
+            at_least(f"head.{field}", getattr(self, field), minimum)
         if self.tune and not self.no_answer:
             raise InputError(
                 "head.tune=True selects the threshold of no answer; set head.no_answer=True, or "
@@ -190,16 +188,16 @@ class Head(InText):
         return (example.spans and _tokens_of(places, example.spans[0])) or (-1, -1)
 
     def read_window(
-        self, window: TextWindow, at: int, cls_at: int, right: tuple[int, int] | None
+        self, window: TextWindow, at: int, cls_at: int, answer: tuple[int, int] | None
     ) -> tuple[np.ndarray, np.ndarray, slice]:
         """Reads [CLS], the label if the answer is elsewhere, and every token."""
         first, last = window.first, window.last
         read = np.array([cls_at, *range(at, at + last - first)], np.int32)
-        labels = np.full(len(read), -1 if right is None else 0, np.int32)
-        if right is not None:
-            inside = first <= right[0] and right[1] < last
-            # Behind [CLS], which is read first. An answer that this window cuts is at [CLS], too.
-            start, end = (1 + x - first for x in right) if inside else (0, 0)
+        labels = np.full(len(read), -1 if answer is None else 0, np.int32)
+        if answer is not None:
+            inside = first <= answer[0] and answer[1] < last
+            # [CLS] is read first; it is the label if this window cuts the answer.
+            start, end = (1 + x - first for x in answer) if inside else (0, 0)
             labels[start] |= START
             labels[end] |= END
         return read, labels, slice(first, last)
@@ -208,7 +206,7 @@ class Head(InText):
         """Returns the mean of the cross entropies of start and end."""
 
         def loss(scores, labels, weights):
-            return span_ends(scores, labels, weights, smoothing=smoothing)
+            return span_loss(scores, labels, weights, smoothing=smoothing)
 
         return [Objective("main", loss)]
 
@@ -233,25 +231,26 @@ class Head(InText):
         return lines
 
     def _out_of_reach(self, split: Split) -> tuple[int, int]:
-        """Counts answers that are longer than may be, and those that every window cuts.
+        """Counts answers that are longer than max_answer, and those that every window cuts.
 
-        Of several answers the first counts, which is learned.
+        Of several answers, only the first is a training target, and counts here.
         """
-        lengths = np.zeros(split.size, int)  # 0 = no window holds it
+        lengths = np.zeros(split.size, int)  # 0 = no window contains it
         rows, starts = np.nonzero((split.labels > 0) & (split.labels & START > 0))
         ends = np.nonzero((split.labels > 0) & (split.labels & END > 0))[1]
-        whole = starts > 0  # at [CLS] it is elsewhere
-        lengths[split.parts.owner[rows[whole]]] = (ends - starts + 1)[whole]
+        not_cls = starts > 0  # an answer at [CLS] is in another window
+        lengths[split.parts.owner[rows[not_cls]]] = (ends - starts + 1)[not_cls]
         answerable = np.array([any(texts) for texts in split.references])
         return int((lengths > self.max_answer).sum()), int((answerable & (lengths == 0)).sum())
 
-    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+    def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
         """Compares answers with all right ones; `tune` adds the best threshold."""
-        answers = list(self._answers(split, found))
+        answers = list(self._answers(split, outputs))
         if not self.tune:
-            return metrics.score_spans(metric, split.references, [own.text for own in answers])
+            texts = [answer.text for answer in answers]
+            return metrics.score_spans(metric, split.references, texts)
         threshold = _best_threshold(metric, split.references, answers)
-        texts = ["" if own.margin > threshold else own.span for own in answers]
+        texts = ["" if answer.margin > threshold else answer.span for answer in answers]
         return metrics.score_spans(metric, split.references, texts) | {"threshold": threshold}
 
     def fitted(self, dev: Mapping[str, float]) -> "Head":
@@ -261,79 +260,86 @@ class Head(InText):
         return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
 
     def measure_known(
-        self, metric: str, split: Split, found: Any, classes: int
+        self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the questions with known answers."""
-        known = those_known(split, (answer.text for answer in self._answers(split, found)))
+        known = known_answers(split, (answer.text for answer in self._answers(split, outputs)))
         if not known:
             return {}, 0
         return metrics.score_spans(metric, *zip(*known, strict=True)), len(known)
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+        self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields the answers, with their characters in the text."""
-        for own in self._answers(split, found):
+        for answer in self._answers(split, outputs):
             yield {
-                "prediction": own.text, "score": own.score, "start": own.start, "end": own.end
-            }  # fmt: skip
+                "prediction": answer.text,
+                "score": answer.score,
+                "start": answer.start,
+                "end": answer.end,
+            }
 
-    def _answers(self, split: Split, found: np.ndarray) -> Iterator[Found]:
-        """Yields the answer of each example; `found` is [windows, M, 2]."""
+    def _answers(self, split: Split, outputs: np.ndarray) -> Iterator[SpanAnswer]:
+        """Yields the answer of each example; `outputs` is [windows, M, 2]."""
         owner, offsets, texts = split.parts
-        # Windows of one text follow one another, so a bisection finds where each text's begin.
+        # Windows are sorted by text.
         bounds = np.searchsorted(owner, np.arange(split.size + 1))
         for number, text in enumerate(texts):
-            scores, spans, null = [], [], np.inf
+            window_scores, spans, null = [], [], np.inf
             for window in range(bounds[number], bounds[number + 1]):
-                start, end = found[window, : split.counts[window]].T  # [M]
-                # The window that most looks like it has an answer decides, as in BERT's script for
-                # SQuAD 2.0.
+                start, end = outputs[window, : split.counts[window]].T  # [M]
+                # The window that is most likely to contain an answer decides, as in BERT's script
+                # for SQuAD 2.0.
                 null = min(null, start[0] + end[0])
                 # [CLS] comes first and is no part of a span.
-                own_scores, own = _best_spans(start[1:], end[1:], self.n_best, self.max_answer)
-                scores.append(own_scores)
-                spans.append(offsets[window][own])  # [spans, 2, 2]
-            every, places = np.concatenate(scores), np.concatenate(spans)
-            there = _holds_words(text, places)
-            every, places = _each_once(every[there], places[there])
-            if not len(every):
-                yield Found("", -1, -1, 1.0, "", np.inf)
+                pair_scores, pairs = _best_spans(start[1:], end[1:], self.n_best, self.max_answer)
+                window_scores.append(pair_scores)
+                spans.append(offsets[window][pairs])  # [spans, 2, 2]
+            scores, places = np.concatenate(window_scores), np.concatenate(spans)
+            has_words = _holds_words(text, places)
+            scores, places = _each_once(scores[has_words], places[has_words])
+            if not len(scores):
+                yield SpanAnswer("", -1, -1, 1.0, "", np.inf)
                 continue
-            best = int(every.argmax())
-            # Subtracted before the exponentials, which would overflow.
-            top = max(float(every[best]), float(null)) if self.no_answer else float(every[best])
-            total = np.exp(every - top).sum() + (np.exp(null - top) if self.no_answer else 0.0)
+            best = int(scores.argmax())
+            best_score = scores[best]
+            # The maximum is subtracted because exponentials would overflow.
+            top = float(max(best_score, null) if self.no_answer else best_score)
+            total = np.exp(scores - top).sum() + (np.exp(null - top) if self.no_answer else 0.0)
             first, last = _trim(text, int(places[best, 0, 0]), int(places[best, 1, 1]))
-            span, margin = text[first:last], float(null - every[best])
+            span, margin = text[first:last], float(null - best_score)
             if self.no_answer and margin > self.threshold:
-                yield Found("", -1, -1, float(np.exp(null - top) / total), span, margin)
+                yield SpanAnswer("", -1, -1, float(np.exp(null - top) / total), span, margin)
                 continue
-            score = float(np.exp(every[best] - top) / total)
-            yield Found(span, first, last, score, span, margin)
+            score = float(np.exp(best_score - top) / total)
+            yield SpanAnswer(span, first, last, score, span, margin)
 
 
 def _best_threshold(
-    metric: str, references: Sequence[Sequence[str]], answers: Sequence[Found]
+    metric: str, references: Sequence[Sequence[str]], answers: Sequence[SpanAnswer]
 ) -> float:
-    """Finds the threshold of no answer by which the metric is best, of equal ones that next to 0.
+    """Finds the threshold of no answer with the best metric, of equal ones that nearest to 0.
 
-    It lies midway between the margins of two questions, or beyond them all.
+    It is midway between the margins of two questions, or beyond all margins.
     """
-    score = lambda right, text: metrics.score_spans(metric, [right], [text])[metric]
+
+    def score(references: Sequence[str], text: str) -> float:
+        return metrics.score_spans(metric, [references], [text])[metric]
+
     pairs = list(zip(references, answers, strict=True))
-    # The metric is a mean over questions, so the gains of single ones add up.
-    gains = np.array([score(right, own.span) - score(right, "") for right, own in pairs])
-    margins = np.array([own.margin for own in answers])
+    # The metric is a mean over questions, so the gains of questions add up.
+    gains = np.array([score(right, answer.span) - score(right, "") for right, answer in pairs])
+    margins = np.array([answer.margin for answer in answers])
     order = np.argsort(margins, kind="stable")
     margins, gains = margins[order], gains[order]
-    there = np.isfinite(margins)  # a text without a span has no answer in any case
-    margins, gains = margins[there], gains[there]
+    has_span = np.isfinite(margins)  # a text without a span has no answer in any case
+    margins, gains = margins[has_span], gains[has_span]
     if not margins.size:
         return 0.0
-    # Cut k answers the first k questions.
+    # Threshold k answers the first k questions.
     cuts = [margins[0] - 1.0, *((margins[:-1] + margins[1:]) / 2), margins[-1] + 1.0]
-    # No threshold tells questions of equal margins apart.
+    # No threshold separates questions with equal margins.
     apart = [True, *(margins[:-1] < margins[1:]), True]
     total = np.where(apart, np.concatenate([[0.0], np.cumsum(gains)]), -np.inf)
     # Equal totals may differ by rounding.
@@ -342,29 +348,29 @@ def _best_threshold(
 
 
 def _tokens_of(places: np.ndarray, span: tuple[int, int]) -> tuple[int, int] | None:
-    """Finds the first and the last token of a span of characters, None where there is none."""
+    """Finds the first and the last token of a span of characters; None if it has no token."""
     inside = np.flatnonzero((places[:, 1] > span[0]) & (places[:, 0] < span[1]))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
 def _holds_words(text: str, places: np.ndarray) -> np.ndarray:
     """Returns which spans contain more than white space. [spans, 2, 2] -> bool [spans]"""
-    solid = np.concatenate([[0], np.cumsum([not char.isspace() for char in text])])  # [n + 1]
-    return solid[places[:, 1, 1]] > solid[places[:, 0, 0]]
+    num_visible = np.concatenate([[0], np.cumsum([not char.isspace() for char in text])])  # [n + 1]
+    return num_visible[places[:, 1, 1]] > num_visible[places[:, 0, 0]]
 
 
 def _each_once(scores: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keeps each span once, by its best score: several windows may hold it. -> the same, fewer"""
+    """Removes duplicate spans, which several windows contain; the best score is kept."""
     order = np.argsort(-scores, kind="stable")
     _, first = np.unique(places[order][:, (0, 1), (0, 1)], axis=0, return_index=True)
-    kept = np.sort(order[first])
-    return scores[kept], places[kept]
+    indices = np.sort(order[first])
+    return scores[indices], places[indices]
 
 
 def _trim(text: str, first: int, last: int) -> tuple[int, int]:
-    """Leaves out the white space at both ends of a span, which some tokenizers make tokens of.
+    """Removes the white space at both ends of a span, for which some tokenizers have tokens.
 
-    Marks behind its last letter, as a decomposed accent, belong to it: some tokenizers drop them.
+    Combining marks after its last letter belong to it, even if the tokenizer drops them.
     """
     span = text[first:last]
     first, last = first + len(span) - len(span.lstrip()), last - len(span) + len(span.rstrip())
@@ -376,7 +382,7 @@ def _trim(text: str, first: int, last: int) -> tuple[int, int]:
 def _best_spans(
     start: np.ndarray, end: np.ndarray, n_best: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lists spans of the best starts and ends of a window. -> scores [spans], tokens [spans, 2]"""
+    """Combines the best starts and ends of a window. -> scores [spans], tokens [spans, 2]"""
     firsts = np.argsort(-start, kind="stable")[:n_best]
     lasts = np.argsort(-end, kind="stable")[:n_best]
     pairs = np.stack(np.meshgrid(firsts, lasts, indexing="ij"), -1).reshape(-1, 2)
@@ -391,9 +397,9 @@ class SpanScores(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores both ends."""
-        read = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
-        scores = nn.Dense(2, kernel_init=nn.initializers.normal(0.02), name="out")(read)
+        states = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
+        scores = nn.Dense(2, kernel_init=nn.initializers.normal(0.02), name="out")(states)
         if batch.counts is None:
             return scores
-        there = jnp.arange(scores.shape[1]) < batch.counts[:, None]  # [B, M]
-        return jnp.where(there[..., None], scores, ABSENT)
+        is_read = jnp.arange(scores.shape[1]) < batch.counts[:, None]  # [B, M]
+        return jnp.where(is_read[..., None], scores, ABSENT)

@@ -27,31 +27,31 @@ from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import per_token
+from jaxprompt.scoring.losses import token_cross_entropy
 from jaxprompt.scoring.roles import VERB
 from jaxprompt.scoring.viterbi import best_tags
 from jaxprompt.types import Batch, Objective
 
 DECODES = ("argmax", "viterbi")
-_STRIDE = 32  # where none is given
+_STRIDE = 32  # the default
 
 
-class Windows(NamedTuple):
+class TaggedWindows(NamedTuple):
     """How texts were cut into windows."""
 
-    owner: np.ndarray  # int32 [windows], the text of each
-    gold: list[tuple[str, ...]]  # of each text its tags, () = unknown
+    owner: np.ndarray  # int32 [windows], index of its text
+    gold: list[tuple[str, ...]]  # tags of each text, () = unknown
     names: tuple[str, ...]  # of the tags
     has_predicates: bool = False  # the tags are roles
 
 
-class Marked(NamedTuple):
+class MarkedPredicate(NamedTuple):
     """The predicate of a text, between its markers."""
 
     word: int  # its index; -1 = none is marked
-    front: list[int]  # tokens of the markers
-    behind: list[int]
-    ids: list[int]  # its own tokens between them
+    before: list[int]  # token ids of the marker before it
+    after: list[int]  # and of that after it
+    ids: list[int]  # of the markers and the predicate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Head(Kind):
     def check_template(self, template: Template) -> None:
         """Raises InputError unless the words are in the template exactly once."""
         fields = [part for part in template.parts if part.kind == "field"]
-        found = [part for part in fields if part.text != PREDICATE]
-        if len(found) != 1 or found[0].modifiers not in ((), ("marked",)):
-            name = next((part.text for part in found), "words")
+        words = [part for part in fields if part.text != PREDICATE]
+        if len(words) != 1 or words[0].modifiers not in ((), ("marked",)):
+            name = next((part.text for part in words), "words")
             raise InputError(
                 f"template {template.source!r} must contain the words once and without modifiers, "
                 f"as in '{{{name}}}'"
@@ -124,71 +124,74 @@ class Head(Kind):
         gaps = encoder.gaps([_with_space(example) for example in examples], field)
         pairs = zip(examples, gaps, strict=True)
         for number, (example, gap) in enumerate(pairs):
-            pieces = [tokens[word] or _unknown(encoder.tokenizer, word) for word in example.words]
-            marked = Marked(-1, [], [], [])
+            pieces = [
+                tokens[word] or _unknown_ids(encoder.tokenizer, word) for word in example.words
+            ]
+            predicate = MarkedPredicate(-1, [], [], [])
             if encoder.markers:
-                front, behind = (tokens[marker] for marker in encoder.markers)
+                before, after = (tokens[marker] for marker in encoder.markers)
                 word = _predicate(example, task)
-                marked = Marked(word, front, behind, [*front, *pieces[word], *behind])
-            windows, room = self._windows(pieces, marked, gap.room)
+                predicate = MarkedPredicate(word, before, after, [*before, *pieces[word], *after])
+            windows, room = self._windows(pieces, predicate, gap.room)
             for window in windows:
-                ids, starts = _lay(pieces, window, marked, room)
+                ids, starts = _window_ids(pieces, window, predicate, room)
                 row, at = encoder.fill_gap(gap, ids)
                 read = slice(window.read - window.first, window.end - window.first)
                 label_pos = (at + starts[read]).astype(np.int32)
-                # Only a word that is alone in its window can be longer than the room.
+                # Only a word that is alone in its window can be cut.
                 cut = window.last - window.first == 1 and len(pieces[window.first]) > room
-                cut = cut and window.first != marked.word
+                cut = cut and window.first != predicate.word
                 rows.append([row._replace(label_pos=label_pos, cut=cut)])
                 owner.append(number)
                 labels.append([index[tag] for tag in example.tags[window.read : window.end]])
         table = np.full((len(rows), max(len(row[0].label_pos) for row in rows)), -1, np.int32)
-        for line, own in zip(table, labels, strict=True):
-            line[: len(own)] = own
+        for line, window_labels in zip(table, labels, strict=True):
+            line[: len(window_labels)] = window_labels
         counts = np.array([len(row[0].label_pos) for row in rows], np.int32)
         gold, has_predicates = [e.tags for e in examples], bool(task.predicate)
-        parts = Windows(np.array(owner, np.int32), gold, task.labels, has_predicates)
+        parts = TaggedWindows(np.array(owner, np.int32), gold, task.labels, has_predicates)
         return Split(rows, table, counts, [()] * len(examples), parts)
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns a text of maximum length."""
         words = tuple(text.split())
         places = tuple(word_spans(text, words)[:1]) if task.predicate else ()
-        own = task.example(text)
-        return own._replace(words=words, tags=task.labels[:1] * len(words), entities=places)
+        example = task.example(text)
+        return example._replace(words=words, tags=task.labels[:1] * len(words), entities=places)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the cross entropy of every word's tag."""
 
         def loss(scores, labels, weights):
-            return per_token(scores, labels, weights, smoothing=smoothing)
+            return token_cross_entropy(scores, labels, weights, smoothing=smoothing)
 
         return [Objective("main", loss)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
         """Describes the entities or tags, their counts, and how many texts are split."""
         lines = []
-        of_words = "tags" if task.scheme == NO_SCHEME else "entities"
-        called = "roles" if task.predicate else of_words
+        unit = "tags" if task.scheme == NO_SCHEME else "entities"
+        if task.predicate:
+            unit = "roles"
         for name, split in splits.items():
-            kinds = (e for tags in split.parts.gold for e in _counted(task, tags))
-            found = sorted(Counter(kinds).items())
-            shown = ", ".join(f"{kind} {count:,}" for kind, count in found) or "none"
+            counted = (e for tags in split.parts.gold for e in _types_or_tags(task, tags))
+            counts = sorted(Counter(counted).items())
+            shown = ", ".join(f"{kind} {count:,}" for kind, count in counts) or "none"
             longer = int((np.bincount(split.parts.owner) > 1).sum())
-            windows = f"; {longer} texts are split into windows" * (longer > 0)
-            lines.append(f"{called} in {name}: {shown}{windows}")
+            windows = f"; {longer} texts are split into windows" if longer else ""
+            lines.append(f"{unit} in {name}: {shown}{windows}")
         return lines
 
-    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+    def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
         """Compares entities."""
-        parts, tags = split.parts, [tags for tags, _ in self._read(split, found)]
+        parts, tags = split.parts, [tags for tags, _ in self._read(split, outputs)]
         return metrics.score_tags(metric, parts.gold, tags, has_predicates=parts.has_predicates)
 
     def measure_known(
-        self, metric: str, split: Split, found: Any, classes: int
+        self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the texts with known tags."""
-        pairs = zip(split.parts.gold, self._read(split, found), strict=True)
+        pairs = zip(split.parts.gold, self._read(split, outputs), strict=True)
         known = [(gold, tags) for gold, (tags, _) in pairs if gold]
         if not known:
             return {}, 0
@@ -204,14 +207,14 @@ class Head(Kind):
         return ("prediction", "predicate_span", "roles") if task.predicate else self.COLUMNS
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+        self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields the tags of the words and, with a scheme, the entities with their characters.
 
         The score of an entity is the mean of its words' probabilities. For a predicate, its
         position and its roles are included, without the role of the predicate itself.
         """
-        for example, (tags, chances) in zip(examples, self._read(split, found), strict=True):
+        for example, (tags, probs) in zip(examples, self._read(split, outputs), strict=True):
             if task.scheme == NO_SCHEME:
                 yield {"prediction": tags}
                 continue
@@ -223,7 +226,7 @@ class Head(Kind):
                     "text": text[spans[start][0] : spans[end - 1][1]],
                     "start": spans[start][0],
                     "end": spans[end - 1][1],
-                    "score": float(np.mean(chances[start:end])),
+                    "score": float(np.mean(probs[start:end])),
                 }
                 for kind, start, end in lenient_entities(tags)
             ]
@@ -233,59 +236,59 @@ class Head(Kind):
             word = _predicate(example, task)
             start, end = spans[word]
             place = {"text": text[start:end], "word": word, "start": start, "end": end}
-            roles = [own for own in entities if own["type"] != VERB]
+            roles = [entity for entity in entities if entity["type"] != VERB]
             yield {"prediction": tags, "predicate_span": place, "roles": roles}
 
     def _windows(
-        self, pieces: Sequence[Sequence[int]], marked: Marked, room: int
+        self, pieces: Sequence[Sequence[int]], predicate: MarkedPredicate, room: int
     ) -> tuple[list[TextWindow], int]:
         """Cuts a text into windows, each with room for the predicate between its markers.
 
-        -> windows, tokens that all words but the predicate may have in one
+        Returns the windows, and the maximum number of tokens of the other words in one.
         """
         lengths = [len(ids) for ids in pieces]
         stride = _STRIDE if self.stride == USUAL else self.stride
-        if marked.word < 0:
+        if predicate.word < 0:
             return cut_windows(lengths, room, stride), room
-        # It stands in every window, whose room is less by its tokens below.
-        lengths[marked.word] = 0
-        room -= len(marked.ids)
+        # It is in every window, which reduces the room for other words.
+        lengths[predicate.word] = 0
+        room -= len(predicate.ids)
         if room < 1:
             raise InputError(
-                f"the predicate and its markers take {len(marked.ids)} tokens, which leaves no "
+                f"the predicate and its markers take {len(predicate.ids)} tokens, which leaves no "
                 f"room for other words; raise data.max_len by at least {1 - room}, or leave "
                 "task.markers empty"
             )
         return cut_windows(lengths, room, stride), room
 
-    def _read(self, split: Split, found: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yields each text's tags and their probabilities; `found` is [windows, M, C]."""
+    def _read(self, split: Split, outputs: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
+        """Yields each text's tags and their probabilities; `outputs` is [windows, M, C]."""
         parts = split.parts
         starts = np.searchsorted(parts.owner, np.arange(len(parts.gold) + 1))
         for number in range(len(parts.gold)):
-            own = range(starts[number], starts[number + 1])
-            # Windows read each word once, and in order.
-            scores = np.concatenate([found[w, : split.counts[w]] for w in own])  # [words, C]
-            # Less the maximum, so that no exponential overflows.
+            windows = range(starts[number], starts[number + 1])
+            # Each word is read in one window, and windows are in order.
+            scores = np.concatenate([outputs[w, : split.counts[w]] for w in windows])  # [words, C]
+            # The maximum is subtracted because exponentials would overflow.
             scores = scores - scores.max(-1, keepdims=True)
             scores -= np.log(np.exp(scores).sum(-1, keepdims=True))
             viterbi = self.decode == "viterbi"
             best = best_tags(scores, parts.names) if viterbi else scores.argmax(-1)
-            chances = np.exp(scores[np.arange(len(best)), best])
-            yield [parts.names[tag] for tag in best], chances
+            probs = np.exp(scores[np.arange(len(best)), best])
+            yield [parts.names[tag] for tag in best], probs
 
 
-def _counted(task: Task, tags: Sequence[str]) -> Iterator[str]:
-    """Yields what is counted of a text: the types of its entities, or its tags."""
+def _types_or_tags(task: Task, tags: Sequence[str]) -> Iterator[str]:
+    """Returns the types of the entities of a text, or its tags."""
     if task.scheme == NO_SCHEME:
         return iter(tags)
     return (entity.type for entity in lenient_entities(tags))
 
 
 def _with_space(example: Example) -> Example:
-    """Names the predicate behind a space, so that a byte-level BPE sees it as in the sentence."""
-    own = {PREDICATE: f" {example.fields[PREDICATE]}"} if example.entities else {}
-    return example._replace(fields=example.fields | own)
+    """Puts a space before the predicate, so that a byte-level BPE encodes it as in the sentence."""
+    fields = {PREDICATE: f" {example.fields[PREDICATE]}"} if example.entities else {}
+    return example._replace(fields=example.fields | fields)
 
 
 def _predicate(example: Example, task: Task) -> int:
@@ -295,7 +298,7 @@ def _predicate(example: Example, task: Task) -> int:
     return spans.index((first, last))
 
 
-def _unknown(tokenizer: Tokenizer, word: str) -> list[int]:
+def _unknown_ids(tokenizer: Tokenizer, word: str) -> list[int]:
     """Returns a token for a word whose characters the tokenizer drops."""
     if tokenizer.unk_token_id is None:
         raise InputError(
@@ -305,24 +308,26 @@ def _unknown(tokenizer: Tokenizer, word: str) -> list[int]:
     return [tokenizer.unk_token_id]
 
 
-def _lay(
-    pieces: Sequence[Sequence[int]], window: TextWindow, marked: Marked, room: int
+def _window_ids(
+    pieces: Sequence[Sequence[int]], window: TextWindow, predicate: MarkedPredicate, room: int
 ) -> tuple[list[int], np.ndarray]:
-    """Lays the words of a window out. -> tokens, where each word begins
+    """Concatenates the words of a window. -> token ids, index of each word's first token
 
-    A predicate that is outside of it stands, marked, at the end that it is nearer to, and is not
-    read there. A word that alone is longer than `room` is cut.
+    A predicate outside of the window is added, marked, at the nearer end, and not read there. A
+    word that is longer than `room` is cut.
     """
-    ids = marked.ids.copy() if 0 <= marked.word < window.first else []
+    ids = predicate.ids.copy() if 0 <= predicate.word < window.first else []
     starts = []
     for word in range(window.first, window.last):
-        if word == marked.word:
-            starts.append(len(ids) + len(marked.front))
-            ids += marked.ids
+        if word == predicate.word:
+            starts.append(len(ids) + len(predicate.before))
+            ids += predicate.ids
         else:
             starts.append(len(ids))
             ids += pieces[word][:room]
-    return ids + marked.ids * (marked.word >= window.last), np.array(starts, np.int64)
+    if predicate.word >= window.last:
+        ids = ids + predicate.ids
+    return ids, np.array(starts, np.int64)
 
 
 class TagScores(Scores):
@@ -334,6 +339,6 @@ class TagScores(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the tags."""
-        read = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
-        read = Dropout(self.dropout)(read, deterministic=deterministic)
-        return nn.Dense(self.classes, kernel_init=nn.initializers.normal(0.02), name="out")(read)
+        states = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
+        states = Dropout(self.dropout)(states, deterministic=deterministic)
+        return nn.Dense(self.classes, kernel_init=nn.initializers.normal(0.02), name="out")(states)

@@ -14,7 +14,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import free_text
+from jaxprompt.scoring.losses import text_loss
 from jaxprompt.types import Objective
 
 
@@ -34,7 +34,7 @@ class Head(Kind):
                 f"{facts.family}; use a T5, a GLM, a GPT-2 or a Llama"
             )
 
-    def layout_of(self, task: Task, style: str, form: str) -> str:
+    def template_for(self, task: Task, style: str, form: str) -> str:
         """Returns the task's template for a text-to-text model."""
         return task.text
 
@@ -54,7 +54,7 @@ class Head(Kind):
         rows = encoder.encode_all(examples, targets=targets)
         return Split(rows, unknown, counts.astype(np.int32), [e.references for e in examples])
 
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+    def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns an example whose target has the maximum length."""
         return Example(dict.fromkeys(task.fields, text), target="a " * (max_target - 1))
 
@@ -64,33 +64,34 @@ class Head(Kind):
             raise InputError(
                 f"optim.label_smoothing={smoothing} is only valid with classes; set it to 0"
             )
-        return [Objective("main", free_text)]
+        return [Objective("main", text_loss)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
         """Returns nothing: there are no classes to count."""
         return []
 
-    def check_found(self, found: Any) -> None:
+    def check_outputs(self, outputs: Any) -> None:
         """Does nothing: a text is always valid."""
 
     def measure(
-        self, metric: str, split: Split, found: Sequence[str], classes: int
+        self, metric: str, split: Split, texts: Sequence[str], classes: int
     ) -> dict[str, float]:
         """Compares texts with their references."""
-        return metrics.score_texts(metric, split.references, found)
+        return metrics.score_texts(metric, split.references, texts)
 
     def measure_known(
-        self, metric: str, split: Split, found: Sequence[str], classes: int
+        self, metric: str, split: Split, texts: Sequence[str], classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the texts with a reference."""
-        known = [(own, text) for own, text in zip(split.references, found, strict=True) if own]
+        pairs = zip(split.references, texts, strict=True)
+        known = [(references, text) for references, text in pairs if references]
         if not known:
             return {}, 0
         return metrics.score_texts(metric, *zip(*known, strict=True)), len(known)
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, found: Sequence[str],
+        self, task: Task, examples: Sequence[Example], split: Split, texts: Sequence[str],
         classes: int,
     ) -> Iterator[dict[str, Any]]:  # fmt: skip
         """Yields the texts."""
-        return ({"generated": text} for text in found)
+        return ({"generated": text} for text in texts)

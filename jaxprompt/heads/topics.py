@@ -61,7 +61,7 @@ class Topics(Scores):
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection: Injection, backbone, *, deterministic):
-        """Scores topics; `hidden` and `backbone` are unused, so the compiler removes them."""
+        """Scores topics; the compiler removes `hidden` and `backbone`, which are unused."""
         mean = mean_prompt_vector(injection)  # [B, X]
         init = nn.initializers.normal(0.02)
         return nn.Dense(self.classes, kernel_init=init, name="out")(mean)

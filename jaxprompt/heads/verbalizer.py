@@ -36,7 +36,7 @@ from jaxprompt.types import ABSENT, Batch, Objective
 SCORES, PIECES, SPANS = ("restricted", "full"), ("mean", "sum"), ("label", "target")
 
 
-class ByWords(Kind):
+class LabelWordHead(Kind):
     """The base of heads that represent a class by words, on a language-model head."""
 
     READS_WORDS: ClassVar[bool] = True
@@ -54,10 +54,10 @@ class ByWords(Kind):
         if task.labels:
             return task
         letters = tuple(string.ascii_uppercase[:choices])
-        own = task.words[:choices], task.targets[:choices]
-        return dataclasses.replace(task, labels=letters, words=own[0], targets=own[1])
+        words, targets = task.words[:choices], task.targets[:choices]
+        return dataclasses.replace(task, labels=letters, words=words, targets=targets)
 
-    def layout_of(self, task: Task, style: str, form: str) -> str:
+    def template_for(self, task: Task, style: str, form: str) -> str:
         """Returns the template for this form and for a left-to-right model."""
         if form == "text":
             return task.text
@@ -76,7 +76,7 @@ class ByWords(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(ByWords):
+class Head(LabelWordHead):
     """Scores classes, or the choices of an example, by the words predicted at [mask]."""
 
     scores: str = kinds.option("restricted", "restricted to the label words | full vocabulary")
@@ -94,29 +94,29 @@ class Head(ByWords):
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""
         task, style = setup.task, facts.style
-        said, sentinels = read_answer(setup.answer or default_answer(style, setup.form))
+        answer, sentinels = read_answer(setup.answer or default_answer(style, setup.form))
         specials = self.specials(facts, setup, tokenizer, sentinels)
         words = choose_words(task, style, setup.form)
-        # A template that ends with a space has written it already.
+        # The space is not repeated if the template ends with one.
         spaced = task.spaced and not setup.template.writes_space(style, takes_one_space(tokenizer))
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         masks, whole = verbalizer.num_masks, self.span == "target"
-        around = answer_frame(said, specials) if style in FED else Frame((), ())
+        answer_frame = answer_frame(answer, specials) if style in FED else Frame((), ())
         if style == "masked":
             plan = masked_plan(verbalizer.ids)
             if task.widest:
                 widest = make_verbalizer(tokenizer, task.widest, leading_space=spaced)
                 masks = max(masks, widest.num_masks)
         else:
-            plan = branch_plan(verbalizer.ids, around, whole=whole)
-        own = plan.words
+            plan = branch_plan(verbalizer.ids, answer_frame, whole=whole)
+        read = plan.words
         modules: dict[str, nn.Module] = {}
-        modules["main"] = LabelWords(own.rows, own.where, own.at, self.scores, self.pieces)
+        modules["main"] = LabelWords(read.rows, read.where, read.at, self.scores, self.pieces)
         if whole:
-            full = plan.whole
-            modules["target"] = LabelWords(full.rows, full.where, full.at, "full")
+            read = plan.whole
+            modules["target"] = LabelWords(read.rows, read.where, read.at, "full")
         return HeadLayout(
-            self, modules, specials, Answer(plan, around.stem), masks,
+            self, modules, specials, Answer(plan, answer_frame.stem), masks,
             [entry[0] for entry in verbalizer.words], verbalizer,
         )  # fmt: skip
 
@@ -126,7 +126,7 @@ class Head(ByWords):
             return [Objective("main", make_loss("full", smoothing), head="target")]
         return [Objective("main", make_loss(self.scores, smoothing))]
 
-    def counted(
+    def counted_objective(
         self, modules: Mapping[str, nn.Module], smoothing: float
     ) -> tuple[dict[str, nn.Module], Objective]:
         """Returns modules and the same loss, which also counts right answers."""
@@ -135,15 +135,15 @@ class Head(ByWords):
             return dict(modules), Objective("main", loss, sums=count_classes)
         loss = make_loss("full", smoothing)
 
-        def on_whole(scores, *given):
-            return loss(scores.whole, *given)
+        def target_loss(scores, *args):
+            return loss(scores.whole, *args)
 
-        def on_words(scores, *given):
-            return count_classes(scores.words, *given)
+        def count_hits(scores, *args):
+            return count_classes(scores.words, *args)
 
         # The main module and the target's, in the order of `lay_out`.
-        both = AnswerHead(*modules.values())
-        return {"main": both}, Objective("main", on_whole, sums=on_words)
+        head = AnswerHead(*modules.values())
+        return {"main": head}, Objective("main", target_loss, sums=count_hits)
 
 
 def choose_words(task: Task, style: str, form: str) -> Any:
@@ -162,7 +162,7 @@ def log_probabilities(backbone, hidden, rows=None):
     features = constrain(backbone.lm_features(hidden), "act_batch", None, None)  # [B, M, X]
     table, bias = backbone.lm_table()
     if rows is not None:
-        # A row of -1 reads the last one of the table and is made ABSENT below.
+        # An index of -1 reads the last row of the table, and is ABSENT below.
         table, bias = table[rows], None if bias is None else bias[rows]
     logits = soft_cap(score_table(features, table), logit_cap(backbone))
     if bias is not None:
@@ -199,33 +199,35 @@ class LabelWords(Scores):
         """Scores the classes."""
         rows, where, at = (jnp.asarray(x) for x in (self.rows, self.where, self.at))
         restricted = self.scores == "restricted"
-        read = select_positions(hidden, batch.label_pos)  # [B, M, H]
-        logp = log_probabilities(backbone, read, rows if restricted else None)
+        states = select_positions(hidden, batch.label_pos)  # [B, M, H]
+        logp = log_probabilities(backbone, states, rows if restricted else None)
         columns = where if restricted else rows[where]
-        picked = logp[:, jnp.maximum(at, 0), jnp.maximum(columns, 0)]  # [B, C, W, J]
-        # Indices of -1 were read at 0, and count nothing.
-        picked = jnp.where(where >= 0, picked, 0.0)
-        count = (where >= 0).sum(-1)  # [C, W]
-        words = picked.sum(-1)  # [B, C, W]
+        piece_logp = logp[:, jnp.maximum(at, 0), jnp.maximum(columns, 0)]  # [B, C, W, J]
+        # Indices of -1 were read at 0, and do not count.
+        piece_logp = jnp.where(where >= 0, piece_logp, 0.0)
+        num_pieces = (where >= 0).sum(-1)  # [C, W]
+        words = piece_logp.sum(-1)  # [B, C, W]
         if self.pieces == "mean":
-            words = words / jnp.maximum(count, 1)
-        some = (count > 0).sum(-1)  # [C]
-        # A sum of no words is 0, which would be the best of all log-probabilities.
-        classes = jnp.where(some > 0, words.sum(-1) / jnp.maximum(some, 1), ABSENT)  # [B, C]
+            words = words / jnp.maximum(num_pieces, 1)
+        num_words = (num_pieces > 0).sum(-1)  # [C]
+        # A sum of no words is 0, which would be the best log-probability.
+        classes = jnp.where(
+            num_words > 0, words.sum(-1) / jnp.maximum(num_words, 1), ABSENT
+        )  # [B, C]
         if restricted:
             return mask_absent(classes, batch.counts)
         inside = jnp.zeros(logp.shape[2], bool)
-        # An index of -1 would mark the last token: it is moved out of range, and dropped.
+        # An index of -1 would mark the last token, so it is moved out of range and dropped.
         inside = inside.at[jnp.where(rows >= 0, rows, logp.shape[2])].set(True, mode="drop")
         outside = jnp.where(inside, -jnp.inf, logp[:, at[0, 0, 0]]).max(-1)  # [B]
         return jnp.concatenate([classes, outside[:, None]], axis=-1)
 
 
-class Answered(NamedTuple):
+class AnswerScores(NamedTuple):
     """Scores of the classes as in `LabelWords`, [B, C] or [B, C + 1] each."""
 
-    words: Any  # by their words
-    whole: Any  # by all that is written
+    words: Any  # of their words
+    whole: Any  # of their whole answers
 
 
 class AnswerHead(Scores):
@@ -240,12 +242,17 @@ class AnswerHead(Scores):
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> nn.Module:
         """Returns a copy with other words."""
-        both = {part: getattr(self, part).with_arrays(own) for part, own in arrays.items()}
-        return self.clone(**both)
+        heads = {
+            part: getattr(self, part).with_arrays(part_arrays)
+            for part, part_arrays in arrays.items()
+        }
+        return self.clone(**heads)
 
     def __call__(
         self, hidden, batch: Batch, injection, backbone, *, deterministic: bool
-    ) -> Answered:
+    ) -> AnswerScores:
         """Scores the classes twice, with the same log-probabilities."""
-        given = hidden, batch, injection, backbone
-        return Answered(*(h(*given, deterministic=deterministic) for h in (self.words, self.whole)))
+        inputs = hidden, batch, injection, backbone
+        return AnswerScores(
+            *(h(*inputs, deterministic=deterministic) for h in (self.words, self.whole))
+        )

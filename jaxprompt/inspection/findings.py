@@ -32,7 +32,7 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.prompts import Method
 from jaxprompt.runs.restore import RestoredRun, restore_run
 from jaxprompt.scoring.metrics import right_classes
-from jaxprompt.scoring.separation import Separation, count_confusion, separate
+from jaxprompt.scoring.separation import Separation, class_separation, count_confusion
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import compile_step, predict_scores
 from jaxprompt.types import Batch
@@ -320,7 +320,7 @@ def _add_states(
         )
         states = states.reshape(-1, states.shape[-1])[is_known]
         # In the full width, because projections change distances.
-        if (separation := separate(states, labels[is_known])) is not None:
+        if (separation := class_separation(states, labels[is_known])) is not None:
             separations[step] = separation
         if step in plotted:
             plotted_states[step] = states
@@ -384,10 +384,10 @@ def _add_confusion(
         findings.notes["confusion"] = f"There is no confusion matrix: {error}."
         return
     scores, split = split.average(scores), split.without_samples()
-    predicted = scorer.head.classes_of(split, scores, scorer.classes)
+    predicted = scorer.head.predicted_classes(split, scores, scorer.classes)
     if predicted is None:
         raise TypeError(f"{type(scorer.head).__module__} answers by classes and gives none")
-    true_labels = right_classes(scorer.head.labels_of(split), predicted, split.metric_data)
+    true_labels = right_classes(scorer.head.gold_labels(split), predicted, split.metric_data)
     counts = count_confusion(true_labels, predicted, len(names))
     findings.confusion = Confusion(tuple(names), counts)
     score_text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -414,7 +414,9 @@ def _add_attention(
     def mean_attention(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
         attention = attend_prompt(model, tree.merge(trainable, frozen), batch)
         parts = [
-            jnp.stack([x.tokens, x.read, jnp.broadcast_to(x.even[:, None, None], x.read.shape)], -1)
+            jnp.stack(
+                [x.tokens, x.read, jnp.broadcast_to(x.uniform[:, None, None], x.read.shape)], -1
+            )
             for x in (attention[name] for name in streams)
         ]
         stacked = jnp.concatenate(parts, 1)  # [B*K, layers of all streams, N, 3]

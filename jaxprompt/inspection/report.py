@@ -10,7 +10,7 @@ from jaxprompt.inspection import pictures as draw
 from jaxprompt.inspection.findings import START, Findings
 from jaxprompt.inspection.learned_rows import LearnedRow
 from jaxprompt.inspection.page import Page, markup_with_marks, markup_with_notes
-from jaxprompt.scoring.separation import embed, project, separate
+from jaxprompt.scoring.separation import class_separation, pca_project, tsne_embed
 from jaxprompt.training.pictures import draw_curves, read_curves
 
 PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"
@@ -145,12 +145,12 @@ def _write_states(page: Page, findings: Findings, folder: Path) -> list[Path]:
         page.paragraph("Only one step is saved; raise train.keep to get a curve of R_D.")
     steps = list(states.pictured)
     # Projected together, so that the figures of all steps have the same axes.
-    projected = project(np.concatenate(list(states.pictured.values())), 2)
+    projected = pca_project(np.concatenate(list(states.pictured.values())), 2)
     parts = np.split(projected, len(steps))
     limits = projected.min(0), projected.max(0)
     for kind, points, axis_limits in (
         ("PCA", parts, limits),
-        ("t-SNE", [embed(separation, 2) for separation in states.pictured.values()], None),
+        ("t-SNE", [tsne_embed(separation, 2) for separation in states.pictured.values()], None),
     ):
         paths = []
         for step, separation in zip(steps, points, strict=True):
@@ -195,9 +195,9 @@ def _write_instances(page: Page, findings: Findings, folder: Path) -> list[Path]
     )
     paths = []
     for name, states in zip(("embeddings", "prompts"), vectors, strict=True):
-        ratio = separate(states, labels)
+        ratio = class_separation(states, labels)
         ratio_text = f", $R_D$ {ratio.ratio:.3f}" if ratio else ""
-        for kind, reduce in (("PCA", project), ("t-SNE", embed)):
+        for kind, reduce in (("PCA", pca_project), ("t-SNE", tsne_embed)):
             path = folder / f"{name}-{kind.lower().replace('-', '')}.png"
             title = f"{kind} of {name}{ratio_text}"
             draw.draw_states(reduce(states, 2), labels, names, title, path)
@@ -223,14 +223,14 @@ def _write_labels(page: Page, findings: Findings, folder: Path) -> list[Path]:
     points = points / np.maximum(np.linalg.norm(points, axis=-1, keepdims=True), 1e-30)
     bounds = np.cumsum([len(part) for part in parts])[:2]
     paths = []
-    for kind, reduce in (("PCA", project), ("t-SNE", embed)):
-        if reduce is embed and len(rows) + len(words) < _MIN_TSNE_POINTS:
+    for kind, reduce in (("PCA", pca_project), ("t-SNE", tsne_embed)):
+        if reduce is tsne_embed and len(rows) + len(words) < _MIN_TSNE_POINTS:
             page.paragraph(
                 f"t-SNE is left out: {len(rows) + len(words)} points are too few for it."
             )
             continue
         # t-SNE does not preserve distances, so only PCA shows how far a row moved.
-        moves = has_starts and reduce is project
+        moves = has_starts and reduce is pca_project
         selected = points if moves else np.concatenate([points[: bounds[0]], points[bounds[1] :]])
         labels, starts, word_points = np.split(
             reduce(selected, 3), bounds if moves else bounds[[0, 0]]

@@ -28,70 +28,72 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
       TypeError: if a method depends on undeclared fields of the batch, because constants would be
         wrong for other batches.
     """
-    # Checked whatever the method says: a dependence that it hides would be frozen into the export
-    # at the values of this batch.
-    found = reads_of(model, params, batch)
-    if secret := set(found) - set(model.prompt.reads):
+    # An undeclared dependence would fix the export to the values of this batch.
+    reads = fields_read(model, params, batch)
+    if undeclared := set(reads) - set(model.prompt.reads):
         name = type(model.prompt).__module__
-        raise TypeError(f"{name} reads {', '.join(sorted(secret))}; add them to `reads`")
+        raise TypeError(f"{name} reads {', '.join(sorted(undeclared))}; add them to `reads`")
     if model.prompt.reads:
-        own = jax.device_get(params.get("prompt", {}))
-        own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), own)
-        return _fold_parts(model, own, params, batch)
-    # On the host, where `as_constants` asks the masks in which layers the prefix stands.
+        prompt_params = jax.device_get(params.get("prompt", {}))
+        prompt_params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), prompt_params)
+        return _fold_parts(model, prompt_params, params, batch)
+    # On the host, where `as_constants` reads the layers of the prefix from its mask.
     return as_constants(model.prompt, jax.device_get(_injection(model)(params, batch)))
 
 
 @cached_factory
 def _injection(model: Model) -> Callable[..., Injection]:
-    """Compiles what a prompt adds, once: a run folds its prompt in every evaluation."""
+    """Compiles the injection of a prompt once, since every evaluation folds it."""
     return jax.jit(model.inject)
 
 
 @cached_factory
-def _part_of(method: Method) -> Callable[..., Injection]:
-    """Compiles what a part adds, once."""
+def _component_injection(method: Method) -> Callable[..., Injection]:
+    """Compiles the injection of a component once."""
     return jax.jit(functools.partial(method.apply, deterministic=True))
 
 
 def _fold_parts(
-    model: Model, own: dict[str, Any], params: Params, batch: Batch
+    model: Model, prompt_params: dict[str, Any], params: Params, batch: Batch
 ) -> tuple[Method, dict[str, Any]]:
-    """Puts constants in the place of parts that compute them. -> method, its params"""
+    """Replaces components by constants that they compute. -> method, its params"""
     parts = model.prompt.components()
     if not any(part.method.folds() for part in parts):
-        return model.prompt, own
+        return model.prompt, prompt_params
     embed = model.backbone.bind({"params": params["backbone"]}).words()
-    methods, numbers = [], []
+    methods, params_by_part = [], []
     for name, method, _ in parts:
-        held = own.get(name, {})
+        part_params = prompt_params.get(name, {})
         if method.folds():
-            made = _part_of(method)({"params": held}, batch, embed)
-            method, held = as_constants(method, jax.device_get(made))
+            injection = _component_injection(method)({"params": part_params}, batch, embed)
+            method, part_params = as_constants(method, jax.device_get(injection))
         methods.append(method)
-        numbers.append(held)
+        params_by_part.append(part_params)
     prompt = model.prompt.clone(parts=write_parts(methods))
-    # What went together as computed need not as constants.
+    # Components that can be combined need not be as constants.
     prompt.check()
     names = [part.name for part in prompt.components()]
-    return prompt, {name: held for name, held in zip(names, numbers, strict=True) if held}
+    named = zip(names, params_by_part, strict=True)
+    return prompt, {name: part_params for name, part_params in named if part_params}
 
 
-def reads_of(model: Model, params: Params, batch: Batch) -> tuple[str, ...]:
+def fields_read(model: Model, params: Params, batch: Batch) -> tuple[str, ...]:
     """Returns the fields of a batch that the injection depends on; nothing is computed."""
-    leaves, form = jax.tree.flatten_with_path(batch)
-    places, leaves = [path[0].name for path, _ in leaves], [leaf for _, leaf in leaves]
-    # Read off the data flow, not off two batches compared: these may differ in nothing that the
-    # method reads.
-    traced = jax.make_jaxpr(lambda own: model.inject(params, jax.tree.unflatten(form, own)))(leaves)
+    leaves, treedef = jax.tree.flatten_with_path(batch)
+    field_names, leaves = [path[0].name for path, _ in leaves], [leaf for _, leaf in leaves]
+
+    def inject(leaves: list[Any]) -> Injection:
+        return model.inject(params, jax.tree.unflatten(treedef, leaves))
+
+    # From the data flow: comparing two batches would miss fields that are equal in both.
+    traced = jax.make_jaxpr(inject)(leaves)
     needed = {var for var in traced.jaxpr.outvars if isinstance(var, Var)}
-    # An inner program, as of a scan, counts as a whole: a field too many may be found, never one
-    # too few.
+    # An inner program, e.g. of a scan, counts as a whole, so that no field is missed.
     for equation in reversed(traced.jaxpr.eqns):
         if needed.intersection(equation.outvars):
             needed |= {var for var in equation.invars if isinstance(var, Var)}
-    own = zip(places, traced.jaxpr.invars, strict=True)
-    return tuple(dict.fromkeys(name for name, var in own if var in needed))
+    inputs = zip(field_names, traced.jaxpr.invars, strict=True)
+    return tuple(dict.fromkeys(name for name, var in inputs if var in needed))
 
 
 def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, Any]]:
@@ -110,16 +112,16 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
             )
         if slots is not None and counts[stream]:
             fields[f"{name}slots"] = counts[stream]
-            # Rows behind those that the template places serve heads and views of objectives, which
-            # an export does not have in its slots.
+            # Vectors after those of the template are for heads and views, and are not slots of an
+            # export.
             arrays[f"{name}slots"] = np.asarray(slots[0, : counts[stream]], np.float32)
         if prefix is not None:
-            # Layers outside of the prefix hold padding. It stands in one interval, which parts that
-            # are side by side have alike.
-            inside = np.flatnonzero(prefix.mask.any(axis=(1, 2)))
-            first, last = int(inside[0]), int(inside[-1]) + 1
-            span = {"length": prefix.k.shape[2], "first": first, "last": last}
-            fields |= {name + field: value for field, value in span.items()}
+            # Other layers contain padding. The layers of the prefix are one interval, which is the
+            # same for all components.
+            layers = np.flatnonzero(prefix.mask.any(axis=(1, 2)))
+            first, last = int(layers[0]), int(layers[-1]) + 1
+            sizes = {"length": prefix.k.shape[2], "first": first, "last": last}
+            fields |= {name + field: value for field, value in sizes.items()}
             arrays[f"{name}k"] = np.asarray(prefix.k[first:last, 0], np.float32)  # [L, P, N, D]
             arrays[f"{name}v"] = np.asarray(prefix.v[first:last, 0], np.float32)
     constant = Constant(dims=prompt.dims, **fields)  # type: ignore[arg-type]  # flax adds `name`
@@ -130,12 +132,14 @@ def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns params that fold to these constants, for a prompt without an encoder."""
     slots = [arrays[name] for name in ("slots", "decoder_slots") if name in arrays]
     if slots or "rows" in arrays:
-        more = {"rows": arrays["rows"]} if "rows" in arrays else {}
-        # One table holds the decoder's rows behind the input's, see `soft`.
-        return ({"table": np.concatenate(slots)} if slots else {}) | more
+        rows = {"rows": arrays["rows"]} if "rows" in arrays else {}
+        # The decoder's vectors come last in a single table, see `soft`.
+        return ({"table": np.concatenate(slots)} if slots else {}) | rows
     prefixes = [name for name in PARTS.values() if f"{name}k" in arrays]
-    pair = lambda name: np.stack([arrays[f"{name}k"], arrays[f"{name}v"]], axis=1)
-    return {f"{name}table": pair(name) for name in prefixes}  # [L, 2, P, N, D]
+    return {  # [L, 2, P, N, D]
+        f"{name}table": np.stack([arrays[f"{name}k"], arrays[f"{name}v"]], axis=1)
+        for name in prefixes
+    }
 
 
 def fold_flat(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import iterate_layers, repeat_for_beams, select_beams
 from jaxprompt.layers.capping import logit_cap, soft_cap
-from jaxprompt.models.model import KeyValues, Model, place
+from jaxprompt.models.model import KeyValues, Model, mask_absent_slots
 from jaxprompt.tree import Params
 from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
 
@@ -66,15 +66,16 @@ def generate(
     ends = tuple(np.atleast_1d(eos).tolist())
     check_search(model, batch, max_new_tokens, num_beams, early_stopping, ends)
     if not checked:
-        check_room(model, batch, max_new_tokens)
-    room = max_new_tokens - 1  # nothing follows the last token, so it is not read
-    batch, states, cache = read_input(model, params, batch, room, shared_kv=shared_kv)
+        check_new_tokens(model, batch, max_new_tokens)
+    num_free = max_new_tokens - 1  # the last token is not read, since nothing follows it
+    batch, states, cache = read_input(model, params, batch, num_free, shared_kv=shared_kv)
     tokens, backbone = batch.read, model.backbone.bind({"params": params["backbone"]})
-    layers, opened = backbone.reading_layers(), cache.positions.shape[1] - room
+    layers = backbone.reading_layers()
+    first_column = cache.positions.shape[1] - num_free
     columns = jnp.arange(tokens.mask.shape[1])
-    # Padding may stand on either side, so the last real column is looked for.
+    # Padding may be on either side.
     last = jnp.where(tokens.mask, columns, 0).max(1)[:, None]  # [B, 1]
-    # Positions are data, and hold the shift of a prefix already.
+    # Positions already include the shift of a prefix.
     start = jnp.take_along_axis(jnp.asarray(tokens.positions), last, axis=1) + 1  # [B, 1]
     state = jnp.take_along_axis(states, last[:, :, None], axis=1)[:, 0]  # [B, H]
 
@@ -82,25 +83,25 @@ def generate(
         """Reads new token number `count`. int [B] or [B, K] -> float32 [B or B*K, V], the cache"""
         inner = model.backbone.bind({"params": params["backbone"]})
         where = jnp.broadcast_to(start + count, (len(start), ids.size // len(start)))
-        column = opened + count
+        column = first_column + count
         weights = iterate_layers(layers, column)
         x, cache = inner.extend(weights, ids.ravel(), where.ravel(), cache, column)
         return _score(inner, x), cache
 
-    # On the host, in float64: index is the length.
+    # By length, computed on the host in float64.
     penalties = jnp.float32(np.arange(1, max_new_tokens + 1, dtype=np.float64) ** length_penalty)
-    # Rows of length 0, which only fill the batch, divide by 1.
+    # Length 0 is that of rows that only fill the batch.
     penalties = jnp.concatenate([jnp.ones(1), penalties])
     idle = jnp.asarray(batch.weights) == 0  # [B]
-    found = jnp.full((len(start), max_new_tokens), pad, jnp.int32)
+    ids = jnp.full((len(start), max_new_tokens), pad, jnp.int32)
+    scores = _score(backbone, state)
     if num_beams == 1:
-        return _greedy(read, _score(backbone, state), cache, found, idle, ends, penalties)
-    longest = early_stopping == "never" and length_penalty > 0
-    # None: an open continuation is not compared; 0: by its own length.
-    reach = None if early_stopping is True else max_new_tokens if longest else 0
-    return _beam_search(
-        read, _score(backbone, state), cache, found, idle, ends, penalties, num_beams, reach
-    )
+        return _greedy(read, scores, cache, ids, idle, ends, penalties)
+    # The length by which the scores of open continuations are compared; 0 = their current one,
+    # None = they are not compared.
+    length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else 0
+    final_length = None if early_stopping is True else length
+    return _beam_search(read, scores, cache, ids, idle, ends, penalties, num_beams, final_length)
 
 
 def read_input(
@@ -111,7 +112,7 @@ def read_input(
     Returns the batch with its positions, the states of its tokens, and the cache.
     """
     injection = model.inject(params, batch)
-    batch = place(batch, injection)
+    batch = mask_absent_slots(batch, injection)
     injection = model.add_shared_prefix(params, injection, shared_kv=shared_kv)
     backbone = model.backbone.bind({"params": params["backbone"]})
     return batch, *backbone.prefill(batch, injection, room)
@@ -128,13 +129,13 @@ class _Row(NamedTuple):
 def _greedy(read, scores, cache, ids, idle, ends, penalties) -> Generated:
     def choose(row: _Row, scores) -> _Row:
         best = jnp.argmax(scores, axis=-1)
-        gain = scores.max(-1) - jax.nn.logsumexp(scores, axis=-1)
+        logp = scores.max(-1) - jax.nn.logsumexp(scores, axis=-1)
         token = jnp.where(row.done, row.ids[:, row.count], best)  # a pad where it is done
         return _Row(
             row.count + 1,
             row.ids.at[:, row.count].set(token),
             row.lengths + ~row.done,
-            row.sums + jnp.where(row.done, 0.0, gain),
+            row.sums + jnp.where(row.done, 0.0, logp),
             row.done | _is_end(token, ends),
         )
 
@@ -145,7 +146,7 @@ def _greedy(read, scores, cache, ids, idle, ends, penalties) -> Generated:
 
     none = jnp.zeros(len(ids), jnp.int32)
     row = choose(_Row(jnp.int32(0), ids, none, jnp.zeros(len(ids)), idle), scores)
-    row, _ = jax.lax.while_loop(_goes_on, step, (row, cache))
+    row, _ = jax.lax.while_loop(_is_running, step, (row, cache))
     return Generated(row.ids, row.lengths, row.sums / penalties[row.lengths])
 
 
@@ -153,45 +154,53 @@ class _Beams(NamedTuple):
     count: Array  # tokens chosen so far
     ids: Array  # [B, K, max_new_tokens] of the open continuations, best first
     sums: Array  # [B, K] of their log-probabilities
-    parents: Array  # [B, K] which open one each was before its last token
+    parents: Array  # [B, K] index of the open continuation that each extends
     ended: Array  # [B, K, max_new_tokens] the best that ended
-    scores: Array  # [B, K] theirs, -inf = none yet
+    scores: Array  # [B, K] of those, -inf = none yet
     done: Array  # bool [B]
 
 
-def _beam_search(read, scores, cache, ids, idle, ends, penalties, num_beams, reach) -> Generated:
+def _beam_search(
+    read, scores, cache, ids, idle, ends, penalties, num_beams, final_length
+) -> Generated:
     rows, max_new_tokens = ids.shape
-    ranked = _ranked(num_beams, ends)
-    pick = lambda x, index: jnp.take_along_axis(x, index[:, :, None], axis=1)
+    num_ranked = _num_ranked(num_beams, ends)
+
+    def take_beams(x, index):
+        return jnp.take_along_axis(x, index[:, :, None], axis=1)
 
     def choose(beam: _Beams, scores) -> _Beams:
-        """Takes the best continuations: K of them go on, whichever of the others end."""
+        """Selects the K best open continuations and the K best that ended."""
         vocab = scores.shape[-1]
         logp = jax.nn.log_softmax(scores).reshape(rows, -1, vocab)  # [B, K, V], at first [B, 1, V]
-        # At first all beams are the same text: one of them is continued, else each would choose the
-        # same tokens.
+        # At first all beams are equal, so only one of them is continued.
         total = (beam.sums[:, : logp.shape[1], None] + logp).reshape(rows, -1)
-        # So many that K of them at least are still open.
-        sums, index = jax.lax.top_k(total, ranked)
+        # At least K of these are open.
+        sums, index = jax.lax.top_k(total, num_ranked)
         parents, tokens = index // vocab, index % vocab  # [B, ranked]
-        ids, count = pick(beam.ids, parents).at[:, :, beam.count].set(tokens), beam.count + 1
-        over = _is_end(tokens, ends) | (count == max_new_tokens)
-        open_sums, kept = jax.lax.top_k(jnp.where(over, -jnp.inf, sums), num_beams)
-        # An end counts among the best K alone; the others stand by for those that end.
-        new = over & (jnp.arange(ranked) < num_beams) & ~beam.done[:, None]
-        merged = [beam.scores, jnp.where(new, sums / penalties[count], -jnp.inf)]
-        best, chosen = jax.lax.top_k(jnp.concatenate(merged, axis=1), num_beams)
+        ids, count = take_beams(beam.ids, parents).at[:, :, beam.count].set(tokens), beam.count + 1
+        is_end = _is_end(tokens, ends) | (count == max_new_tokens)
+        open_sums, open_index = jax.lax.top_k(jnp.where(is_end, -jnp.inf, sums), num_beams)
+        # A continuation that ends must be among the best K; the others only replace those.
+        is_new_end = is_end & (jnp.arange(num_ranked) < num_beams) & ~beam.done[:, None]
+        merged = [beam.scores, jnp.where(is_new_end, sums / penalties[count], -jnp.inf)]
+        best, ended_index = jax.lax.top_k(jnp.concatenate(merged, axis=1), num_beams)
         done = (best > -jnp.inf).all(1)
-        if reach is not None:
-            done &= open_sums[:, 0] / penalties[reach or count] <= best[:, -1]
+        if final_length is not None:
+            done &= open_sums[:, 0] / penalties[final_length or count] <= best[:, -1]
         return _Beams(
-            count, pick(ids, kept), open_sums, jnp.take_along_axis(parents, kept, axis=1),
-            pick(jnp.concatenate([beam.ended, ids], axis=1), chosen), best, beam.done | done,
-        )  # fmt: skip
+            count,
+            take_beams(ids, open_index),
+            open_sums,
+            jnp.take_along_axis(parents, open_index, axis=1),
+            take_beams(jnp.concatenate([beam.ended, ids], axis=1), ended_index),
+            best,
+            beam.done | done,
+        )
 
     def step(carry):
         beam, cache = carry
-        # Before the token is read: its column goes behind those of the beam that it continues.
+        # Before the token is read, since its column follows those of the beam that it extends.
         cache = select_beams(cache, beam.parents)
         scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
         return choose(beam, scores), cache
@@ -200,11 +209,11 @@ def _beam_search(read, scores, cache, ids, idle, ends, penalties, num_beams, rea
     none = jnp.zeros((rows, num_beams))
     empty = _Beams(jnp.int32(0), ids, none, none.astype(int), ids, none - jnp.inf, idle)
     cache = repeat_for_beams(cache, num_beams)
-    beam, _ = jax.lax.while_loop(_goes_on, step, (choose(empty, scores), cache))
+    beam, _ = jax.lax.while_loop(_is_running, step, (choose(empty, scores), cache))
     ids = beam.ended[:, 0]
-    # The first end id is meant, since the pad id may be the same.
-    over = _is_end(ids, ends)
-    lengths = jnp.where(over.any(1), jnp.argmax(over, axis=1) + 1, max_new_tokens)
+    # The pad id may be an end id, too, so the first one counts.
+    is_end = _is_end(ids, ends)
+    lengths = jnp.where(is_end.any(1), jnp.argmax(is_end, axis=1) + 1, max_new_tokens)
     lengths = jnp.where(idle, 0, lengths).astype(jnp.int32)
     return Generated(ids, lengths, jnp.where(idle, 0.0, beam.scores[:, 0]))
 
@@ -213,12 +222,12 @@ def _is_end(tokens: Array, ends: Sequence[int]) -> Array:
     return jnp.isin(tokens, jnp.array(ends, jnp.int32))
 
 
-def _ranked(num_beams: int, ends: Sequence[int]) -> int:
-    """Counts the continuations that are compared: each beam has one for each end id."""
+def _num_ranked(num_beams: int, ends: Sequence[int]) -> int:
+    """Returns how many continuations are ranked: each beam may have one for every end id."""
     return (1 + max(1, len(ends))) * num_beams
 
 
-def _goes_on(carry):
+def _is_running(carry):
     state, _ = carry
     return (state.count < state.ids.shape[-1]) & ~state.done.all()
 
@@ -226,7 +235,7 @@ def _goes_on(carry):
 def _score(backbone, x):
     """Multiplies states by the whole output table. [R, H] -> float32 [R, V]"""
     features, (table, bias) = backbone.lm_features(x), backbone.lm_table()
-    # Float32 whatever the features are: rounded to 16 bits near scores would be equal.
+    # In float32, since close scores would be equal when rounded to 16 bits.
     scores = jnp.einsum(
         "rx,vx->rv", features, table.astype(features.dtype), preferred_element_type=jnp.float32
     )
@@ -234,12 +243,12 @@ def _score(backbone, x):
     return scores if bias is None else scores + bias.astype(jnp.float32)
 
 
-def check_writing(
+def check_generation(
     model: Model, batch: Batch, max_new_tokens: int, num_beams: int, ends: Sequence[int] = ()
 ) -> None:
     """Raises InputError like `check_search` and `check_room`."""
     check_search(model, batch, max_new_tokens, num_beams, ends=ends)
-    check_room(model, batch, max_new_tokens)
+    check_new_tokens(model, batch, max_new_tokens)
 
 
 def check_search(
@@ -250,15 +259,15 @@ def check_search(
     early_stopping: bool | str = False,
     ends: Sequence[int] = (),
 ) -> None:
-    """Raises InputError if numbers are out of range or rows have several documents."""
+    """Raises InputError if arguments are out of range or rows have several documents."""
     at_least("max_new_tokens", max_new_tokens, 1)
     at_least("num_beams", num_beams, 1)
     vocab = model.backbone.dims.vocab
-    if num_beams > 1 and (ranked := _ranked(num_beams, ends)) > vocab:
-        each = ranked // num_beams
+    if num_beams > 1 and (num_ranked := _num_ranked(num_beams, ends)) > vocab:
+        per_beam = num_ranked // num_beams
         raise InputError(
-            f"num_beams={num_beams} exceeds {vocab // each}: the search ranks {each} tokens per "
-            f"beam, from a vocabulary of {vocab}; use at most {vocab // each}"
+            f"num_beams={num_beams} exceeds {vocab // per_beam}: the search ranks {per_beam} "
+            f"tokens per beam, from a vocabulary of {vocab}; use at most {vocab // per_beam}"
         )
     if batch.encoder.segments is not None:
         raise InputError(
@@ -269,25 +278,25 @@ def check_search(
         raise InputError(f"early_stopping={early_stopping!r} is unknown; known: True, False, never")
 
 
-def check_room(model: Model, batch: Batch, max_new_tokens: int) -> None:
+def check_new_tokens(model: Model, batch: Batch, max_new_tokens: int) -> None:
     """Raises InputError if the texts would not fit the model after the longest row.
 
-    Padding takes no positions; under jit, where lengths are unknown, it counts.
+    Padding has no positions, but it counts under jit, where lengths are unknown.
     """
     limit, mask = model.backbone.dims.max_len, batch.read.mask
     if limit == NO_LIMIT:
         return
-    unknown = isinstance(mask, jax.core.Tracer)
-    longest = mask.shape[1] if unknown else int(np.asarray(mask).sum(1).max())
-    front = len(model.shared_prefix.ids) if model.shared_prefix else 0  # which rows are without
-    read, shift = front + longest, model.prompt.position_shift()
-    if (free := limit - read - shift) < max_new_tokens:
+    is_traced = isinstance(mask, jax.core.Tracer)
+    longest = mask.shape[1] if is_traced else int(np.asarray(mask).sum(1).max())
+    shared = len(model.shared_prefix.ids) if model.shared_prefix else 0  # not part of rows
+    num_input, shift = shared + longest, model.prompt.position_shift()
+    if (free := limit - num_input - shift) < max_new_tokens:
         advice = (
             f"reduce max_new_tokens to {free} or shorten the input"
             if free > 0
             else "shorten the input"
         )
         raise InputError(
-            f"{read} tokens of input + {shift} positions of the prompt + "
+            f"{num_input} tokens of input + {shift} positions of the prompt + "
             f"max_new_tokens={max_new_tokens} exceed the model's {limit} positions; {advice}"
         )

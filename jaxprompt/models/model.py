@@ -20,7 +20,7 @@ from jaxprompt.prompts import Method
 from jaxprompt.tree import Params, flatten
 from jaxprompt.types import Array, Batch, Injection, Prefix, SharedPrefix, Tokens
 
-KeyValues = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] each
+KeyValues = tuple[Array, Array]  # keys and values of a shared prefix, [L, B|1, P, N, D] each
 LAST_LAYER = ("needed", "all")
 
 
@@ -31,8 +31,8 @@ class Model:
     backbone: nn.Module
     prompt: Method
     heads: Mapping[str, nn.Module]
-    is_cached: bool = False  # Batch.cached is what the backbone gives: it is not run
-    last_layer: str = "needed"  # positions computed in the last layer: those of the heads | all
+    is_cached: bool = False  # Batch.cached are the backbone's outputs, so it is not run
+    last_layer: str = "needed"  # positions computed in the last layer: those that heads read | all
     shared_prefix: SharedPrefix | None = (
         None  # what every row begins with; rows of batches are without it
     )
@@ -50,11 +50,10 @@ class Model:
 
         `placement` is where the backbone is; the initialised parameters are then on every device.
         """
-        where = None if placement is None else placement.replicated
-        return {"backbone": backbone, **_compile_draw(self, choices, where)(key, backbone)}
+        sharding = None if placement is None else placement.replicated
+        return {"backbone": backbone, **_compile_init(self, choices, sharding)(key, backbone)}
 
-    # Those that a dataclass makes would take the heads' mapping, which has no hash, and their
-    # arrays, which neither have one nor compare to a truth.
+    # A dataclass would hash and compare the mapping of heads, and arrays in it, which have no hash.
     def __hash__(self) -> int:
         """Returns the same hash for equal models, which are the same program."""
         return hash(self._key())
@@ -65,15 +64,15 @@ class Model:
 
     def _key(self) -> tuple[Any, ...]:
         heads = frozenset((name, *separate_arrays(head)) for name, head in self.heads.items())
-        own = self.is_cached, self.last_layer, self.shared_prefix, self.varies
-        return (self.backbone, self.prompt, heads, *own)
+        settings = self.is_cached, self.last_layer, self.shared_prefix, self.varies
+        return (self.backbone, self.prompt, heads, *settings)
 
-    def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
+    def _init_params(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
         prompt_key, *head_keys = jax.random.split(key, 1 + len(self.heads))
         batch = _dummy_batch(choices, decodes=self.backbone.dims.decoder_layers > 0)
         hidden = jnp.zeros((choices, 2, self.backbone.dims.width))
         bound = self.backbone.bind({"params": backbone})
-        # Heads are drawn with what the method adds, since some score by its rows.
+        # Heads are initialised with the injection, since some score by its rows.
         injection, prompt = self.prompt.init_with_output(
             prompt_key, batch, bound.words(), deterministic=True
         )
@@ -89,11 +88,13 @@ class Model:
         """Computes the injection of the method for a batch."""
         words = self.backbone.bind({"params": params["backbone"]}).words()
         injection = self.prompt.apply(
-            # A method reads the words and does not train them, even where the backbone trains too.
+            # The method does not train the word embeddings, even if the backbone trains.
             {"params": params.get("prompt", {})}, batch, jax.lax.stop_gradient(words),
             deterministic=deterministic, rngs=_rngs(key, 0),
         )  # fmt: skip
-        return cast(Injection, injection)  # flax types `apply` with `mutable` and without alike
+        return cast(
+            Injection, injection
+        )  # flax has one type for `apply` with and without `mutable`
 
     def add_shared_prefix(
         self,
@@ -114,9 +115,9 @@ class Model:
         slots, prefix, _ = injection.encoder
         rows = max(1 if slots is None else len(slots), 1 if prefix is None else prefix.k.shape[1])
         if shared_kv is not None:
-            # Known when compiling, as it is where the front runs in the same program.
-            there = np.ones((rows, len(self.shared_prefix.ids)), bool)
-            mask = append_to_mask(prefix, shared_kv[0].shape[0], there)
+            # Constant when compiling, as if the prefix ran in the same program.
+            present = np.ones((rows, len(self.shared_prefix.ids)), bool)
+            mask = append_to_mask(prefix, shared_kv[0].shape[0], present)
             return injection._replace(
                 encoder=injection.encoder._replace(prefix=Prefix(*shared_kv, mask))
             )
@@ -126,11 +127,11 @@ class Model:
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
         positions = positions + self.prompt.position_shift()
         tokens = Tokens(ids, ids == ids, slot, positions, types, roles)
-        front = self.backbone.apply(
+        prefix_states = self.backbone.apply(
             {"params": params["backbone"]}, tokens, injection, deterministic=deterministic,
             rngs=_rngs(key, 4), method="encode_shared_prefix",
         )  # fmt: skip
-        prefix = cast(Prefix, front)  # as in `inject`
+        prefix = cast(Prefix, prefix_states)  # as in `inject`
         return injection._replace(encoder=injection.encoder._replace(prefix=prefix))
 
     def run_shared_prefix(self, params: Params) -> KeyValues | None:
@@ -141,7 +142,7 @@ class Model:
         """
         if self.shared_prefix is None or self.is_cached:
             return None
-        # A method that reads the batch shares no front.
+        # A method that reads the batch has no shared prefix, so any batch will do.
         batch = _dummy_batch(1, decodes=False)
         prefix = self.add_shared_prefix(params, self.inject(params, batch)).encoder.prefix
         return None if prefix is None else (prefix.k, prefix.v)
@@ -174,54 +175,55 @@ class Model:
         reads_all: bool,
         shared_kv=None,
     ):
-        """Runs the backbone. -> its states [B*K, T, H], the batch as they are read, the injection
+        """Runs the backbone. -> its states [B*K, T, H], the batch for heads, the injection
 
-        Where few positions are read the states are these, [B*K, M, H], and `label_pos` counts them.
+        If few positions are read, the states are theirs, [B*K, M, H], and `label_pos` is an index
+        of these.
         """
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
         if self.is_cached:
             if batch.cached is None:
                 raise ValueError("the batch lacks the states that the backbone gave before")
             return batch.cached.astype(self.backbone.cfg.dtype), batch, injection
-        batch = place(batch, injection)
+        batch = mask_absent_slots(batch, injection)
         injection = self.add_shared_prefix(
             params, injection, shared_kv=shared_kv, deterministic=deterministic, key=key
         )
         cfg = self.backbone.cfg
         drops = not deterministic and (cfg.dropout or cfg.attention_dropout) > 0
-        reads = None if reads_all else few_reads(batch, drops=drops and self.varies)
+        reads = None if reads_all else positions_read(batch, drops=drops and self.varies)
         hidden = self.backbone.apply(
             {"params": params["backbone"]}, batch, injection, deterministic=deterministic,
             output_positions=reads, rngs=_rngs(key, 1),
         )  # fmt: skip
-        return hidden, batch if reads is None else count_reads(batch), injection
+        return hidden, batch if reads is None else renumber_reads(batch), injection
 
 
 @cached_factory
-def _compile_draw(model: Model, choices: int, where: jax.sharding.Sharding | None):
-    # One program, where every operation by itself would be one; and one for every seed.
-    return jax.jit(functools.partial(model._draw, choices=choices), out_shardings=where)
+def _compile_init(model: Model, choices: int, sharding: jax.sharding.Sharding | None):
+    # One program for all operations and all seeds.
+    return jax.jit(functools.partial(model._init_params, choices=choices), out_shardings=sharding)
 
 
-def few_reads(batch: Batch, *, drops: bool = False) -> Array | None:
+def positions_read(batch: Batch, *, drops: bool = False) -> Array | None:
     """Returns the positions that heads read, int [B*K, M], or None if there are many.
 
-    With `drops`, one position counts as few for any length of the batch: the last layer samples its
-    dropout by the index of a state among those that it computes, which padding must not change.
+    With `drops`, only one position counts as few, whatever the length: the last layer samples its
+    dropout by the index of a computed state, which padding must not change.
     """
     count = batch.label_pos.shape[1]
-    # Of half of them and more the picking takes about what it spares.
-    few = count == 1 if drops else 2 * count <= batch.read.ids.shape[1]
-    return batch.label_pos if few else None
+    # Gathering more than half of them takes about as much time as it saves.
+    is_few = count == 1 if drops else 2 * count <= batch.read.ids.shape[1]
+    return batch.label_pos if is_few else None
 
 
-def count_reads(batch: Batch) -> Batch:
+def renumber_reads(batch: Batch) -> Batch:
     """Renumbers the positions that heads read to those of the states with `reads`."""
     columns = jnp.arange(batch.label_pos.shape[1], dtype=batch.label_pos.dtype)
     return batch._replace(label_pos=jnp.broadcast_to(columns, batch.label_pos.shape))
 
 
-def place(batch: Batch, injection: Injection) -> Batch:
+def mask_absent_slots(batch: Batch, injection: Injection) -> Batch:
     """Masks the positions of slot vectors that an injection leaves out."""
     encoder = mask_absent_slots(batch.encoder, injection.encoder.slots_mask)
     decoder = batch.decoder
@@ -236,7 +238,10 @@ def backbone_shapes(backbone: nn.Module, quantize: str = "none") -> dict[str, An
     `quantize` "int8" or "int4" gives the shapes after quantisation.
     """
     batch = _dummy_batch(1, decodes=backbone.dims.decoder_layers > 0)
-    init = lambda key: backbone.init(key, batch, method="init_all")["params"]
+
+    def init(key: jax.Array) -> Params:
+        return backbone.init(key, batch, method="init_all")["params"]
+
     shapes = flatten({"backbone": jax.eval_shape(init, jax.random.key(0))})
     return quantized_shapes(shapes, quantize) if quantize in BITS else shapes
 
@@ -249,7 +254,7 @@ def _rngs(key, part: int):
 
 def _dummy_batch(choices: int, decodes: bool) -> Batch:
     zeros = np.zeros((choices, 2), np.int32)
-    tokens = Tokens(zeros, zeros == 0, zeros - 1, zeros, zeros, zeros)  # all seen, no slots
+    tokens = Tokens(zeros, zeros == 0, zeros - 1, zeros, zeros, zeros)  # no masks, no slots
     one, weight = np.zeros(1, np.int32), np.ones(1, np.float32)
     decoder = tokens if decodes else None
     return Batch(tokens, zeros[:, :1], one, weight, one, decoder, zeros[:, :1], prompt=one)

@@ -12,24 +12,24 @@ from flax import linen as nn
 
 from jaxprompt.layers.attention import MultiHead
 from jaxprompt.layers.stack import WATCHED
-from jaxprompt.models.model import Model, place
+from jaxprompt.models.model import Model, mask_absent_slots
 from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Injection, Stream, Tokens
 
-# A left-to-right model's own attention is its encoder's, that of what a GLM writes its decoder's.
+# The attention of a left-to-right model is "encoder"; that of a GLM's output is "decoder".
 STREAMS = ("encoder", "decoder", "cross")
 
 
 class PromptAttention(NamedTuple):
     """Shares of the attention on a prompt, in one kind of attention of a model."""
 
-    tokens: Any  # float32 [B, L, N] mean over the queries that are real tokens, no soft ones
-    read: Any  # float32 [B, L, N] of the query at the position that the head reads first
-    even: Any  # float32 [B] what attention that is the same on all that is seen would give
+    tokens: Any  # float32 [B, L, N] mean over queries that are neither padding nor soft tokens
+    read: Any  # float32 [B, L, N] of the query at the first position that the head reads
+    uniform: Any  # float32 [B] of uniform attention
 
 
 class _Call(NamedTuple):
-    """One attention as it was called."""
+    """The result of one attention."""
 
     probs: Any  # [B, N, T, S]
     seen: Any  # bool [B, T, S]
@@ -43,88 +43,91 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
     read. Returns {} for a backbone whose layers do not use `layers.attention`.
     """
     injection = model.inject(params, batch)
-    batch, calls = place(batch, injection), []
+    batch, calls = mask_absent_slots(batch, injection), []
 
     def watch(next_call, args, kwargs, context):
         module = context.module
         if not isinstance(module, MultiHead) or context.method_name != "__call__":
             return next_call(*args, **kwargs)
-        # What follows is a bias, a table of distances or turns, by kind of attention.
+        # The other arguments depend on the kind of attention, e.g. a bias or rotations.
         x, k, _, seen, *bias = args
         probs = module.attention_weights(x, k, seen, *bias)
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
         calls.append(_Call(probs, jnp.broadcast_to(mask, (len(x), *probs.shape[2:]))))
         return next_call(*args, **kwargs)
 
-    # Unrolled and never recomputed, so that what a layer gives besides can leave it.
+    # Unrolled and never recomputed, so that probabilities can leave a layer.
     cfg = dataclasses.replace(model.backbone.cfg, stack="unroll", remat=WATCHED)
-    if "mask_decoder" in cfg.model_heads:  # the layers are the encoder's own
+    if "mask_decoder" in cfg.model_heads:  # the layers of the encoder
         cfg = dataclasses.replace(cfg, decodes=False)
     with nn.intercept_methods(watch):
         model.backbone.clone(cfg=cfg).apply(
-            {"params": params["backbone"]}, batch, _everywhere(injection), deterministic=True
+            {"params": params["backbone"]}, batch, _with_traced_masks(injection), deterministic=True
         )
-    return _sort(model, batch, injection, calls)
+    return _by_stream(model, batch, injection, calls)
 
 
-def _everywhere(injection: Injection) -> Injection:
-    """Makes masks of prefixes arrays, with which no stack is cut where a prefix begins or ends."""
-    found = {}
+def _with_traced_masks(injection: Injection) -> Injection:
+    """Makes the masks of prefixes traced arrays, with which a stack is not split at a prefix."""
+    streams = {}
     for name in STREAMS:
         stream: Stream = getattr(injection, name)
         if stream.prefix is not None:
             mask = jnp.asarray(stream.prefix.mask)
             stream = stream._replace(prefix=stream.prefix._replace(mask=mask))
-        found[name] = stream
-    return injection._replace(**found)
+        streams[name] = stream
+    return injection._replace(**streams)
 
 
-def _sort(
+def _by_stream(
     model: Model, batch: Batch, injection: Injection, calls: list[_Call]
 ) -> dict[str, PromptAttention]:
-    """Divides attentions among the streams: layers in order, a decoder's own before its other."""
+    """Divides attentions among the streams; a decoder's layer calls self-attention first."""
     dims, decodes = model.backbone.dims, batch.decoder is not None
-    # A GLM's layers run again over what it writes, and see the prompt and the input in front.
-    again = decodes and not dims.decoder_layers
-    above = calls[dims.layers :]
-    if len(above) != (dims.layers if again else 2 * dims.decoder_layers * decodes):
+    # A GLM's layers run again over its output, which attends to the prompt and the input.
+    runs_twice = decodes and not dims.decoder_layers
+    later_calls = calls[dims.layers :]
+    if len(later_calls) != (dims.layers if runs_twice else 2 * dims.decoder_layers * decodes):
         return {}
-    own = {"encoder": calls[: dims.layers]}
-    own |= {"decoder": above} if again else {"decoder": above[::2], "cross": above[1::2]}
-    found = {}
-    for name, layers in own.items():
+    calls_of = {"encoder": calls[: dims.layers]}
+    if runs_twice:
+        calls_of["decoder"] = later_calls
+    else:
+        calls_of |= {"decoder": later_calls[::2], "cross": later_calls[1::2]}
+    shares = {}
+    for name, layers in calls_of.items():
         if not layers:
             continue
         queries = batch.encoder if name == "encoder" else batch.decoder_tokens
-        prefix = getattr(injection, "encoder" if again else name).prefix
-        with_own = name == "decoder" and not again
-        slots = injection.decoder.slots if with_own else injection.encoder.slots
+        prefix = getattr(injection, "encoder" if runs_twice else name).prefix
+        is_decoder = name == "decoder" and not runs_twice
+        slots = injection.decoder.slots if is_decoder else injection.encoder.slots
         if prefix is None and slots is None:
             continue
-        is_prompt = (batch.decoder_tokens if with_own else batch.encoder).slot >= 0  # [B, S]
-        if again and name == "decoder":
+        is_prompt = (batch.decoder_tokens if is_decoder else batch.encoder).slot >= 0  # [B, S]
+        if runs_twice and name == "decoder":
             is_prompt = jnp.concatenate([is_prompt, batch.decoder_tokens.slot >= 0], axis=1)
         if prefix is not None:
-            front = jnp.ones((len(is_prompt), prefix.k.shape[2]), bool)
-            is_prompt = jnp.concatenate([front, is_prompt], axis=1)  # [B, P+S]
-        # Where there is a decoder the head reads it alone, and so no query of the encoder.
+            prefix_columns = jnp.ones((len(is_prompt), prefix.k.shape[2]), bool)
+            is_prompt = jnp.concatenate([prefix_columns, is_prompt], axis=1)  # [B, P+S]
+        # The head only reads the decoder, if there is one.
         reads = batch.label_pos[:, 0] if (name != "encoder") == decodes else None
-        found[name] = _measure(layers, is_prompt, queries, reads)
-    return found
+        shares[name] = _measure(layers, is_prompt, queries, reads)
+    return shares
 
 
 def _measure(layers: list[_Call], is_prompt, queries: Tokens, reads) -> PromptAttention:
-    asks = queries.mask & (queries.slot < 0)  # [B, T]
-    count = jnp.maximum(asks.sum(-1), 1)
-    tokens, read, even = [], [], []
+    is_query = queries.mask & (queries.slot < 0)  # [B, T]
+    count = jnp.maximum(is_query.sum(-1), 1)
+    tokens, read, uniform = [], [], []
     for probs, seen in layers:
         mass = jnp.where(is_prompt[:, None, None], probs, 0.0).sum(-1)  # [B, N, T]
-        tokens.append(jnp.where(asks[:, None], mass, 0.0).sum(-1) / count[:, None])  # [B, N]
+        tokens.append(jnp.where(is_query[:, None], mass, 0.0).sum(-1) / count[:, None])  # [B, N]
         if reads is None:
             read.append(jnp.full_like(tokens[-1], jnp.nan))
         else:
             read.append(jnp.take_along_axis(mass, reads[:, None, None], axis=2)[..., 0])
         share = (seen & is_prompt[:, None]).sum(-1) / jnp.maximum(seen.sum(-1), 1)  # [B, T]
-        even.append(jnp.where(asks, share, 0.0).sum(-1) / count)
-    # Layers without a prefix hide its columns: theirs is no share of what is seen.
-    return PromptAttention(jnp.stack(tokens, 1), jnp.stack(read, 1), jnp.stack(even, 1).max(1))
+        uniform.append(jnp.where(is_query, share, 0.0).sum(-1) / count)
+    # In layers without a prefix its columns are masked.
+    return PromptAttention(jnp.stack(tokens, 1), jnp.stack(read, 1), jnp.stack(uniform, 1).max(1))

@@ -21,30 +21,30 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.data.text.words import text_ids
 from jaxprompt.errors import InputError, brief
-from jaxprompt.heads import Kind, writer
+from jaxprompt.heads import Kind, make_text_head
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Method
-from jaxprompt.scoring.relations import judge
+from jaxprompt.scoring.relations import collect_facts
 from jaxprompt.types import Batch
 
 
-def naming_the_example(encode: Callable[..., Split]) -> Callable[..., Split]:
+def with_example_in_error(encode: Callable[..., Split]) -> Callable[..., Split]:
     """Wraps `encode(scorer, examples)` so that an InputError shows the text of the example.
 
-    The error of a single example is unchanged: the caller knows which one it was.
+    The error of a single example is unchanged, since the caller knows the example.
     """
 
     @functools.wraps(encode)
-    def named(scorer: "Scorer", examples: Sequence[Example], **options: Any) -> Split:
+    def wrapper(scorer: "Scorer", examples: Sequence[Example], **options: Any) -> Split:
         try:
             return encode(scorer, examples, **options)
         except InputError:
             if len(examples) > 1:
                 for example in examples:
                     _encode_alone(encode, scorer, example, options)
-            raise  # each can be encoded by itself, or there is one
+            raise  # there is only one, or each can be encoded alone
 
-    return named
+    return wrapper
 
 
 def _encode_alone(encode: Callable[..., Split], scorer: "Scorer", example: Example, options: Any):
@@ -62,7 +62,7 @@ class Backbone(NamedTuple):
     folder: Path
     family: str
     hf: dict[str, Any]
-    module: Any  # a flax module, whose `apply` has no one type
+    module: Any  # a flax module, whose `apply` has no single type
     tokenizer: Tokenizer | None = None  # None = the one in `folder`
 
 
@@ -99,7 +99,7 @@ class Scorer(NamedTuple):
             )
         demos = self.demos and self.demos.single_sample()  # texts have no average
         return self._replace(
-            head=writer(), encoder=self.encoder.with_generation(tokens), demos=demos
+            head=make_text_head(), encoder=self.encoder.with_generation(tokens), demos=demos
         )
 
     def fitted(self, dev: Mapping[str, float]) -> "Scorer":
@@ -116,11 +116,11 @@ class Scorer(NamedTuple):
         return self._replace(model=dataclasses.replace(self.model, prompt=prompt))
 
     def with_vocabulary_of(self, *trains: Split) -> "Scorer":
-        """Tells the method which words the training texts have, of one task or of several."""
+        """Returns a scorer whose method knows the words of the training texts of all tasks."""
         ids = np.concatenate([np.unique(text_ids(train.rows)) for train in trains])
         return self.with_prompt(self.model.prompt.with_vocabulary(np.unique(ids)))
 
-    @naming_the_example
+    @with_example_in_error
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
         """Encodes a split; with `targets`, including the texts to learn.
 
@@ -130,37 +130,38 @@ class Scorer(NamedTuple):
             split = self._encode(self.encoder, examples, targets)
         else:
             count = self.demos.settings.samples
-            shown = [own for samples in self.demos.sample(examples) for own in samples]
+            demos = [demo for samples in self.demos.sample(examples) for demo in samples]
             repeated = [example for example in examples for _ in range(count)]
-            split = self._encode(self.encoder.with_demos(shown), repeated, targets)
-            # Units of one example stand side by side, and are compared with its references once.
+            split = self._encode(self.encoder.with_demos(demos), repeated, targets)
+            # The copies of an example are adjacent, and share its references.
             split = split._replace(references=split.references[::count], samples=count)
         if self.task.kind != "classes" or not self.task.labels:
             return split
-        return split._replace(metric_data=judge(self.task, examples))
+        return split._replace(metric_data=collect_facts(self.task, examples))
 
     def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
-        given = encoder, self.task, examples
-        split = self.head.encode(*given, classes=self.classes, targets=targets)
+        split = self.head.encode(
+            encoder, self.task, examples, classes=self.classes, targets=targets
+        )
         check_ids(split.rows, self.model.backbone.dims.vocab, self.tokenizer)
         return split
 
     def answers(
-        self, examples: Sequence[Example], split: Split, found: Any
+        self, examples: Sequence[Example], split: Split, outputs: Any
     ) -> Iterator[dict[str, Any]]:
         """Yields the output of each example of a split, by the columns of the head."""
-        found, split = split.average(found), split.without_samples()
-        return self.head.answers(self.task, examples, split, found, self.classes)
+        outputs, split = split.average(outputs), split.without_samples()
+        return self.head.answers(self.task, examples, split, outputs, self.classes)
 
-    def measure(self, split: Split, found: Any) -> dict[str, float]:
+    def measure(self, split: Split, outputs: Any) -> dict[str, float]:
         """Computes the task's metric of the outputs of a split."""
-        found, split = split.average(found), split.without_samples()
-        return self.head.measure(self.task.metric, split, found, self.classes)
+        outputs, split = split.average(outputs), split.without_samples()
+        return self.head.measure(self.task.metric, split, outputs, self.classes)
 
-    def measure_known(self, split: Split, found: Any) -> tuple[dict[str, float], int]:
+    def measure_known(self, split: Split, outputs: Any) -> tuple[dict[str, float], int]:
         """Computes metrics over the examples with known answers. -> metrics, their number"""
-        found, split = split.average(found), split.without_samples()
-        return self.head.measure_known(self.task.metric, split, found, self.classes)
+        outputs, split = split.average(outputs), split.without_samples()
+        return self.head.measure_known(self.task.metric, split, outputs, self.classes)
 
 
 def module_for(backbone: Backbone, kind: Kind) -> nn.Module:

@@ -19,26 +19,26 @@ def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tup
     `params` are the backbone's. An encoder-decoder reads the text on both sides: "decoder" is the
     decoder's self-attention, "cross" its attention to the encoder's output.
     """
-    # Layers run one by one, so that each projection is seen once, in order.
+    # Unrolled, so that each projection is recorded once, in order.
     cfg = dataclasses.replace(backbone.cfg, stack="unroll", remat=WATCHED)
-    found: list[tuple[Array, Array]] = []
+    keys: list[tuple[Array, Array]] = []
 
-    def keep(call, args, kwargs, context):
-        given = call(*args, **kwargs)
+    def record(call, args, kwargs, context):
+        output = call(*args, **kwargs)
         if isinstance(context.module, MultiHead) and context.method_name == "keys":
-            found.append(given)
-        return given
+            keys.append(output)
+        return output
 
     decodes = backbone.dims.decoder_layers
-    with nn.intercept_methods(keep):
+    with nn.intercept_methods(record):
         backbone.clone(cfg=cfg).apply(
             {"params": params}, _batch_of(ids, decodes > 0), Injection(), deterministic=True
         )
     layers = backbone.dims.layers
-    parts = {"encoder": found[:layers]}
+    parts = {"encoder": keys[:layers]}
     if decodes:
-        # A layer of the decoder projects its own keys before those of the encoder's output.
-        parts |= {"decoder": found[layers::2], "cross": found[layers + 1 :: 2]}
+        # Each layer of the decoder calls its self-attention before its cross-attention.
+        parts |= {"decoder": keys[layers::2], "cross": keys[layers + 1 :: 2]}
     return {stream: _stacked(layers) for stream, layers in parts.items()}
 
 

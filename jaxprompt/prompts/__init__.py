@@ -16,34 +16,34 @@ from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.registry import METHODS
 from jaxprompt.types import Asks, Batch, Dims, Injection, Objective
 
-# An export -> its method and the numbers of its prompt, with those of exports it depends on.
-Take = Callable[[str], tuple["Method", dict[str, Any]]]
+# Path of an export -> its method and parameters, including those of exports it depends on.
+LoadExport = Callable[[str], tuple["Method", dict[str, Any]]]
 
 
-class Source(NamedTuple):
+class InitSource(NamedTuple):
     """The sources that a prompt may be initialised from."""
 
     tokenizer: Tokenizer
     seed: int
     labels: Callable[[], Sequence[Sequence[int]]]  # -> token ids of the label words of each class
-    counts: np.ndarray | None  # int64 [ids], how often a token stands in a text; None = no text
-    # token ids -> their embeddings as they enter the first layer [ids, E]
+    counts: np.ndarray | None  # int64 [ids], frequency of each token in the texts; None = no texts
+    # token ids -> their embeddings at the input of the first layer [ids, E]
     embed: Callable[[Sequence[int]], np.ndarray]
-    # token ids -> what rows of classes start from [ids, E]: the output table, by which a language
-    # model scores words, or the embeddings where the head writes the classes into the input
+    # token ids -> initial class vectors [ids, E]: rows of the output table, with which a language
+    # model scores words, or embeddings if the head puts the classes into the input
     rows: Callable[[Sequence[int]], np.ndarray]
-    # a method, and an .npy file, an export or an adapter -> its rows [P, E]
+    # a method, and the path of an .npy file, an export or an adapter -> its vectors [P, E]
     read: Callable[[Any, str], np.ndarray]
-    # exports with commas between, and what was drawn -> the numbers that they hold
-    inherit: Callable[[str, dict[str, Any]], dict[str, Any]]
-    take: Take
-    # token ids -> the k, v [L, P, N, D] that the frozen model gives them in its attention
-    # "encoder" (a decoder's alone too), and in an encoder-decoder's "decoder" and "cross"
+    # comma-separated exports, randomly initialised parameters -> the parameters in the exports
+    init_from_exports: Callable[[str, dict[str, Any]], dict[str, Any]]
+    load_export: LoadExport
+    # token ids -> their k, v [L, P, N, D] in the frozen model's attention: "encoder" (also of a
+    # model with only a decoder), and for an encoder-decoder also "decoder" and "cross"
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
-BASE = re.compile(r"prompt/(.*/)?base")  # leaves that another export holds, see `with_base`
-_GIVEN = ("dims", "asks", "seen", "parent", "name")  # fields of a module that no config has
+BASE = re.compile(r"prompt/(.*/)?base")  # leaves in another export, see `with_base`
+_NOT_IN_CONFIG = ("dims", "asks", "seen", "parent", "name")  # fields of the modules
 
 
 _HOOKS = (
@@ -60,20 +60,22 @@ class Method(nn.Module):
 
     dims: Dims
     length: int = 0
-    seen: str = ""  # packed ids of the words of the training text, of a method that asks for them
+    seen: str = ""  # packed ids of the words in the training texts, if the method depends on them
     TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/.*", r"head/.*")
-    LEARNS: ClassVar[bool] = True  # it has numbers of its own
-    PLAIN: ClassVar[str] = ""  # the field, and its value, with which nothing is computed
-    LASTING: ClassVar[tuple[str, ...]] = ()  # of `scale` and the like: acts after the start too
-    INIT: ClassVar[str] = "init"  # the field that names an export to start from
-    READ_BY_START: ClassVar[tuple[str, ...]] = ()  # fields that the `start` of their name reads
+    LEARNS: ClassVar[bool] = True  # it has parameters
+    PLAIN: ClassVar[str] = ""  # field=value with which its vectors are parameters, not computed
+    STATIC_FIELDS: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields of the initialisation that also act later
+    INIT: ClassVar[str] = "init"  # the field that names an export to initialise from
+    START_FIELDS: ClassVar[tuple[str, ...]] = ()  # fields that are read by `start` of that name
     READ_WITH: ClassVar[Mapping[str, str]] = {}  # see `idle_fields`
-    # Fields of a Batch that what it adds depends on. None: it folds to constants, which an export
-    # holds. Some: an export holds the method and its numbers, and nobody folds it.
+    # Fields of a Batch that the injection depends on. If empty, it folds to constants, which an
+    # export contains; otherwise an export contains the method and its parameters.
     reads: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **more: Any) -> None:
-        """Keeps flax from taking the modules that these hooks make for parts of the method."""
+        """Keeps flax from registering the modules that these hooks make as submodules."""
         for name in _HOOKS:
             if name in vars(cls):
                 nn.nowrap(vars(cls)[name])
@@ -81,10 +83,10 @@ class Method(nn.Module):
 
     def block(self) -> dict[str, Any]:
         """Returns the config block of this method."""
-        fields = (f.name for f in dataclasses.fields(self) if f.name not in _GIVEN)
+        fields = (f.name for f in dataclasses.fields(self) if f.name not in _NOT_IN_CONFIG)
         name = METHODS.name_of(type(self))
-        own = {"name": name} | {field: getattr(self, field) for field in fields}
-        return own | ({"seen": self.seen} if self.seen else {})
+        config = {"name": name} | {field: getattr(self, field) for field in fields}
+        return config | ({"seen": self.seen} if self.seen else {})
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens that the template places in the input."""
@@ -114,7 +116,7 @@ class Method(nn.Module):
         """Returns whether to fold before use: it saves work and is exact."""
         return self.is_computed() and not self.reads
 
-    def components(self) -> Sequence["OnePart"]:
+    def components(self) -> Sequence["Component"]:
         """Lists the methods that it consists of."""
         return ()
 
@@ -130,22 +132,22 @@ class Method(nn.Module):
         """Lists the fields that must equal those of the export in init; None = nearly all."""
         return None
 
-    def acts_by(self) -> tuple[Any, ...]:
-        """Returns the values of LASTING: runs that differ in them are different programs."""
-        own = tuple(getattr(self, field) for field in self.LASTING)
-        return sum((part.method.acts_by() for part in self.components()), own)
+    def static_values(self) -> tuple[Any, ...]:
+        """Returns the values of STATIC_FIELDS; runs that differ in them need different programs."""
+        values = tuple(getattr(self, field) for field in self.STATIC_FIELDS)
+        return sum((part.method.static_values() for part in self.components()), values)
 
     def with_vocabulary(self, ids: np.ndarray) -> "Method":
         """Receives the ids of the words in the training text, if it depends on them."""
         del ids
         return self
 
-    def needs_start(self) -> None:
+    def check_start(self) -> None:
         """Raises InputError if prompt.start names a field that is empty."""
-        if self.start in self.READ_BY_START and not getattr(self, self.start).strip():
+        if self.start in self.START_FIELDS and not getattr(self, self.start).strip():
             raise InputError(f"prompt.start={self.start} needs prompt.{self.start}; set it")
 
-    def needs_decoder(self, *fields: str) -> None:
+    def check_decoder(self, *fields: str) -> None:
         """Raises InputError if one of these fields needs a decoder that the backbone lacks."""
         for field in fields:
             value = getattr(self, field)
@@ -169,24 +171,24 @@ class Method(nn.Module):
         """
         return {}
 
-    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+    def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Replaces randomly initialised parameters by those of the source. -> params"""
         del source
         return params
 
-    def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
-        """Adds the leaves `base` from another export, which are in no checkpoint and no export.
+    def with_base(self, params: dict[str, Any], load_export: LoadExport) -> dict[str, Any]:
+        """Adds the leaves `base` of another export, which checkpoints and exports leave out.
 
-        They never train, whatever the patterns say. -> params
+        They never train, even if a pattern matches them. -> params
         """
-        del take
+        del load_export
         return params
 
     @nn.nowrap  # as `__init_subclass__` does for others
     def exported(self, params: dict[str, Any]) -> dict[str, Any]:
         """Removes what an export need not contain because `with_base` restores it. -> params"""
-        own = (part for part in self.components() if part.name in params)
-        return params | {part.name: part.method.exported(params[part.name]) for part in own}
+        parts = (part for part in self.components() if part.name in params)
+        return params | {part.name: part.method.exported(params[part.name]) for part in parts}
 
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Returns the injection for the backbone; `embed` are its word embeddings [V, E]."""
@@ -194,25 +196,20 @@ class Method(nn.Module):
 
 
 def idle_fields(part: Any) -> list[tuple[str, str]]:
-    """Lists the fields of a method or head that have no effect, each with the field that says so.
+    """Lists the fields of a method or head without effect, each with the field that decides it.
 
     READ_WITH says what fields need: {"start=normal": "scale"} means that `start` has this value, or
     one of several comma-separated ones; {"cross": "cross_layers"} that `cross` is neither 0 nor
     empty. Fields at their default are not listed.
     """
-    default, found = {field.name: field.default for field in dataclasses.fields(part)}, []
+    default, idle = {field.name: field.default for field in dataclasses.fields(part)}, []
     for need, names in part.READ_WITH.items():
-        other, _, values = need.partition("=")
-        value = getattr(part, other)
+        condition_field, _, values = need.partition("=")
+        value = getattr(part, condition_field)
         if not (str(value) in values.split(",") if values else value):
-            given = [name for name in names.split() if getattr(part, name) != default[name]]
-            found += [(name, other) for name in given]
-    return found
-
-
-def methods() -> list[str]:
-    """Lists the methods, including those of installed packages."""
-    return METHODS.names()
+            changed = [name for name in names.split() if getattr(part, name) != default[name]]
+            idle += [(name, condition_field) for name in changed]
+    return idle
 
 
 PARTS_FORM = "use methods and their fields, as in soft(length=5,start=labels)+prefix(length=8)"
@@ -227,7 +224,7 @@ def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
       InputError: if the string cannot be parsed.
     """
     try:
-        # Parsed and never evaluated: the text may come from someone else's export.
+        # Parsed and never evaluated, since the string may come from an untrusted export.
         left, calls = ast.parse(text.strip(), mode="eval").body, []
         # a + b + c is (a + b) + c: the last part is outermost.
         while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add):
@@ -240,13 +237,13 @@ def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 def write_parts(parts: Sequence[Method]) -> str:
     """Formats methods and their fields for `read_parts`."""
-    shown = []
+    texts = []
     for part in parts:
-        # `seen` is of all parts together, and stands beside this text.
+        # `seen` is shared by all parts, and stored separately.
         fields = {k: v for k, v in part.block().items() if k not in ("name", "seen")}
-        own = ",".join(f"{field}={value!r}" for field, value in fields.items())
-        shown.append(f"{part.block()['name']}({own})")
-    return "+".join(shown)
+        fields_text = ",".join(f"{field}={value!r}" for field, value in fields.items())
+        texts.append(f"{part.block()['name']}({fields_text})")
+    return "+".join(texts)
 
 
 def _read_part(node: ast.expr) -> tuple[str, dict[str, Any]]:
@@ -254,13 +251,13 @@ def _read_part(node: ast.expr) -> tuple[str, dict[str, Any]]:
         return node.id, {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
         raise ValueError
-    # A bare word is a text: start=labels needs no quotes.
-    value = lambda x: x.id if isinstance(x, ast.Name) else ast.literal_eval(x)
     fields: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
             raise ValueError
-        fields[keyword.arg] = value(keyword.value)
+        value = keyword.value
+        # A single word needs no quotes: start=labels.
+        fields[keyword.arg] = value.id if isinstance(value, ast.Name) else ast.literal_eval(value)
     return node.func.id, fields
 
 
@@ -278,16 +275,18 @@ def make_prompt(
       InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
         range.
     """
-    if name not in methods():
-        raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, methods())}")
+    if name not in METHODS.names():
+        raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, METHODS.names())}")
     cls = METHODS.load(name)
-    types = typing.get_type_hints(cls)  # strings, in a module with `annotations` of __future__
-    own = {f.name: types[f.name] for f in dataclasses.fields(cls)}
-    known = {field: own[field] for field in own if field not in _GIVEN}
+    types = typing.get_type_hints(cls)  # works with `from __future__ import annotations`
+    names = (field.name for field in dataclasses.fields(cls) if field.name not in _NOT_IN_CONFIG)
+    config_fields = {name: types[name] for name in names}
     for field, value in fields.items():
-        if field not in known:
-            raise InputError(f"method {name!r} has no field {field!r}; {nearest(field, known)}")
-        check_kind(f"prompt.{field}", value, known[field])
+        if field not in config_fields:
+            raise InputError(
+                f"method {name!r} has no field {field!r}; {nearest(field, config_fields)}"
+            )
+        check_kind(f"prompt.{field}", value, config_fields[field])
     check_kind("prompt.init", init, str)
     check_kind("prompt.seen", seen, str)
     if init and cls.INIT != "init":
@@ -295,40 +294,40 @@ def make_prompt(
             f"prompt.init={init}: the method {name!r} is initialised from an export with "
             f"prompt.{cls.INIT}; set that instead"
         )
-    # None of a module whose method calls this.
+    # No parent, even if a method of a module calls this.
     prompt = cls(dims=dims, seen=seen, parent=None, **fields)
     prompt.check()
     return with_task(prompt, asks)
 
 
-class OnePart(NamedTuple):
+class Component(NamedTuple):
     """One of several methods that are combined."""
 
-    name: str  # its method's, "soft-2" where that is there again: its numbers are prompt/<name>/
+    name: str  # of its method, e.g. "soft-2" if repeated; its parameters are prompt/<name>/
     method: Method
-    init: str  # the export that it starts from; "" = what its fields say
+    init: str  # the export that it is initialised from; "" = as its fields say
 
 
-# Kept, since nearly every hook asks for the parts anew.
+# Cached, since nearly every hook needs the parts.
 @functools.cache
-def make_parts(text: str, dims: Dims, asks: Asks, seen: str = "") -> tuple[OnePart, ...]:
+def make_parts(text: str, dims: Dims, asks: Asks, seen: str = "") -> tuple[Component, ...]:
     """Creates the methods of a string for `read_parts`.
 
     Raises:
       InputError: names the component, for invalid fields.
     """
-    found: list[OnePart] = []
+    parts: list[Component] = []
     for kind, fields in read_parts(text):
-        known = sum(part.name.partition("-")[0] == kind for part in found)
-        name, init = f"{kind}-{known + 1}" if known else kind, str(fields.pop("init", ""))
+        count = sum(part.name.partition("-")[0] == kind for part in parts)
+        name, init = f"{kind}-{count + 1}" if count else kind, str(fields.pop("init", ""))
         if kind == "compose":
             raise InputError(f"prompt.parts={text!r} contains compose itself; {PARTS_FORM}")
         try:
             part = make_prompt(kind, dims, asks, init, seen, **fields)
-            found.append(OnePart(name, part, init))
+            parts.append(Component(name, part, init))
         except InputError as error:
             raise InputError(f"prompt.parts, {name}: {error}") from error
-    return tuple(found)
+    return tuple(parts)
 
 
 def with_task(prompt: Method, asks: Asks) -> Method:

@@ -14,7 +14,7 @@ from jaxprompt.layers.side_by_side import (
     join_injections,
     renumber_slots,
 )
-from jaxprompt.prompts import PARTS_FORM, Method, OnePart, Source, Take, make_parts
+from jaxprompt.prompts import PARTS_FORM, Component, InitSource, LoadExport, Method, make_parts
 from jaxprompt.types import Asks, Batch, Injection, Objective
 
 
@@ -35,14 +35,14 @@ class Prompt(Method):
 
     def check(self) -> None:
         """Raises InputError if the components cannot be combined."""
-        own, shown = self.components(), f"prompt.parts={self.parts!r}"
-        if len(own) < 2 or not all(part.method.LEARNS for part in own):
+        parts, shown = self.components(), f"prompt.parts={self.parts!r}"
+        if len(parts) < 2 or not all(part.method.LEARNS for part in parts):
             raise InputError(f"{shown} must combine at least two trainable methods; {PARTS_FORM}")
-        if len(rows := [part.name for part in own if hasattr(part.method, "asks")]) > 1:
+        if len(names := [part.name for part in parts if hasattr(part.method, "asks")]) > 1:
             raise InputError(
-                f"{shown}: {' and '.join(rows)} train vectors for the head; use only one of them"
+                f"{shown}: {' and '.join(names)} train vectors for the head; use only one of them"
             )
-        blocks = [part.method.block() for part in own if not part.method.num_slots()]
+        blocks = [part.method.block() for part in parts if not part.method.num_slots()]
         check_prefixes_agree(blocks, self.dims, shown, is_folded=not self.reads)
 
     def is_computed(self) -> bool:
@@ -58,22 +58,23 @@ class Prompt(Method):
 
     def inherits(self) -> list[tuple[str, Method]]:
         """Lists the exports that components are initialised from."""
-        more = [pair for part in self.components() for pair in part.method.inherits()]
-        return [(part.init, part.method) for part in self.components() if part.init] + more
+        nested = [pair for part in self.components() for pair in part.method.inherits()]
+        return [(part.init, part.method) for part in self.components() if part.init] + nested
 
     def with_vocabulary(self, ids: np.ndarray) -> Method:
         """Passes the words of the training text to the components."""
         return self.clone(
-            # Parts that ask have the same ids; of others it is "", the least of strings.
+            # The same for all components that use it, and "" for the others.
             seen=max(part.method.with_vocabulary(ids).seen for part in self.components())
         )
 
-    def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
+    def with_base(self, params: dict[str, Any], load_export: LoadExport) -> dict[str, Any]:
         """Adds those of the components. -> params"""
-        own = {
-            name: part.with_base(params.get(name, {}), take) for name, part, _ in self.components()
+        parts = {
+            name: part.with_base(params.get(name, {}), load_export)
+            for name, part, _ in self.components()
         }
-        return params | {name: numbers for name, numbers in own.items() if numbers}
+        return params | {name: leaves for name, leaves in parts.items() if leaves}
 
     def starts(self) -> list[str]:
         """Lists the initialisations of the components without an export."""
@@ -91,26 +92,30 @@ class Prompt(Method):
             for term in part.method.objectives()
         ]
 
-    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+    def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Initialises each component. -> params"""
-        return params | {
-            name: source.inherit(init, params[name]) if init else part.begin(params[name], source)
-            for name, part, init in self.components() if name in params
-        }  # fmt: skip
+        init_params = dict(params)
+        for name, method, init in self.components():
+            if name in params and init:
+                init_params[name] = source.init_from_exports(init, params[name])
+            elif name in params:
+                init_params[name] = method.begin(params[name], source)
+        return init_params
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Concatenates the injections. -> slots [1|B, S, E], k, v [L, 1|B, P, N, D]"""
-        return join_injections([
-            # The parts are cached without a parent, and a clone takes its parameters from here.
+        injections = [
+            # The cached components have no parent; with one, a clone finds its parameters.
             method.clone(parent=self, name=name)(batch, embed, deterministic=deterministic)
             for name, method, _ in self.components()
-        ], self._rows())  # fmt: skip
+        ]
+        return join(injections, self._rows())
 
-    def components(self) -> tuple[OnePart, ...]:
+    def components(self) -> tuple[Component, ...]:
         """Returns the methods that it consists of."""
         return make_parts(self.parts, self.dims, self.asks, self.seen)
 
     def _rows(self) -> list[SlotCounts]:
         total, methods = self.num_slots(), [part.method for part in self.components()]
-        return [SlotCounts(own.num_slots(), own.num_decoder_slots(), total) for own in methods]
+        return [SlotCounts(method.num_slots(), method.num_decoder_slots(), total) for method in methods]

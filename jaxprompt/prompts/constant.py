@@ -8,7 +8,7 @@ from jaxprompt.layers.prefix import make_prefix
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
-# What the names of fields and parameters start with, by stream; the input's are as in `prefix`.
+# Prefixes of the names of fields and parameters, by stream; the encoder has none, as in `prefix`.
 PARTS = {"encoder": "", "decoder": "decoder_", "cross": "cross_"}
 _SIZES = (
     "slots", "length", "shift", "rows", "decoder_slots", "decoder_length", "shift_decoder",
@@ -40,7 +40,7 @@ class Prompt(Method):
 
     def check(self) -> None:
         """Raises InputError if the prompt does not fit the backbone."""
-        self.needs_decoder("decoder_slots", "decoder_length", "cross_length")
+        self.check_decoder("decoder_slots", "decoder_length", "cross_length")
         for field in _SIZES:
             if not 0 <= getattr(self, field) < 2**31:
                 shown = brief(getattr(self, field))
@@ -77,7 +77,7 @@ class Prompt(Method):
         if rows is not None:
             slots = rows[None] if slots is None else jnp.concatenate([slots[0], rows])[None]
         return Injection(
-            # A prefix that moved the text stood inside of a relative bias, see `prefix`.
+            # A prefix that shifts the text is part of a relative bias, see `prefix`.
             Stream(slots, self._prefix("encoder", self.shift > 0)),
             Stream(self._rows("decoder_slots"), self._prefix("decoder", self.shift_decoder > 0)),
             Stream(prefix=self._prefix("cross", False)),
@@ -97,8 +97,7 @@ class Prompt(Method):
         if not length:
             return None
         shape = (last - first, length, d.heads, d.head_dim)
-        draw = lambda part: self.param(name + part, nn.initializers.zeros, shape)
-        k, v = jnp.expand_dims(draw("k"), 1), jnp.expand_dims(draw("v"), 1)
+        k, v = (self.param(name + part, nn.initializers.zeros, shape)[:, None] for part in "kv")
         return make_prefix(k, v, first, self._layers(stream), inside)
 
     def _span(self, name: str) -> tuple[int, int]:

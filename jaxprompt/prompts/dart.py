@@ -12,8 +12,8 @@ from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError, at_least, check_known, check_share
 from jaxprompt.layers.hiding import fill_masks, mask_text
 from jaxprompt.layers.reading import TargetScores
-from jaxprompt.prompts import Method, Source
-from jaxprompt.scoring.losses import free_text
+from jaxprompt.prompts import InitSource, Method
+from jaxprompt.scoring.losses import text_loss
 from jaxprompt.types import Asks, Batch, Injection, Objective, Stream
 
 
@@ -71,36 +71,40 @@ class Prompt(Method):
 
     def objectives(self) -> list[Objective]:
         """Returns the fluency objective: -log p of hidden words given the label (eq. 8-9)."""
-        own = Objective("fluency", free_text, "fluency", self.fluency, self._hide_words)
-        return [own] if self.fluency else []
+        fluency = Objective("fluency", text_loss, "fluency", self.fluency, self._hide_words)
+        return [fluency] if self.fluency else []
 
     def _hide_words(self, batch: Batch, key) -> Batch:
         """Replaces the masks by the right label, and hides words of the text."""
         hidden = mask_text(batch.encoder, key, share=self.hide, mask=self.asks.mask)
         table = np.full((len(self.asks.words), batch.label_pos.shape[1]), -1)  # [C, M]
-        first = self.length + np.cumsum([0, *map(len, self._words()[:-1])])
-        for masks, words, row in zip(table, self.asks.words, first, strict=True):
-            right = [row] if self.labels else words[0]
-            masks[: len(right)] = right  # no mask is left beside a word that is short (eq. 8)
+        first_slots = self.length + np.cumsum([0, *map(len, self._words()[:-1])])
+        for row, words, slot in zip(table, self.asks.words, first_slots, strict=True):
+            label = [slot] if self.labels else words[0]
+            row[: len(label)] = label  # masks after a short word are removed (eq. 8)
         field = "slot" if self.labels else "ids"
-        values = jnp.asarray(table)[batch.labels]
+        values = jnp.asarray(table)[batch.labels]  # [B, M]
         tokens, at = fill_masks(hidden.tokens, batch.label_pos, field, values)
-        places = jnp.take_along_axis(at, hidden.places, axis=1)
-        return batch._replace(encoder=tokens, label_pos=places, targets=hidden.targets)
+        label_pos = jnp.take_along_axis(at, hidden.places, axis=1)
+        return batch._replace(encoder=tokens, label_pos=label_pos, targets=hidden.targets)
 
     def _words(self) -> list[list[tuple[tuple[int, ...], ...]]]:
-        """Lists the words that each label row stands for, by class."""
-        return [[(w,) for w in own] if self.each == "word" else [own] for own in self.asks.words]
+        """Lists the words of each label vector, by class."""
+        if self.each == "class":
+            return [[words] for words in self.asks.words]
+        return [[(word,) for word in words] for words in self.asks.words]
 
-    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+    def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Copies the embeddings of the template's words and of the label words. -> params"""
-        found = dict(params)
+        init_params = dict(params)
         if self.start == "unused":
-            counts = {name: len(rows) for name, rows in params.items()}
-            ids, cut = unused_ids(source.tokenizer, sum(counts.values())), counts.get("table", 0)
-            own = {"table": (source.embed, ids[:cut]), "rows": (source.rows, ids[cut:])}
-            read = lambda pick, ids: np.asarray(pick(ids), np.float32)
-            return found | {name: read(*own[name]) for name in counts}
+            length = len(params.get("table", ()))
+            ids = unused_ids(source.tokenizer, length + len(params.get("rows", ())))
+            if "table" in params:
+                init_params["table"] = np.asarray(source.embed(ids[:length]), np.float32)
+            if "rows" in params:
+                init_params["rows"] = np.asarray(source.rows(ids[length:]), np.float32)
+            return init_params
         if self.text:
             ids = template_ids(source.tokenizer, self.text)
             if len(ids) != self.length:
@@ -108,21 +112,29 @@ class Prompt(Method):
                     f"prompt.text={self.text!r} has {len(ids)} subwords, but prompt.length is "
                     f"{self.length}; set prompt.length={len(ids)} and write [soft*{len(ids)}]"
                 )
-            found["table"] = np.asarray(source.embed(ids), np.float32)
+            init_params["table"] = np.asarray(source.embed(ids), np.float32)
         if "rows" in params:
-            mean = lambda w: source.rows(list(w[: 1 if self.pieces == "first" else None])).mean(0)
-            rows = [np.mean([*map(mean, row)], axis=0) for own in self._words() for row in own]
-            found["rows"] = np.stack(rows).astype(np.float32)
-        return found
+            last = 1 if self.pieces == "first" else None
+
+            def mean(word: tuple[int, ...]) -> np.ndarray:
+                return source.rows(list(word[:last])).mean(0)
+
+            rows = [np.mean([*map(mean, row)], axis=0) for words in self._words() for row in words]
+            init_params["rows"] = np.stack(rows).astype(np.float32)
+        return init_params
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Returns slots [1, S + R, E], of which the template places S, and rows [R, E]."""
-        draw = nn.initializers.normal(0.02)
-        part = lambda name, count: self.param(name, draw, (count, self.dims.embed))
-        parts = [part("table", self.length)] if self.length else []
-        rows = part("rows", self.num_rows()) if self.num_rows() else None
-        whole = parts + ([] if rows is None else [rows])
-        slots = jnp.concatenate(whole)[None] if whole else None
-        # Without either, neither the template nor a view writes a slot.
-        return Injection(Stream(slots=slots if self.length or self.fluency else None), rows=rows)
+        # In this order: the slots of the template come first.
+        counts = {"table": self.length, "rows": self.num_rows()}
+        init = nn.initializers.normal(0.02)
+        vectors = {
+            name: self.param(name, init, (count, self.dims.embed))
+            for name, count in counts.items()
+            if count
+        }
+        # Otherwise neither the template nor a view writes slots.
+        writes_slots = vectors and (self.length or self.fluency)
+        slots = jnp.concatenate(list(vectors.values()))[None] if writes_slots else None
+        return Injection(Stream(slots=slots), rows=vectors.get("rows"))

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.errors import at_least
-from jaxprompt.prompts import Method, Source
+from jaxprompt.prompts import InitSource, Method
 from jaxprompt.types import Asks, Batch, Injection, Stream
 
 
@@ -37,7 +37,7 @@ class Prompt(Method):
         """Returns the number of subwords of the class names."""
         return len(self._subwords())
 
-    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+    def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Copies the embeddings of the subwords. -> params"""
         if "rows" not in params:
             return params
@@ -47,16 +47,16 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Returns slots [1, S + R, E], of which the template places S, and rows [R, E]."""
-        # In this order: the template numbers its rows from 0, and those of the classes follow.
-        names = {"table": self.length, "rows": self.num_rows()}
-        draw = nn.initializers.normal(self.scale)
-        parts = {
-            name: self.param(name, draw, (count, self.dims.embed))
-            for name, count in names.items()
+        # In this order: the slots of the template come first.
+        counts = {"table": self.length, "rows": self.num_rows()}
+        init = nn.initializers.normal(self.scale)
+        vectors = {
+            name: self.param(name, init, (count, self.dims.embed))
+            for name, count in counts.items()
             if count
         }
-        slots = jnp.concatenate(list(parts.values()))[None] if parts else None
-        return Injection(Stream(slots=slots), rows=parts.get("rows"))
+        slots = jnp.concatenate(list(vectors.values()))[None] if vectors else None
+        return Injection(Stream(slots=slots), rows=vectors.get("rows"))
 
     def _subwords(self) -> list[int]:
         """Lists the subwords of each class's first word, class by class."""

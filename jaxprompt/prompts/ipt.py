@@ -11,7 +11,7 @@ from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.layers.instance import ENCODERS, instance_vectors
 from jaxprompt.layers.prefix import parse_layers, vectors_to_prefix
 from jaxprompt.layers.word_rows import WordRows, export_rows, init_table, pack_ids, restore_rows
-from jaxprompt.prompts import Method, Source, Take
+from jaxprompt.prompts import InitSource, LoadExport, Method
 from jaxprompt.types import Batch, Injection, Stream
 
 
@@ -27,7 +27,7 @@ class Prompt(Method):
     times `coefficient`, either `added` to trained ones of the task in every layer, or alone.
     """
 
-    INIT, LASTING, reads = "pretrained", ("scale",), ("encoder",)
+    INIT, STATIC_FIELDS, reads = "pretrained", ("scale",), ("encoder",)
     READ_WITH = {"encoder=cnn,lstm,mlp": "hidden", "on=prefix": "layers added coefficient shift"}
 
     length: int = kinds.option(20, "soft tokens, or keys and values of a layer")
@@ -82,53 +82,57 @@ class Prompt(Method):
 
     def must_match(self) -> list[str]:
         """Lists the fields that must equal those of that export."""
-        return ["on"] + ["encoder", "hidden", "length"] * (self.encoder != "none")
+        return ["on"] if self.encoder == "none" else ["on", "encoder", "hidden", "length"]
 
     def with_vocabulary(self, ids: np.ndarray) -> Method:
         """Stores the vectors of only these words."""
         return self.clone(seen="" if self.fixed or self.rows == "all" else pack_ids(ids))
 
-    def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
+    def with_base(self, params: dict[str, Any], load_export: LoadExport) -> dict[str, Any]:
         """Adds the vectors of all words, and the padding rows. -> params"""
-        return restore_rows(self.table(), self.pretrained, params, take)
+        return restore_rows(self.table(), self.pretrained, params, load_export)
 
     def exported(self, params: dict[str, Any]) -> dict[str, Any]:
         """Removes the padding rows. -> params"""
         return export_rows(self.table(), params)
 
-    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+    def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Initialises the vectors and the encoder from those of the export. -> params"""
         if not self.pretrained:
             return params
-        taken, words = source.take(self.pretrained), params.get("words", {})
-        own = {"encoder": taken[1]["encoder"]} if "encoder" in params else {}
-        return params | own | {"words": init_table(self.table(), self.pretrained, words, *taken)}
+        method, exported = source.load_export(self.pretrained)
+        encoder = {"encoder": exported["encoder"]} if "encoder" in params else {}
+        words = params.get("words", {})
+        words = init_table(self.table(), self.pretrained, words, method, exported)
+        return params | encoder | {"words": words}
 
     @nn.nowrap
     def table(self) -> WordRows:
         """Returns the module of the word vectors."""
-        d = self.dims  # a key and a value are a row
-        width = d.embed if self.on == "prompt" else 2 * d.heads * d.head_dim
-        whole = self.rows == "all" and not self.fixed
-        own = (d.vocab, width, self.scale, "" if whole else self.seen, self.fixed)
-        return WordRows(*own, bool(self.pretrained) and not whole, name="words")
+        dims = self.dims
+        # For a prefix, a key and a value are concatenated.
+        width = dims.embed if self.on == "prompt" else 2 * dims.heads * dims.head_dim
+        is_whole = self.rows == "all" and not self.fixed
+        seen = "" if is_whole else self.seen
+        has_base = bool(self.pretrained) and not is_whole
+        return WordRows(dims.vocab, width, self.scale, seen, self.fixed, has_base, name="words")
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Computes a prompt per text. -> slots [B, S, E], or k, v [L, B, P, N, D]"""
-        vectors, there = instance_vectors(
+        vectors, mask = instance_vectors(
             self.table(), batch.encoder, length=self.length, share=self.utilization,
             kind=self.encoder, hidden=self.hidden, scale=self.scale,
         )  # fmt: skip
         if self.shuffled:
-            vectors, there = jnp.roll(vectors, 1, axis=0), jnp.roll(there, 1, axis=0)
+            vectors, mask = jnp.roll(vectors, 1, axis=0), jnp.roll(mask, 1, axis=0)
         if self.on == "prompt":
-            return Injection(Stream(slots=vectors, slots_mask=there))
-        d, task, span = self.dims, None, parse_layers(self.layers, self.dims.layers)
+            return Injection(Stream(slots=vectors, slots_mask=mask))
+        dims, task = self.dims, None
         if self.added:
-            shape = (d.layers, 2, self.length, d.heads, d.head_dim)
+            shape = (dims.layers, 2, self.length, dims.heads, dims.head_dim)
             task = self.param("task", nn.initializers.normal(0.02), shape)
+        interval = parse_layers(self.layers, dims.layers)
         vectors = self.coefficient * vectors
-        return Injection(
-            Stream(prefix=vectors_to_prefix(vectors, there, span, d, self.shift, task))
-        )
+        prefix = vectors_to_prefix(vectors, mask, interval, dims, self.shift, task)
+        return Injection(Stream(prefix=prefix))

@@ -50,9 +50,9 @@ class Prompt(Method):
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Adds the same vectors to every example. -> slots [1, S, E]"""
         width = self.dims.embed
-        draw = nn.initializers.normal(self.scale)
-        # One sequence serves all examples, so the encoder runs once per step and not per row.
-        rows = self.param("table", draw, (self.length, width))[None]  # [1, S, E]
+        init = nn.initializers.normal(self.scale)
+        # All examples share one sequence, so the encoder runs once per step.
+        rows = self.param("table", init, (self.length, width))[None]  # [1, S, E]
         if self.encoder == "lstm":
             rows = BiLstm(self.hidden or width, self.lstm_layers, name="lstm")(rows)
         if self.encoder != "none":

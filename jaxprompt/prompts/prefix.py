@@ -11,7 +11,7 @@ from jaxprompt.data.text.words import choose_rows
 from jaxprompt.errors import InputError, at_least, check_known, check_share
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.prefix import PrefixMlp, PrefixSpec, make_prefix, prefix_specs
-from jaxprompt.prompts import Method, Source
+from jaxprompt.prompts import InitSource, Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
 
@@ -35,7 +35,7 @@ class Prompt(Method):
     """
 
     PLAIN = "prompt.hidden=0"
-    READ_BY_START = ("text",)
+    START_FIELDS = ("text",)
     READ_WITH = {"start=normal": "scale", "decoder": "decoder_layers", "cross": "cross_layers"}
     length: int = kinds.option(20, "keys and values of a layer")
     layers: str = kinds.option("", 'interval of layers, as in "17-24"; "" = all')
@@ -54,13 +54,13 @@ class Prompt(Method):
 
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""
-        self.needs_decoder("decoder", "decoder_layers", "cross", "cross_layers")
+        self.check_decoder("decoder", "decoder_layers", "cross", "cross_layers")
         at_least("prompt.length", self.length, 0 if self.decoder or self.cross else 1)
         for field in ("decoder", "cross", "hidden", "scale"):
             at_least(f"prompt.{field}", getattr(self, field), 0)
         check_share("prompt.dropout", self.dropout)
         check_known("prompt.start", self.start, ("normal", "zero", "text"))
-        self.needs_start()
+        self.check_start()
         if self.start != "normal" and self.hidden:
             raise InputError(
                 f"prompt.start={self.start} initialises keys and values, but prompt.hidden="
@@ -80,7 +80,7 @@ class Prompt(Method):
         """Returns whether folding saves work, that of the MLP."""
         return self.hidden > 0
 
-    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+    def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Replaces the initial keys and values by those of a text. -> params"""
         if self.start != "text":
             return params
@@ -88,19 +88,25 @@ class Prompt(Method):
             "text", source.tokenizer, length=max(self.length, self.decoder, self.cross),
             seed=source.seed, vocab_size=self.dims.vocab, text=self.text,
         )  # fmt: skip
-        ids, tables = [row[0] for row in rows], {}
-        for at in self._places():
-            # An encoder reads to both sides: each length is a text of its own.
-            pair = source.keys(ids[: at.length])[at.stream]
-            tables[f"{at.name}table"] = np.stack([x[at.first : at.last] for x in pair], axis=1)
+        ids = [row[0] for row in rows]
+        tables = {}
+        for place in self._places():
+            # An encoder is bidirectional, so the keys depend on the length of the text.
+            pair = source.keys(ids[: place.length])[place.stream]
+            tables[f"{place.name}table"] = np.stack(
+                [x[place.first : place.last] for x in pair], axis=1
+            )
         return params | tables
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Returns the prefixes. -> k, v [L, 1 (B under dropout), P, N, D]"""
-        rows = batch.encoder.ids.shape[0] if self.dropout and not deterministic else None
+        batch_size = batch.encoder.ids.shape[0] if self.dropout and not deterministic else None
         return Injection(
-            **{at.stream: Stream(prefix=self._make(at, rows)) for at in self._places()}
+            **{
+                place.stream: Stream(prefix=self._make(place, batch_size))
+                for place in self._places()
+            }
         )
 
     def _places(self) -> list[PrefixSpec]:
@@ -109,15 +115,15 @@ class Prompt(Method):
             decoder=(self.decoder, self.decoder_layers), cross=(self.cross, self.cross_layers),
         )  # fmt: skip
 
-    def _make(self, at: PrefixSpec, rows: int | None) -> Prefix:
+    def _make(self, place: PrefixSpec, batch_size: int | None) -> Prefix:
         d, std = self.dims, 0.0 if self.start == "zero" else self.scale
-        shape = (at.last - at.first, 2, at.length, d.heads, d.head_dim)
+        shape = (place.last - place.first, 2, place.length, d.heads, d.head_dim)
         if self.hidden:
-            table = PrefixMlp(shape, d.width, self.hidden, std, name=f"{at.name}mlp")()
+            table = PrefixMlp(shape, d.width, self.hidden, std, name=f"{place.name}mlp")()
         else:
-            table = self.param(f"{at.name}table", nn.initializers.normal(std), shape)
+            table = self.param(f"{place.name}table", nn.initializers.normal(std), shape)
         table = table[:, :, None]  # [L, 2, 1, P, N, D]
-        if rows is not None:
-            table = jnp.broadcast_to(table, (*shape[:2], rows, *shape[2:]))
+        if batch_size is not None:
+            table = jnp.broadcast_to(table, (*shape[:2], batch_size, *shape[2:]))
             table = Dropout(self.dropout)(table, deterministic=False)
-        return make_prefix(table[:, 0], table[:, 1], at.first, at.layers, at.has_positions)
+        return make_prefix(table[:, 0], table[:, 1], place.first, place.layers, place.has_positions)

@@ -9,10 +9,10 @@ from flax import linen as nn
 from jaxprompt.config import kinds
 from jaxprompt.data.text.words import choose_rows
 from jaxprompt.errors import InputError, at_least, nearest
-from jaxprompt.prompts import Method, Source
+from jaxprompt.prompts import InitSource, Method
 from jaxprompt.types import Batch, Injection, Stream
 
-# Where the rows start from: draws, a file of rows, or token ids.
+# Random vectors, a file of vectors, or embeddings of tokens.
 STARTS = ("normal", "uniform", "file", "vocab", "frequent", "labels", "text", "task")
 
 
@@ -32,7 +32,7 @@ class Prompt(Method):
     of `text`. `top` is the number of most common tokens that "vocab" and "frequent" sample from.
     """
 
-    READ_BY_START = ("text", "file")
+    START_FIELDS = ("text", "file")
     READ_WITH = {"start=normal": "scale", "start=vocab,frequent": "top"}
     length: int = kinds.option(20, "soft tokens")
     decoder: int = kinds.option(0, "T5: soft tokens in front of what the decoder is fed")
@@ -48,15 +48,15 @@ class Prompt(Method):
 
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""
-        self.needs_decoder("decoder")
+        self.check_decoder("decoder")
         at_least("prompt.decoder", self.decoder, 0)
         at_least("prompt.length", self.length, 0 if self.decoder else 1)
         at_least("prompt.scale", self.scale, 0)
         at_least("prompt.top", self.top, 0)
         if self.start not in STARTS:
-            known = nearest(self.start, STARTS)
-            raise InputError(f"prompt.start={self.start!r} is unknown; {known}")
-        self.needs_start()
+            hint = nearest(self.start, STARTS)
+            raise InputError(f"prompt.start={self.start!r} is unknown; {hint}")
+        self.check_start()
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the input."""
@@ -66,7 +66,7 @@ class Prompt(Method):
         """Returns the number of soft tokens in the decoder's input."""
         return self.decoder
 
-    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+    def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Replaces the samples by vectors of a file or embeddings of tokens. -> params"""
         if self.start in ("normal", "uniform"):
             return params
@@ -77,31 +77,33 @@ class Prompt(Method):
             vocab_size=self.dims.vocab, counts=source.counts, text=self.text, top=self.top,
             labels=source.labels() if self.start == "labels" else (),
         )  # fmt: skip
-        # Each id is embedded once, however many rows take it.
+        # Each id is embedded once, even if several vectors use it.
         ids = sorted({i for row in rows for i in row})
         return warm_start(params, source.embed(ids), [[ids.index(i) for i in row] for row in rows])
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Adds the same vectors to every example. -> slots [1, S, E] a stream"""
-        draw = symmetric_uniform if self.start == "uniform" else nn.initializers.normal(self.scale)
-        table = self.param("table", draw, (self.length + self.decoder, self.dims.embed))  # [S, E]
+        init = symmetric_uniform if self.start == "uniform" else nn.initializers.normal(self.scale)
+        table = self.param("table", init, (self.length + self.decoder, self.dims.embed))  # [S, E]
         parts = jnp.split(table[None], [self.length], axis=1)
         encoder, decoder = (Stream(slots=part if part.shape[1] else None) for part in parts)
         return Injection(encoder, decoder)
 
 
-def warm_start(params: dict[str, Any], embed: np.ndarray, rows: list[list[int]]) -> dict[str, Any]:
+def warm_start(
+    params: dict[str, Any], embeddings: np.ndarray, token_lists: list[list[int]]
+) -> dict[str, Any]:
     """Initialises vector i with the mean embedding of the tokens rows[i]. -> params
 
     Raises:
       InputError: if the number of rows is not the prompt's length.
     """
     table = np.array(params["table"])
-    if len(rows) != len(table):
+    if len(token_lists) != len(table):
         raise InputError(
-            f"{len(rows)} lists of tokens for {len(table)} soft tokens; give one for each"
+            f"{len(token_lists)} lists of tokens for {len(table)} soft tokens; give one for each"
         )
-    for i, ids in enumerate(rows):
-        table[i] = np.asarray(embed[np.asarray(ids)], np.float32).mean(0)
+    for i, ids in enumerate(token_lists):
+        table[i] = np.asarray(embeddings[np.asarray(ids)], np.float32).mean(0)
     return params | {"table": table}

@@ -19,7 +19,7 @@ from jaxprompt.build.check import check_config
 from jaxprompt.build.corpus import log_to_stderr, read_corpus, require_corpus
 from jaxprompt.build.demonstrations import has_demos
 from jaxprompt.build.examples import check_prompt_tuning, read_task
-from jaxprompt.config.run import FREE, FREE_TRAINED, RunConfig
+from jaxprompt.config.run import CHANGEABLE_AFTER_TRAINING, CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import (
     AnnotationWriter,
@@ -109,7 +109,7 @@ def check_annotator(config: RunConfig) -> None:
 
 def check_saved(classifier: RunConfig, workdir: str, finished: bool) -> None:
     """Raises InputError if a workdir belongs to another classifier."""
-    free = FREE + FREE_TRAINED * finished
+    free = CHANGEABLE_FIELDS + CHANGEABLE_AFTER_TRAINING * finished
     check_workdir(workdir, classifier.to_dict(), free)
 
 

@@ -53,7 +53,7 @@ from jaxprompt.runs.replaced_tokens import (
     untie_embeddings,
 )
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.losses import count_hits, on_targets
+from jaxprompt.scoring.losses import count_hits, target_loss
 from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.one_run import Feed
 from jaxprompt.training.steps import make_count_step
@@ -233,7 +233,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         module = with_lm_states(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
         model = Model(module, method, heads, last_layer=config.backbone.last_layer, varies=False)
-        objectives = [Objective("main", on_targets, sums=count_hits)]
+        objectives = [Objective("main", target_loss, sums=count_hits)]
     # All parameters train unless the config says otherwise, unlike in tuning.
     patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, patterns))

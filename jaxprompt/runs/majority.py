@@ -6,7 +6,7 @@ from jaxprompt.build.examples import read_examples
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.relations import check_relations, judge
+from jaxprompt.scoring.relations import check_relations, collect_facts
 
 
 def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
@@ -32,9 +32,9 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
         raise InputError(f"task {task.name} has no {split} split; give data.files.{split}")
     labels = np.array([example.label for example in examples])
     check_relations(task.metric, task.labels, task.negative)
-    judgements = judge(task, examples)
+    judgements = collect_facts(task, examples)
     predictions = np.full_like(labels, majority)
-    scores = metrics.score(
+    scores = metrics.score_predictions(
         task.metric,
         labels,
         predictions,

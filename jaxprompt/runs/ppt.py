@@ -19,7 +19,13 @@ from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.scorer import build_scorer, example_layout
 from jaxprompt.build.task import open_checked_backbone
-from jaxprompt.config.run import FREE, FREE_TRAINED, PPTConfig, RunConfig, TaskConfig
+from jaxprompt.config.run import (
+    CHANGEABLE_AFTER_TRAINING,
+    CHANGEABLE_FIELDS,
+    PPTConfig,
+    RunConfig,
+    TaskConfig,
+)
 from jaxprompt.convert.load import Loaded, LoadReport
 from jaxprompt.corpus import Corpus, check_unchanged, split_held_out
 from jaxprompt.corpus.denoise.batches import EvalBatches
@@ -387,7 +393,7 @@ def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Object
     heads = {name: head for name, head in model.heads.items() if name not in prompt_modules}
     verbalizer_head = get_head(config)
     assert isinstance(verbalizer_head, verbalizer.Head)  # by `check_trainable_prompt`
-    heads, objective = verbalizer_head.counted(heads, config.optim.label_smoothing)
+    heads, objective = verbalizer_head.counted_objective(heads, config.optim.label_smoothing)
     model = dataclasses.replace(model, heads=prompt_modules | heads)
     return model, [objective, *model.prompt.objectives()]
 
@@ -422,7 +428,7 @@ def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:
 def restore_pretrained(config: RunConfig, workdir: str) -> RestoredRun:
     """Restores the best prompt of a workdir, without text. Errors as in restore_run."""
     check_config(config)
-    free = (*FREE, *FREE_TRAINED)
+    free = (*CHANGEABLE_FIELDS, *CHANGEABLE_AFTER_TRAINING)
     record, step = records.read_trained(workdir, config, free, PretrainingRecord)
     placement = build_placement(config)
     ppt_task = open_task(config, placement, restored=True)

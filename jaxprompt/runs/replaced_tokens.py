@@ -13,7 +13,7 @@ from jaxprompt.heads.pretraining import ReplacedHead, TargetHead
 from jaxprompt.layers.output import VocabScores
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
-from jaxprompt.scoring.losses import count_hits, count_replaced, on_targets
+from jaxprompt.scoring.losses import count_hits, count_replaced, target_loss
 from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Objective
 
@@ -130,8 +130,8 @@ def make_objectives(weight: float = 50.0) -> list[Objective]:
     The discriminator reads tokens sampled by the generator; sampling has no gradient.
     """
     return [
-        Objective("generator", on_targets, head="generator", sums=count_hits, then=replace_tokens),
+        Objective("generator", target_loss, head="generator", sums=count_hits, then=replace_tokens),
         Objective(
-            "discriminator", on_targets, head="discriminator", weight=weight, sums=count_replaced
+            "discriminator", target_loss, head="discriminator", weight=weight, sums=count_replaced
         ),
     ]

@@ -17,7 +17,12 @@ from jaxprompt.build.task import (
     open_checked_backbone,
     scorer_from_config,
 )
-from jaxprompt.config.run import FREE, FREE_TRAINED, OF_DATA, RunConfig
+from jaxprompt.config.run import (
+    CHANGEABLE_AFTER_TRAINING,
+    CHANGEABLE_FIELDS,
+    DATA_FIELDS,
+    RunConfig,
+)
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.models.scorer import Scorer
@@ -70,9 +75,9 @@ def restore_run(
     if not is_zero_shot(config):
         head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
         free = [
-            field for field in (*FREE_TRAINED, *head_fields) if not (from_text and field in OF_DATA)
+            field for field in (*CHANGEABLE_AFTER_TRAINING, *head_fields) if not (from_text and field in DATA_FIELDS)
         ]
-        record, best_step = read_trained(workdir, config, (*FREE, *free), TaskRecord)
+        record, best_step = read_trained(workdir, config, (*CHANGEABLE_FIELDS, *free), TaskRecord)
     placement = build_placement(config)
     backbone = open_checked_backbone(config, placement, restored=True)
     if from_text:

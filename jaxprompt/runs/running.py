@@ -13,7 +13,7 @@ import optax
 from jaxprompt import rng, signals
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.optimizer import build_optimizer
-from jaxprompt.config.run import FREE, RunConfig
+from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
 from jaxprompt.data.text.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ from jaxprompt.tree import Flat
 _HOST_FIELDS = ("backbone.path", "data.cache_dir", "data.source", "data.files")
 # Data may be moved, because `run_stages` compares it with the record, even of a finished run. In a
 # grid or a sweep it may not: these accept a finished run by its config alone.
-_FREE = (*FREE, "data.source", "data.files")
+_FREE = (*CHANGEABLE_FIELDS, "data.source", "data.files")
 
 
 P = TypeVar("P", bound=Prepared)

@@ -10,9 +10,9 @@ HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese is written without s
 
 def answer_words(text: str) -> list[str]:
     """Splits an answer: lower case, without punctuation and articles, Chinese by character."""
-    # ASCII's marks alone, as the script has them.
-    kept = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(rf"([{HAN}])", r" \1 ", re.sub(r"\b(a|an|the)\b", " ", kept)).split()
+    # Only ASCII punctuation, as in the script.
+    letters = "".join(c for c in text.lower() if c not in string.punctuation)
+    return re.sub(rf"([{HAN}])", r" \1 ", re.sub(r"\b(a|an|the)\b", " ", letters)).split()
 
 
 # The script's list; an entry of two characters in it, "……", never equals one and is left out here.
@@ -39,9 +39,9 @@ def cmrc_words(text: str) -> list[str]:
 def common_run(gold: Sequence[str], pred: Sequence[str]) -> float:
     """Returns the F1 of the longest common run of words of two answers (CMRC 2018)."""
     longest, row = 0, [0] * (len(pred) + 1)
-    for own in gold:
-        before = row
-        row = [0] + [1 + before[j] if own == found else 0 for j, found in enumerate(pred)]
+    for word in gold:
+        previous = row
+        row = [0] + [1 + previous[j] if word == other else 0 for j, other in enumerate(pred)]
         longest = max(longest, *row)
     return 2 * longest / (len(gold) + len(pred)) if longest else 0.0
 

@@ -13,7 +13,7 @@ def decide(scores: np.ndarray, classes: int) -> np.ndarray:
 
 def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
     """Returns the probabilities of the classes from scores. [B, C or C + 1] -> [B, C]"""
-    # Less the maximum: the exponential of a large score would overflow.
+    # The maximum is subtracted because exponentials would overflow.
     scores = scores[:, :classes] - scores[:, :classes].max(-1, keepdims=True)
     return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
 
@@ -21,5 +21,5 @@ def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
 def drop_absent(scores: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
     """Masks the classes that an example does not have. [B, C or C + 1], [B] -> the same"""
     column = np.arange(scores.shape[1])
-    # The column behind the classes is that of no class, which every example has.
+    # The column after the classes means no class, which every example has.
     return np.where((column >= counts[:, None]) & (column < classes), -np.inf, scores)

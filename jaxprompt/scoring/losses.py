@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxprompt.types import ABSENT
 
-START, END = 1, 2  # bits of a label: what begins, and what ends at a token
+START, END = 1, 2  # bits of a token's label: an answer begins here, ends here
 
 
 def cross_entropy(scores, labels, weights, *, smoothing: float = 0.0):
@@ -29,18 +29,18 @@ def cross_entropy(scores, labels, weights, *, smoothing: float = 0.0):
 def nll(logp, labels, weights, *, smoothing: float = 0.0):
     """Sums -log p at the label, for normalised scores. [B, C], [B], [B] -> (scalar, scalar)"""
     at_label = jnp.take_along_axis(logp, jnp.maximum(labels, 0)[:, None], axis=-1)[:, 0]
-    # Half of ABSENT lies below any real score, and above ABSENT after a log-softmax.
-    there = logp > 0.5 * ABSENT  # choices that the example has
-    spread = jnp.where(there, logp, 0.0).sum(-1) / jnp.maximum(there.sum(-1), 1)
+    # Half of ABSENT is below all real scores, and above ABSENT after a log-softmax.
+    present = logp > 0.5 * ABSENT  # choices that the example has
+    spread = jnp.where(present, logp, 0.0).sum(-1) / jnp.maximum(present.sum(-1), 1)
     loss = -(1.0 - smoothing) * at_label - smoothing * spread
     return (weights * loss).sum(), weights.sum()
 
 
-def per_token(scores, labels, weights, *, smoothing: float = 0.0):
+def token_cross_entropy(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums the cross entropy over positions that have a label. [B, M, C], [B, M], [B]"""
-    there = weights[:, None] * (labels >= 0)  # [B, M]
+    mask = weights[:, None] * (labels >= 0)  # [B, M]
     flat = scores.reshape(-1, scores.shape[-1])
-    return cross_entropy(flat, labels.reshape(-1), there.reshape(-1), smoothing=smoothing)
+    return cross_entropy(flat, labels.reshape(-1), mask.reshape(-1), smoothing=smoothing)
 
 
 def binary_cross_entropy(scores, labels, weights, *, smoothing: float = 0.0, is_mean: bool = False):
@@ -54,35 +54,36 @@ def binary_cross_entropy(scores, labels, weights, *, smoothing: float = 0.0, is_
     scores = scores.astype(jnp.float32)
     if labels.ndim == 1:
         labels = jax.nn.one_hot(labels, scores.shape[1], dtype=jnp.int32)
-    there = (scores > 0.5 * ABSENT) & (labels >= 0)
-    scores = jnp.where(there, scores, 0.0)
-    # Spread over the two answers, right and wrong.
-    right = (1.0 - smoothing) * (labels == 1) + 0.5 * smoothing
-    loss = -right * jax.nn.log_sigmoid(scores) - (1.0 - right) * jax.nn.log_sigmoid(-scores)
-    total = jnp.where(there, loss, 0.0).sum(-1)
+    is_scored = (scores > 0.5 * ABSENT) & (labels >= 0)
+    scores = jnp.where(is_scored, scores, 0.0)
+    # Smoothed over two outcomes, right and wrong.
+    target = (1.0 - smoothing) * (labels == 1) + 0.5 * smoothing
+    loss = -target * jax.nn.log_sigmoid(scores) - (1.0 - target) * jax.nn.log_sigmoid(-scores)
+    total = jnp.where(is_scored, loss, 0.0).sum(-1)
     if is_mean:
-        total = total / jnp.maximum(there.sum(-1), 1)
+        total = total / jnp.maximum(is_scored.sum(-1), 1)
     return (weights * total).sum(), weights.sum()
 
 
 def squared_error(scores, labels, weights):
     """Sums squared errors. [B, 1], float32 [B], [B] -> (scalar, scalar)"""
-    # Filling has no score, and of a row of weight 0 no error counts.
-    off = jnp.where(weights > 0, scores[:, 0].astype(jnp.float32) - labels, 0.0)
-    return (weights * off**2).sum(), weights.sum()
+    # Scores of filling rows, of weight 0, may not be finite.
+    error = jnp.where(weights > 0, scores[:, 0].astype(jnp.float32) - labels, 0.0)
+    return (weights * error**2).sum(), weights.sum()
 
 
-def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
+def span_loss(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums the mean of the cross entropies of start and end. [B, M, 2], [B, M], [B]
 
     A label has START and END as bits; a row whose labels are all -1 has none.
     """
-    known = weights * (labels >= 0).any(-1)
-    there = jnp.maximum(labels, 0)
-    # The first of the tokens that carry the bit.
-    ends = [((there & bit) > 0).argmax(-1) for bit in (START, END)]
+    has_label = weights * (labels >= 0).any(-1)
+    bits = jnp.maximum(labels, 0)
+    # The first token with the bit.
+    ends = [((bits & bit) > 0).argmax(-1) for bit in (START, END)]
     sums = [
-        cross_entropy(scores[..., i], own, known, smoothing=smoothing) for i, own in enumerate(ends)
+        cross_entropy(scores[..., i], end_labels, has_label, smoothing=smoothing)
+        for i, end_labels in enumerate(ends)
     ]
     (first, count), (last, _) = sums
     return (first + last) / 2, count
@@ -90,24 +91,24 @@ def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
 
 def full_vocabulary(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums -log p over the class columns of a full-vocabulary head; its last column is no class."""
-    # Normalised over the vocabulary already: a softmax of these columns would forget the rest.
+    # Already normalised over the vocabulary, and must not be over these columns.
     return nll(scores[:, :-1], labels, weights, smoothing=smoothing)
 
 
-def free_text(logp, labels, weights):
+def text_loss(logp, labels, weights):
     """Sums -log p over the tokens of free texts. [B, M], ABSENT = none, _, [B] -> scalar, scalar"""
-    there = weights[:, None] * (logp > 0.5 * ABSENT)
-    return -jnp.where(there > 0, logp * there, 0.0).sum(), there.sum()
+    mask = weights[:, None] * (logp > 0.5 * ABSENT)
+    return -jnp.where(mask > 0, logp * mask, 0.0).sum(), mask.sum()
 
 
-def on_targets(scores, labels, weights):
+def target_loss(scores, labels, weights):
     """Sums -log p over a pre-training head's targets. Arrays [B, M], _, [B] -> scalar, scalar"""
-    return free_text(scores.logp, labels, weights)
+    return text_loss(scores.logp, labels, weights)
 
 
 def count_hits(scores, labels, weights):
     """Counts the targets that are the most likely tokens. Scored, _, [B] -> {name: scalar}"""
-    return {"hits": (_asked(scores, weights) * scores.hit).sum()}
+    return {"hits": (_target_mask(scores, weights) * scores.hit).sum()}
 
 
 def count_classes(scores, labels, weights):
@@ -117,13 +118,13 @@ def count_classes(scores, labels, weights):
 
 def count_replaced(scores, labels, weights):
     """Counts tokens: right, replaced, predicted as replaced, and both. Detected, _, [B]"""
-    asked, called = _asked(scores, weights), scores.hit == scores.replaced
-    kinds = {"hits": scores.hit, "replaced": scores.replaced, "called": called}
-    kinds["found"] = called & scores.replaced
-    return {name: (asked * kind).sum() for name, kind in kinds.items()}
+    mask, predicted = _target_mask(scores, weights), scores.hit == scores.replaced
+    counts = {"hits": scores.hit, "replaced": scores.replaced, "called": predicted}
+    counts["found"] = predicted & scores.replaced
+    return {name: (mask * counted).sum() for name, counted in counts.items()}
 
 
-def _asked(scores, weights):
+def _target_mask(scores, weights):
     return weights[:, None] * (scores.logp > 0.5 * ABSENT)  # [B, M]
 
 

@@ -24,19 +24,19 @@ from jaxprompt.scoring.answer_words import (
 )
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
-RANKINGS = ("hit_at_1", "hit_at_10", "mrr")  # of the right class among all, by their scores
+RANKINGS = ("hit_at_1", "hit_at_10", "mrr")  # by the rank of the right class
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
 TAG_METRICS = ("entity_f1", "role_f1", "accuracy")
 SPAN_METRICS = ("f1", "exact_match", "cmrc_f1")
 NUMBER_METRICS = ("pearson", "spearman")
-_HAS = {
+_DESCRIPTIONS = {
     "classes": "has classes",
     "texts": "writes text",
     "tags": "tags words",
     "spans": "finds spans",
     "numbers": "predicts numbers",
 }
-OF = {  # what answers are -> their metrics
+METRICS_OF = {  # kind of task -> its metrics
     "classes": METRICS + RANKINGS + relations.METRICS + questions.METRICS,
     "texts": TEXT_METRICS,
     "tags": TAG_METRICS,
@@ -49,7 +49,7 @@ _WORD = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 
 def all_metrics() -> tuple[str, ...]:
     """Lists the metrics of all types of answers."""
-    return tuple(dict.fromkeys(name for names in OF.values() for name in names))
+    return tuple(dict.fromkeys(name for names in METRICS_OF.values() for name in names))
 
 
 def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
@@ -57,12 +57,12 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
 
     `kind` is the type of the task's answers, a key of `OF`; `num_classes` is used for classes.
     """
-    known = OF[kind]
+    known = METRICS_OF[kind]
     if name not in known:
-        others = [other for other, names in OF.items() if name in names]
+        others = [other for other, names in METRICS_OF.items() if name in names]
         if others:
             raise InputError(
-                f"metric {name} compares {others[0]}, but the task {_HAS[kind]}; use "
+                f"metric {name} compares {others[0]}, but the task {_DESCRIPTIONS[kind]}; use "
                 f"{', '.join(known)}"
             )
         raise InputError(f"unknown metric {name!r}; {nearest(name, known)}")
@@ -77,10 +77,10 @@ def right_classes(gold: np.ndarray, pred: np.ndarray, metric_data: MetricData | 
     if metric_data is None:
         return gold
     triples = zip(gold, pred, metric_data.correct, strict=True)
-    return np.array([said if said in own else first for first, said, own in triples])
+    return np.array([p if p in classes else first for first, p, classes in triples])
 
 
-def score(
+def score_predictions(
     name: str, gold: ArrayLike, pred: ArrayLike, num_classes: int,
     metric_data: MetricData | None = None, scores: np.ndarray | None = None,
 ) -> dict[str, float]:  # fmt: skip
@@ -106,7 +106,8 @@ def score(
             raise ValueError(f"metric {name} needs the scores of the classes")
         right = metric_data.correct if metric_data else gold[:, None].tolist()
         pairs = zip(right, scores, strict=True)
-        ranks = score_ranks(np.array([max(own, key=row.__getitem__) for own, row in pairs]), scores)
+        best = np.array([max(classes, key=row.__getitem__) for classes, row in pairs])
+        ranks = score_ranks(best, scores)
         return {name: ranks.pop(name), **ranks}
     if name in relations.METRICS:
         if metric_data is None:
@@ -120,7 +121,7 @@ def score(
     measured = {"accuracy": float(np.mean(gold == pred))}
     if name != "accuracy":
         positive = metric_data.positive if metric_data else 1
-        measured = {name: float(_sklearn(name, gold, pred, positive)), **measured}
+        measured = {name: float(_sklearn_score(name, gold, pred, positive)), **measured}
     return measured
 
 
@@ -130,9 +131,9 @@ def score_ranks(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
     gold [examples], scores [examples, C]. Of classes with equal scores the first ranks higher, like
     argmax. LAMA calls the shares P@1 and P@10 (Petroni et al. 2019).
     """
-    own = np.take_along_axis(scores, gold[:, None], axis=1)  # [N, 1]
-    level = (scores == own) & (np.arange(scores.shape[1]) < gold[:, None])
-    ranks = 1 + (~(scores <= own) | level).sum(1)  # [N]; NaN ranks behind all
+    gold_scores = np.take_along_axis(scores, gold[:, None], axis=1)  # [N, 1]
+    ties = (scores == gold_scores) & (np.arange(scores.shape[1]) < gold[:, None])
+    ranks = 1 + (~(scores <= gold_scores) | ties).sum(1)  # [N]; NaN ranks behind all
     shares = {f"hit_at_{n}": float(np.mean(ranks <= n)) for n in (1, 10)}
     return {**shares, "mrr": float(np.mean(1 / ranks))}
 
@@ -183,16 +184,16 @@ def score_tags(
         return roles.score_roles(gold, pred)
     if name == "accuracy":
         words = zip(chain.from_iterable(gold), chain.from_iterable(pred), strict=True)
-        return {"accuracy": float(np.mean([right == found for right, found in words]))}
+        return {"accuracy": float(np.mean([right == predicted for right, predicted in words]))}
     from seqeval import metrics
 
-    given = [list(tags) for tags in gold], [list(tags) for tags in pred]
+    tags = [list(tags) for tags in gold], [list(tags) for tags in pred]
     shared = {"average": "micro", "zero_division": 0}
     return {
-        "entity_f1": float(metrics.f1_score(*given, **shared)),
-        "precision": float(metrics.precision_score(*given, **shared)),
-        "recall": float(metrics.recall_score(*given, **shared)),
-        "accuracy": float(metrics.accuracy_score(*given)),
+        "entity_f1": float(metrics.f1_score(*tags, **shared)),
+        "precision": float(metrics.precision_score(*tags, **shared)),
+        "recall": float(metrics.recall_score(*tags, **shared)),
+        "accuracy": float(metrics.accuracy_score(*tags)),
     }
 
 
@@ -210,23 +211,25 @@ def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
         raise ValueError("each question needs one prediction and at least one right answer")
     if name == "cmrc_f1":
         return _score_chinese(gold, pred)
-    # SQuAD 2.0's script leaves out answers of which nothing is left, unless all are such.
-    words = lambda texts: list(filter(None, map(answer_words, texts))) or [[]]
-    pairs = [(words(g), answer_words(p)) for g, p in zip(gold, pred, strict=True)]
+    pairs = []
+    for answers, text in zip(gold, pred, strict=True):
+        # SQuAD 2.0's script drops answers that are empty after normalisation, unless all are.
+        words = list(filter(None, map(answer_words, answers))) or [[]]
+        pairs.append((words, answer_words(text)))
     scores = {
-        "f1": float(np.mean([max(shared_words(own, found) for own in g) for g, found in pairs])),
-        "exact_match": float(np.mean([found in g for g, found in pairs])),
+        "f1": float(np.mean([max(shared_words(g, p) for g in answers) for answers, p in pairs])),
+        "exact_match": float(np.mean([p in answers for answers, p in pairs])),
     }
     return {name: scores.pop(name), **scores}
 
 
 def _score_chinese(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
-    runs, whole = [], []
-    for right, found in zip(gold, pred, strict=True):
-        words = cmrc_words(found)
-        runs.append(max(common_run(cmrc_words(own), words) for own in right))
-        whole.append(cmrc_text(found) in map(cmrc_text, right))
-    return {"cmrc_f1": float(np.mean(runs)), "exact_match": float(np.mean(whole))}
+    f1, exact = [], []
+    for right, predicted in zip(gold, pred, strict=True):
+        words = cmrc_words(predicted)
+        f1.append(max(common_run(cmrc_words(answer), words) for answer in right))
+        exact.append(cmrc_text(predicted) in map(cmrc_text, right))
+    return {"cmrc_f1": float(np.mean(f1)), "exact_match": float(np.mean(exact))}
 
 
 def score_numbers(name: str, gold: np.ndarray, pred: np.ndarray) -> dict[str, float]:
@@ -237,14 +240,14 @@ def score_numbers(name: str, gold: np.ndarray, pred: np.ndarray) -> dict[str, fl
     check_metric(name, 0, "numbers")
     if len(gold) != len(pred) or not len(gold):
         raise ValueError(f"{len(gold)} golds and {len(pred)} numbers must be equal in number")
-    pair = np.asarray(gold, np.float64), np.asarray(pred, np.float64)
+    gold_and_pred = np.asarray(gold, np.float64), np.asarray(pred, np.float64)
     scores = dict.fromkeys(NUMBER_METRICS, 0.0)
-    if all(np.ptp(own) for own in pair):
+    if all(np.ptp(values) for values in gold_and_pred):
         from scipy import stats
 
         scores = {
-            "pearson": float(stats.pearsonr(*pair).statistic),
-            "spearman": float(stats.spearmanr(*pair).statistic),
+            "pearson": float(stats.pearsonr(*gold_and_pred).statistic),
+            "spearman": float(stats.spearmanr(*gold_and_pred).statistic),
         }
     return {name: scores.pop(name), **scores}
 
@@ -256,7 +259,7 @@ def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
     """
     n = float(sums["n"]) or math.nan
     loss = float(sums["loss"]) / n
-    # A loss above 709 has a perplexity of infinity, which is no cause for a warning.
+    # The perplexity of a loss above 709 is infinite, which needs no warning.
     with np.errstate(over="ignore"):
         perplexity = float(np.exp(loss))
     return {"loss": loss, "accuracy": float(sums["hits"]) / n, "perplexity": perplexity}
@@ -279,13 +282,16 @@ def score_detection(sums: Mapping[str, float]) -> dict[str, float]:
     `majority` is the accuracy of predicting that every token is original, whose F1 is 0.
     """
     n = float(sums["n"]) or math.nan
-    share = lambda part, whole: float(part / whole) if whole else 0.0
-    precision, recall = (share(sums["found"], sums[name]) for name in ("called", "replaced"))
+
+    def ratio(part: float, whole: float) -> float:
+        return float(part / whole) if whole else 0.0
+
+    precision, recall = (ratio(sums["found"], sums[name]) for name in ("called", "replaced"))
     return {
         "loss": float(sums["loss"]) / n,
         "accuracy": float(sums["hits"]) / n,
         "majority": 1 - float(sums["replaced"]) / n,
-        "f1": share(2 * sums["found"], sums["called"] + sums["replaced"]),
+        "f1": ratio(2 * sums["found"], sums["called"] + sums["replaced"]),
         "precision": precision,
         "recall": recall,
     }
@@ -298,11 +304,11 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values))
 
 
-def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray, positive: int) -> float:
+def _sklearn_score(name: str, gold: np.ndarray, pred: np.ndarray, positive: int) -> float:
     from sklearn import metrics
 
     if name == "matthews":
-        if gold.max() < 2:  # of two classes, no class counts as the wrong one
+        if gold.max() < 2:  # with two classes, no class counts as the wrong one
             pred = np.where(pred < 0, 1 - gold, pred)
         if len(np.union1d(gold, pred)) < 2:  # scikit-learn warns, and gives 0 as well
             return 0.0
@@ -312,8 +318,8 @@ def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray, positive: int) -> fl
     return metrics.f1_score(gold, pred, labels=classes, average="macro", zero_division=0)
 
 
-class _Words:
-    """Splits like rouge-score's own tokenizer, which drops every letter beyond a-z."""
+class _RougeTokenizer:
+    """A tokenizer for rouge-score, whose default one drops all letters but a-z."""
 
     def tokenize(self, text: str) -> list[str]:
         return _WORD.findall(text.lower())
@@ -322,7 +328,7 @@ class _Words:
 def _rouge_l(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> float:
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(["rougeL"], tokenizer=_Words())
+    scorer = RougeScorer(["rougeL"], tokenizer=_RougeTokenizer())
     pairs = zip(gold, pred, strict=True)
     return float(np.mean([scorer.score_multi(g, p)["rougeL"].fmeasure for g, p in pairs]))
 
@@ -331,9 +337,9 @@ def _bleu(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> float:
     from sacrebleu.metrics import BLEU
 
     chinese = any(re.search(f"[{HAN}]", text) for texts in gold for text in texts)
-    # Streams of references; sacreBLEU passes over the None of an example that has fewer.
+    # Streams of references; sacreBLEU ignores None, of examples that have fewer.
     width = max(map(len, gold))
     streams = [[texts[i] if i < len(texts) else None for texts in gold] for i in range(width)]
     bleu = BLEU(tokenize="zh" if chinese else "13a")
-    # Its types do not have the None that its code and documentation have.
+    # None is supported and documented, but missing in its types.
     return bleu.corpus_score(pred, streams).score / 100  # type: ignore[arg-type]

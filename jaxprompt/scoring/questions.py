@@ -26,36 +26,36 @@ def score_questions(
 
     See `score_candidates` and `score_best`, which needs `scores` [examples, 2].
     """
-    rows: dict[str, list[int]] = {}
-    for row, question in enumerate(metric_data.questions):
-        rows.setdefault(question, []).append(row)
-    asked = list(rows.values())
+    by_question: dict[str, list[int]] = {}
+    for example, question in enumerate(metric_data.questions):
+        by_question.setdefault(question, []).append(example)
+    examples_of = list(by_question.values())
     if metric == "f1a":
-        found = score_candidates(asked, gold, pred, metric_data.positive)
+        scored = score_candidates(examples_of, gold, pred, metric_data.positive)
     elif scores is None:
         raise ValueError("metric answer_f1 needs the scores of the classes")
     else:
-        found = score_best(asked, metric_data.candidates, gold, scores, metric_data.positive)
-    return {**found, "accuracy": float(np.mean(gold == pred))}
+        scored = score_best(examples_of, metric_data.candidates, gold, scores, metric_data.positive)
+    return {**scored, "accuracy": float(np.mean(gold == pred))}
 
 
 def score_candidates(
-    asked: list[list[int]], gold: np.ndarray, pred: np.ndarray, right: int
+    examples_of: list[list[int]], gold: np.ndarray, pred: np.ndarray, right: int
 ) -> dict[str, float]:
     """Returns f1a: F1 of the candidates of the class `right`, over all questions, as in MultiRC.
 
-    exact_match is the share of questions with a right prediction for every candidate. `asked` lists
-    the examples of each question.
+    exact_match is the share of questions with a right prediction for every candidate. `examples_of`
+    lists the examples of each question.
     """
     true_positives = int(((gold == right) & (pred == right)).sum())
     positives = int((gold == right).sum() + (pred == right).sum())  # in gold, and in pred
-    whole = [bool((gold[own] == pred[own]).all()) for own in asked]
+    exact = [bool((gold[examples] == pred[examples]).all()) for examples in examples_of]
     f1 = 2 * true_positives / positives if positives else 0.0
-    return {"f1a": f1, "exact_match": float(np.mean(whole))}
+    return {"f1a": f1, "exact_match": float(np.mean(exact))}
 
 
 def score_best(
-    asked: list[list[int]], texts: Sequence[str], gold: np.ndarray, scores: np.ndarray,
+    examples_of: list[list[int]], texts: Sequence[str], gold: np.ndarray, scores: np.ndarray,
     positive: int,
 ) -> dict[str, float]:  # fmt: skip
     """Returns answer_f1: word F1 of each question's best candidate, averaged, as in ReCoRD.
@@ -64,10 +64,10 @@ def score_best(
     equal ones. It is compared with the most similar right candidate; exact_match is the share of
     questions where it is one of them. A question without a right candidate counts as 0.
     """
-    chance, shares, exact = scores[:, positive] - scores[:, 1 - positive], [], []
-    for own in asked:
-        best = answer_words(texts[own[int(np.argmax(chance[own]))]])
-        right = [answer_words(texts[row]) for row in own if gold[row] == positive]
+    margins, shares, exact = scores[:, positive] - scores[:, 1 - positive], [], []
+    for examples in examples_of:
+        best = answer_words(texts[examples[int(np.argmax(margins[examples]))]])
+        right = [answer_words(texts[i]) for i in examples if gold[i] == positive]
         shares.append(max((shared_words(words, best) for words in right), default=0.0))
         exact.append(best in right)
     return {"answer_f1": float(np.mean(shares)), "exact_match": float(np.mean(exact))}

@@ -34,27 +34,28 @@ def score_relations(
 ) -> dict[str, float]:
     """Returns the metric first, and others of its kind, as fractions. gold, pred: [examples]
 
-    pred = -1 (no class) counts as no relation. See `micro`, `semeval_f1` and `conversational`.
+    pred = -1 (no class) counts as no relation. See `micro_f1`, `semeval_f1` and
+    `conversational_f1`.
     """
-    right = [set(own) - {metric_data.negative} for own in metric_data.correct]
-    said = [{int(p)} - {metric_data.negative, -1} for p in pred]
-    if metric == "f1c" and max(metric_data.pairs) >= 0:  # of whole dialogues it is micro_f1
-        scores = conversational(metric_data, right, said)
+    right = [set(classes) - {metric_data.negative} for classes in metric_data.correct]
+    predicted = [{int(p)} - {metric_data.negative, -1} for p in pred]
+    if metric == "f1c" and max(metric_data.pairs) >= 0:  # for whole dialogues it is micro_f1
+        scores = conversational_f1(metric_data, right, predicted)
     else:
-        scores = micro(right, said)
+        scores = micro_f1(right, predicted)
         if metric == "semeval_f1":
             scores = {"semeval_f1": semeval_f1(metric_data, gold, pred), **scores}
-    hits = [int(p) in own for p, own in zip(pred, metric_data.correct, strict=True)]
+    hits = [int(p) in classes for p, classes in zip(pred, metric_data.correct, strict=True)]
     return {**scores, "accuracy": float(np.mean(hits))}
 
 
-def micro(right: Sequence[set[int]], said: Sequence[set[int]]) -> dict[str, float]:
+def micro_f1(right: Sequence[set[int]], predicted: Sequence[set[int]]) -> dict[str, float]:
     """Returns micro-averaged F1, precision and recall over all right or predicted relations.
 
     As in TACRED's scorer and DialogRE's F1: precision is 1 if no relation is predicted.
     """
-    hits = sum(len(own & found) for own, found in zip(right, said, strict=True))
-    precision = _share(hits, sum(map(len, said)), 1.0)
+    hits = sum(len(gold & pred) for gold, pred in zip(right, predicted, strict=True))
+    precision = _share(hits, sum(map(len, predicted)), 1.0)
     recall = _share(hits, sum(map(len, right)), 0.0)
     return {"micro_f1": _mean(precision, recall), "precision": precision, "recall": recall}
 
@@ -68,20 +69,23 @@ def semeval_f1(metric_data: MetricData, gold: np.ndarray, pred: np.ndarray) -> f
     and among its right examples.
     """
     base = [_DIRECTED.sub(r"\1", name) for name in metric_data.names]
-    of = lambda index: "" if index in (-1, metric_data.negative) else base[index]
-    golds, preds = [of(int(g)) for g in gold], [of(int(p)) for p in pred]
+
+    def relation_of(index: int) -> str:
+        return "" if index in (-1, metric_data.negative) else base[index]
+
+    golds, preds = [relation_of(int(g)) for g in gold], [relation_of(int(p)) for p in pred]
     # Compared with the direction, which `golds` and `preds` leave out.
     exact = [g for g, a, b in zip(golds, gold, pred, strict=True) if a == b]
-    found = []
+    f1_scores = []
     for name in sorted(set(golds) - {""}):
         hits = exact.count(name)
         precision = _share(hits, preds.count(name), 0.0)
-        found.append(_mean(precision, _share(hits, golds.count(name), 0.0)))
-    return float(np.mean(found or [0.0]))
+        f1_scores.append(_mean(precision, _share(hits, golds.count(name), 0.0)))
+    return float(np.mean(f1_scores or [0.0]))
 
 
-def conversational(
-    metric_data: MetricData, right: Sequence[set[int]], said: Sequence[set[int]]
+def conversational_f1(
+    metric_data: MetricData, right: Sequence[set[int]], predicted: Sequence[set[int]]
 ) -> dict[str, float]:
     """Returns the conversational F1 of dialogues read turn by turn (Yu et al. 2020, section 4.2).
 
@@ -90,32 +94,33 @@ def conversational(
     precision is 1 if no relation is predicted.
     """
     sums: Mapping[int, list[int]] = {pair: [0, 0, 0] for pair in metric_data.pairs}
-    for pair, own, told, found in zip(
-        metric_data.pairs, right, metric_data.expressed, said, strict=True
-    ):
-        known = set(told) - {metric_data.negative}
-        # What is right and not told up to this turn is not held against what was said.
-        counted = {name for name in found if name in known or name not in own}
-        for place, more in enumerate((found & known, counted, known)):
-            sums[pair][place] += len(more)
+    turns = zip(
+        metric_data.pairs, right, metric_data.expressed, predicted, strict=True
+    )
+    for pair, gold, told, pred in turns:
+        expressed = set(told) - {metric_data.negative}
+        # A right relation that this turn does not express yet is not an error.
+        counted = {name for name in pred if name in expressed or name not in gold}
+        for i, relations in enumerate((pred & expressed, counted, expressed)):
+            sums[pair][i] += len(relations)
     precision = float(np.mean([_share(hits, all_said, 1.0) for hits, all_said, _ in sums.values()]))
     recall = float(np.mean([_share(hits, wanted, 0.0) for hits, _, wanted in sums.values()]))
     return {"f1c": _mean(precision, recall), "precision_c": precision, "recall_c": recall}
 
 
-def judge(task: Task, examples: Iterable[Example]) -> MetricData:
+def collect_facts(task: Task, examples: Iterable[Example]) -> MetricData:
     """Collects what metrics of relations and questions need to know of a task's examples."""
     names = task.labels
-    at = {name: i for i, name in enumerate(names)}
+    index = {name: i for i, name in enumerate(names)}
     rows = list(examples)
-    right = [tuple(at[n] for n in e.references) or (e.label,) for e in rows]
-    told = [tuple(at[n] for n in e.expressed) for e in rows]
+    right = [tuple(index[n] for n in e.references) or (e.label,) for e in rows]
+    told = [tuple(index[n] for n in e.expressed) for e in rows]
     pairs, unmarked = [e.pair for e in rows], sum(ABSENT in e.entities for e in rows)
-    asked = [e.question for e in rows] if task.question else ()
+    questions = [e.question for e in rows] if task.question else ()
     texts = [e.fields[task.candidate] for e in rows] if task.candidate else ()
-    negative = at.get(task.negative, -1)
-    known = right, told, pairs, unmarked, asked, texts
-    return MetricData(tuple(names), negative, *known, task.positive_class)
+    negative = index.get(task.negative, -1)
+    facts = right, told, pairs, unmarked, questions, texts
+    return MetricData(tuple(names), negative, *facts, task.positive_class)
 
 
 def _share(part: int, whole: int, otherwise: float) -> float:

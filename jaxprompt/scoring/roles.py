@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from jaxprompt.data.tasks.tags import lenient_entities
 
 VERB = "V"
-_GOES_ON = "C-"
+_CONTINUATION = "C-"
 
 
 def find_arguments(tags: Sequence[str]) -> set[tuple[str, tuple[tuple[int, int], ...]]]:
@@ -18,17 +18,17 @@ def find_arguments(tags: Sequence[str]) -> set[tuple[str, tuple[tuple[int, int],
 
     A tag that begins with I- can start a part too, as in conlleval.
     """
-    found: list[tuple[str, list[tuple[int, int]]]] = []
+    arguments: list[tuple[str, list[tuple[int, int]]]] = []
     latest: dict[str, list[tuple[int, int]]] = {}  # role -> the parts of its last argument
     for kind, start, end in lenient_entities(tags):
-        role = kind.removeprefix(_GOES_ON)
+        role = kind.removeprefix(_CONTINUATION)
         if role != kind and role in latest:
             latest[role].append((start, end))
         else:
             latest[role] = [(start, end)]
-            # The list itself, which later parts of the argument extend.
-            found.append((role, latest[role]))
-    return {(role, tuple(parts)) for role, parts in found if role != VERB}
+            # Later parts of the argument extend this list.
+            arguments.append((role, latest[role]))
+    return {(role, tuple(parts)) for role, parts in arguments if role != VERB}
 
 
 def score_roles(gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -36,16 +36,21 @@ def score_roles(gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]) ->
 
     gold, pred: the IOB2 tags of each sentence for one predicate. Without arguments scores are 0.
     """
-    right = given = known = same = words = 0
-    for own, found in zip(gold, pred, strict=True):
-        ours, theirs = find_arguments(found), find_arguments(own)
-        right, given, known = right + len(ours & theirs), given + len(ours), known + len(theirs)
-        same += sum(a == b for a, b in zip(own, found, strict=True))
-        words += len(own)
-    share = lambda part, whole: part / whole if whole else 0.0
+    num_right = num_predicted = num_gold = num_equal = num_words = 0
+    for gold_tags, pred_tags in zip(gold, pred, strict=True):
+        predicted, expected = find_arguments(pred_tags), find_arguments(gold_tags)
+        num_right += len(predicted & expected)
+        num_predicted += len(predicted)
+        num_gold += len(expected)
+        num_equal += sum(a == b for a, b in zip(gold_tags, pred_tags, strict=True))
+        num_words += len(gold_tags)
+
+    def ratio(part: int, whole: int) -> float:
+        return part / whole if whole else 0.0
+
     return {
-        "role_f1": share(2 * right, given + known),
-        "precision": share(right, given),
-        "recall": share(right, known),
-        "accuracy": share(same, words),
+        "role_f1": ratio(2 * num_right, num_predicted + num_gold),
+        "precision": ratio(num_right, num_predicted),
+        "recall": ratio(num_right, num_gold),
+        "accuracy": ratio(num_equal, num_words),
     }

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-_BLOCK = 512  # rows whose distances are held at a time
-_DIMS = 50  # t-SNE sees the states reduced by PCA (van der Maaten and Hinton 2008, section 4)
+_BLOCK = 512  # states whose distances are in memory at a time
+_DIMS = 50  # dimensions of PCA before t-SNE (van der Maaten and Hinton 2008, section 4)
 
 
 class Separation(NamedTuple):
@@ -20,7 +20,7 @@ class Separation(NamedTuple):
         return self.intra / self.inter if self.inter else float("nan")
 
 
-def separate(states: np.ndarray, labels: np.ndarray) -> Separation | None:
+def class_separation(states: np.ndarray, labels: np.ndarray) -> Separation | None:
     """Computes D_intra and D_inter (Zhang et al. 2022, appendix A.6, eq. 11). [n, H], [n]
 
     Distances are Euclidean; every class has the same weight, whatever its size. Classes without a
@@ -29,11 +29,11 @@ def separate(states: np.ndarray, labels: np.ndarray) -> Separation | None:
     classes = np.unique(labels)
     if len(classes) < 2:
         return None
-    # In float64: squares of states that lie close cancel below.
+    # In float64, since squares of close states cancel below.
     parts = [states[labels == one].astype(np.float64) for one in classes]
     means = np.array([[_mean_distance(a, b) for b in parts] for a in parts])  # [C, C]
-    own = np.eye(len(parts), dtype=bool)
-    return Separation(float(means[own].mean()), float(means[~own].mean()))
+    same_class = np.eye(len(parts), dtype=bool)
+    return Separation(float(means[same_class].mean()), float(means[~same_class].mean()))
 
 
 def _mean_distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -41,16 +41,16 @@ def _mean_distance(a: np.ndarray, b: np.ndarray) -> float:
     squares, total = (b**2).sum(-1), 0.0
     for at in range(0, len(a), _BLOCK):
         rows = a[at : at + _BLOCK]
-        # By (a - b)^2 = a^2 + b^2 - 2ab: a product, and no array of all differences.
-        found = (rows**2).sum(-1)[:, None] + squares - 2 * rows @ b.T
-        if a is b:  # rounding would leave a distance to itself
-            found[np.arange(len(rows)), at + np.arange(len(rows))] = 0.0
-        # Rounding may leave a square slightly below 0.
-        total += np.sqrt(np.maximum(found, 0.0)).sum()
+        # (a - b)^2 = a^2 + b^2 - 2ab needs no array of all differences.
+        squared = (rows**2).sum(-1)[:, None] + squares - 2 * rows @ b.T
+        if a is b:  # exactly 0, despite rounding
+            squared[np.arange(len(rows)), at + np.arange(len(rows))] = 0.0
+        # Rounding may make a square slightly negative.
+        total += np.sqrt(np.maximum(squared, 0.0)).sum()
     return total / (len(a) * len(b))
 
 
-def project(states: np.ndarray, dims: int) -> np.ndarray:
+def pca_project(states: np.ndarray, dims: int) -> np.ndarray:
     """Projects states on their first principal components. [n, H] -> [n, dims]
 
     The sign of a component is such that its largest weight is positive: equal states give equal
@@ -61,39 +61,41 @@ def project(states: np.ndarray, dims: int) -> np.ndarray:
     axes = axes[:dims]
     largest = np.abs(axes).argmax(-1)
     axes = axes * np.sign(axes[np.arange(len(axes)), largest])[:, None]
-    found = centred @ axes.T
-    return np.pad(found, [(0, 0), (0, dims - found.shape[1])])
+    projected = centred @ axes.T
+    return np.pad(projected, [(0, 0), (0, dims - projected.shape[1])])
 
 
-def embed(states: np.ndarray, dims: int) -> np.ndarray:
+def tsne_embed(states: np.ndarray, dims: int) -> np.ndarray:
     """Embeds states by t-SNE, deterministically. [n, H] -> [n, dims]; n is at least 4
 
     If all states are equal, all points are 0.
     """
     if (states == states[0]).all():
-        # scikit-learn divides by their deviation, and NaN kills the process in its native code.
+        # scikit-learn divides by their deviation, and crashes on NaN.
         return np.zeros((len(states), dims), np.float32)
     from sklearn.manifold import TSNE
 
-    # scikit-learn asks for a perplexity below the number of states.
+    # scikit-learn needs a perplexity below the number of states.
     perplexity = min(30.0, (len(states) - 1) / 3)
-    reduced = project(states, min(_DIMS, *states.shape))
-    # t-SNE is the same at any scale, but squares of small numbers are 0 in float32.
+    reduced = pca_project(states, min(_DIMS, *states.shape))
+    # t-SNE does not depend on the scale, but squares of small numbers underflow in float32.
     reduced = (reduced / np.abs(reduced).max()).astype(np.float32)
-    # At scikit-learn's own rate, 50 or more, few points fly apart in three dimensions.
-    rate = "auto" if dims < 3 else max(len(states) / 120, 1.0)
-    tsne = TSNE(dims, perplexity=perplexity, learning_rate=rate, init="pca", random_state=0)
+    # With scikit-learn's default of at least 50, few points diverge in three dimensions.
+    learning_rate = "auto" if dims < 3 else max(len(states) / 120, 1.0)
+    tsne = TSNE(
+        dims, perplexity=perplexity, learning_rate=learning_rate, init="pca", random_state=0
+    )
     return tsne.fit_transform(reduced)
 
 
-def count_confusion(right: np.ndarray, said: np.ndarray, classes: int) -> np.ndarray:
+def count_confusion(right: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
     """Counts predictions by right class and by predicted class. [n], [n] -> [C, C + 1]
 
     The last column counts predictions of no class, -1. Examples without a right class are ignored.
     """
-    known = right >= 0
-    found = np.zeros((classes, classes + 1), np.int64)
-    columns = np.where(said[known] < 0, classes, said[known])
-    # Unlike +=, it counts a pair as often as it occurs.
-    np.add.at(found, (right[known], columns), 1)
-    return found
+    has_label = right >= 0
+    counts = np.zeros((classes, classes + 1), np.int64)
+    columns = np.where(predicted[has_label] < 0, classes, predicted[has_label])
+    # Unlike +=, this counts repeated pairs.
+    np.add.at(counts, (right[has_label], columns), 1)
+    return counts

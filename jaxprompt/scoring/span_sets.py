@@ -31,46 +31,48 @@ def score_span_sets(
     check_metric(name, 0, "spans")
     if len(gold) != len(pred) or not pred or not all(gold):
         raise ValueError("each question needs predicted spans and at least one right answer")
-    found = [
+    scores_by_question = [
         max(_compare(answer, spans) for answer in answers)
         for answers, spans in zip(gold, pred, strict=True)
     ]
-    exact, f1 = np.mean(found, axis=0).tolist()
+    exact, f1 = np.mean(scores_by_question, axis=0).tolist()
     scores = {"f1": f1, "exact_match": exact}
     return {name: scores.pop(name), **scores}
 
 
 def _compare(gold: Spans, pred: Spans) -> tuple[float, float]:
     """Compares two answers. -> exact match, F1"""
-    right, found = ([_normalise(span) for span in spans] for spans in (gold, pred))
-    exact = set(right) == set(found) and len(right) == len(found)
-    return float(exact), round(_aligned([set(x.split()) for x in right], found), 2)
+    right, predicted = ([_normalise(span) for span in spans] for spans in (gold, pred))
+    exact = set(right) == set(predicted) and len(right) == len(predicted)
+    return float(exact), round(_aligned([set(x.split()) for x in right], predicted), 2)
 
 
 def _aligned(right: list[set[str]], spans: list[str]) -> float:
     """Averages the F1 of spans that are aligned one to one, over the longer of the two lists."""
     from scipy.optimize import linear_sum_assignment
 
-    found = [set(span.split()) for span in spans]
-    if not right or not found:
-        return float(right == found)
-    table = np.array([[_f1(a, b) if _share_numbers(a, b) else 0.0 for b in found] for a in right])
+    predicted = [set(span.split()) for span in spans]
+    if not right or not predicted:
+        return float(right == predicted)
+    table = np.array(
+        [[_f1(a, b) if _share_numbers(a, b) else 0.0 for b in predicted] for a in right]
+    )
     rows, columns = linear_sum_assignment(table, maximize=True)
-    return float(table[rows, columns].sum()) / max(len(right), len(found))
+    return float(table[rows, columns].sum()) / max(len(right), len(predicted))
 
 
-def _f1(right: set[str], found: set[str]) -> float:
-    """The F1 of two bags of words; one that is empty is no mistake."""
-    shared = len(right & found)
-    precision = shared / len(found) if found else 1.0
+def _f1(right: set[str], predicted: set[str]) -> float:
+    """Returns the F1 of two sets of words; precision or recall of an empty set is 1."""
+    shared = len(right & predicted)
+    precision = shared / len(predicted) if predicted else 1.0
     recall = shared / len(right) if right else 1.0
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def _share_numbers(right: set[str], found: set[str]) -> bool:
+def _share_numbers(right: set[str], predicted: set[str]) -> bool:
     """Returns whether a right answer has no number, or one of those predicted."""
     numbers = {word for word in right if _is_number(word)}
-    return not numbers or bool(numbers & found)
+    return not numbers or bool(numbers & predicted)
 
 
 def _normalise(text: str) -> str:
@@ -82,7 +84,7 @@ def _word(part: str) -> str:
     part = part.lower()
     if not _is_number(part):
         part = "".join(letter for letter in part if letter not in string.punctuation)
-    # Asked again: without its comma 1,000 is a number.
+    # Again, since 1,000 is a number without its comma.
     if _is_number(part):
         part = str(float(part))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", part).split())

@@ -10,7 +10,7 @@ from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import count_cut
 from jaxprompt.errors import InputError
-from jaxprompt.models.generation import check_writing
+from jaxprompt.models.generation import check_generation
 from jaxprompt.models.scorer import Scorer, with_shared_prefix
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answer_fn
@@ -38,7 +38,7 @@ def make_answers(
         split = scorer.encode(examples)
         batches = EvalBatches(split.rows, split.labels, scorer.layout)
         scores = predict({}, dict(params), batches, len(split.rows))
-        head.check_found(split.average(scores))
+        head.check_outputs(split.average(scores))
         metrics, known = scorer.measure_known(split, scores)
         columns = list(scorer.answers(examples, split, scores))
         unmarked = split.metric_data.unmarked if split.metric_data else 0

@@ -19,7 +19,14 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import Encoded, Split, count_cut
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, nearest, show_columns
-from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places
+from jaxprompt.models.bank import (
+    Bank,
+    HeadParams,
+    group_heads,
+    prefix_positions,
+    stack_injections,
+    without_positions,
+)
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
@@ -42,7 +49,7 @@ class PromptGroup(NamedTuple):
     members: list[int]  # indices of the prompts
     bank: Bank
     injections: Injection
-    head_groups: list[Held]
+    head_groups: list[HeadParams]
     head_indices: list[int]  # index of each member's head in the bank
     step: StartPass
 
@@ -166,12 +173,12 @@ def _compute_injection(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
     rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
     injection = jax.jit(scorer.model.inject)(params, scorer.one_batch(rows))
     # If no attention depends on the prefix's positions, they may differ within a batch.
-    return injection if scorer.model.backbone.reads_prefix_positions else without_places(injection)
+    return injection if scorer.model.backbone.reads_prefix_positions else without_positions(injection)
 
 
 def _batch_key(layout: Layout, injection: Injection) -> tuple[Any, ...]:
     """Returns what prompts must have in common to share a batch."""
-    return layout.num_rows, layout.side, layout.branches, layout.pad_id, places_of(injection)
+    return layout.num_rows, layout.side, layout.branches, layout.pad_id, prefix_positions(injection)
 
 
 def _make_group(
@@ -188,7 +195,7 @@ def _make_group(
     )
     bank = Bank(scorers[0].model.backbone, kinds, scorers[0].layout.num_rows)
     return PromptGroup(
-        members, bank, stack(injections), head_groups, head_indices, bank_step(placement, bank)
+        members, bank, stack_injections(injections), head_groups, head_indices, bank_step(placement, bank)
     )
 
 
@@ -196,7 +203,7 @@ def _make_group(
 def bank_step(placement: Placement, bank: Bank) -> StartPass:
     """Compiles the scores of a bank, once for all equal banks of a process."""
 
-    def step(bank_params: tuple[Injection, list[Held]], params: Mapping[str, Any], batch: Batch):
+    def step(bank_params: tuple[Injection, list[HeadParams]], params: Mapping[str, Any], batch: Batch):
         injection, head_params = bank_params
         return bank.scores(params, injection, head_params, batch)
 
@@ -272,7 +279,7 @@ def answer_requests(bank: PromptBank, requests: Sequence[tuple[int, Record]]) ->
     answers = {}
     for index, split in splits.items():
         scorer, scores = bank.scorers[index], scores_by_prompt[index]
-        scorer.head.check_found(split.average(scores))
+        scorer.head.check_outputs(split.average(scores))
         metrics, known = scorer.measure_known(split, scores)
         columns = list(scorer.answers(_examples(records[index]), split, scores))
         unmarked = split.metric_data.unmarked if split.metric_data else 0

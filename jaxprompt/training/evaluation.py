@@ -14,7 +14,7 @@ from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads import Kind
-from jaxprompt.models.generation import check_room
+from jaxprompt.models.generation import check_new_tokens
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement, put_batch, with_placement
@@ -163,7 +163,7 @@ def make_answer_fn(
     """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
     if head.WRITES:
         step = compile_generation(placement, generation, model, layout)
-        check = partial(check_room, model, max_new_tokens=generation.max_new_tokens)
+        check = partial(check_new_tokens, model, max_new_tokens=generation.max_new_tokens)
         return partial(write_texts, step, tokenizer, layout.ends, check=check)
     return partial(predict_scores, scoring_step(placement, model))
 

@@ -208,8 +208,8 @@ def with_flags(step):
 def make_generate_step(model: Model, **settings: Any):
     """Returns (trainable, frozen, batch) -> generated ids [B, max_new_tokens].
 
-    The optional last argument is that of `make_eval_step`. Call `check_room` on a batch first: a
-    compiled step does not know the lengths of its rows.
+    The optional last argument is that of `make_eval_step`. Call `check_new_tokens` on a batch
+    first: a compiled step does not know the lengths of its rows.
     """
 
     def step(trainable: Flat, frozen: Flat, batch: Batch, shared_kv: KeyValues | None = None):

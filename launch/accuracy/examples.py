@@ -10,7 +10,7 @@ from pathlib import Path
 from configs.ppt import PRETRAINING, pretrain
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.placement import build_placement
-from jaxprompt.config.load import override, to_run
+from jaxprompt.config.load import set_field, to_run_config
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.errors import check_known
@@ -24,8 +24,8 @@ def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> 
     """Writes SPLITS as JSON lines, each with random numbers of its own. -> examples by split"""
     values = pretrain(check_known("--task", task, PRETRAINING), "causal-deep")
     for field, value in settings:
-        override(values, field, value)
-    c = to_run(values)
+        set_field(values, field, value)
+    c = to_run_config(values)
     placement = build_placement(c)
     ppt_task = ppt.open_task(c, placement)
     tokenizer = ppt_task.scorer.tokenizer

@@ -175,7 +175,7 @@ def tag_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def span_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Gives the mean cross entropy of starts and ends, as `scoring.losses.span_ends`."""
+    """Gives the mean cross entropy of starts and ends, as `scoring.losses.span_loss`."""
     bits = labels.clamp(min=0)
     ends = [((bits & bit) > 0).long().argmax(1) for bit in (START, END)]
     losses = [torch.nn.functional.cross_entropy(scores[..., i], end) for i, end in enumerate(ends)]

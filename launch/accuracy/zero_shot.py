@@ -16,7 +16,7 @@ from configs.base import get_config
 from configs.parts import tasks
 from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.evaluate import evaluate
-from jaxprompt.config.load import to_run
+from jaxprompt.config.load import to_run_config
 from jaxprompt.convert.folder import resolve
 from jaxprompt.errors import check_known
 
@@ -43,7 +43,7 @@ def compare(task: str, data: str, workdir: str, split: str) -> dict:
     output.parent.mkdir(parents=True, exist_ok=True)
     values.task.template, values.task.words = template, words
     values.backbone.path, values.data.source = BACKBONE, str(Path(data) / task)
-    c = to_run(values)
+    c = to_run_config(values)
     found = evaluate(c, None, split, str(output))
     ours = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
     examples = read_examples(c)

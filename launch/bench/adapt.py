@@ -104,7 +104,7 @@ def time_ours(args: argparse.Namespace) -> None:
     from jaxprompt.build.backbone import backbone_from_config
     from jaxprompt.build.optimizer import build_optimizer, make_milestones
     from jaxprompt.build.placement import build_placement
-    from jaxprompt.config.load import to_run
+    from jaxprompt.config.load import to_run_config
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.devices import find_device
@@ -113,7 +113,8 @@ def time_ours(args: argparse.Namespace) -> None:
     from jaxprompt.training.state import place_state
 
     case = take_case(args)
-    c = to_run(importlib.import_module(f"configs.adapt.{case.objective}").get_config()).replace({
+    config_file = importlib.import_module(f"configs.adapt.{case.objective}")
+    c = to_run_config(config_file.get_config()).replace({
         "data.batch": case.batch, "data.eval_batch": case.batch,
         "backbone.dtype": args.dtype, "backbone.stack": args.stack,
         "optim.name": "adamw", "optim.schedule": "constant", "optim.lr": RATE,

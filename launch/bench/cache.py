@@ -50,7 +50,7 @@ def make_config(args: argparse.Namespace):
     """Makes the config of a case: SST-2, batches of 32, no dropout in the backbone."""
     from configs import base
     from configs.parts import backbones, methods, tasks
-    from jaxprompt.config.load import to_run
+    from jaxprompt.config.load import to_run_config
 
     c = base.get_config()
     backbones.minilm(c)
@@ -62,7 +62,7 @@ def make_config(args: argparse.Namespace):
         methods.head_only(c)
     c.data.source, c.backbone.dropout = str(Path(args.data) / "sst2"), 0.0
     c.cache.location = "" if args.cache == "off" else args.cache
-    return to_run(c)
+    return to_run_config(c)
 
 
 def serve(args: argparse.Namespace) -> None:

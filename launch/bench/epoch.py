@@ -47,7 +47,7 @@ def read_sst2(args: argparse.Namespace):
     from jaxprompt.build.examples import read_examples
     from jaxprompt.build.placement import build_placement
     from jaxprompt.build.task import scorer_from_config
-    from jaxprompt.config.load import to_run
+    from jaxprompt.config.load import to_run_config
 
     values = base.get_config()
     backbones.minilm(values)
@@ -55,7 +55,7 @@ def read_sst2(args: argparse.Namespace):
     methods.prefix(values, length=LENGTH, dropout=0.0)
     values.data.source, values.data.group = str(Path(args.data) / "sst2"), args.group
     values.optim.clip = 0.0
-    c = to_run(values)
+    c = to_run_config(values)
     examples = read_examples(c)
     backbone = open_backbone(c.backbone)
     placement = build_placement(c)

@@ -50,7 +50,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
 def serve(args: argparse.Namespace) -> None:
     """Answers each count of steps with the seconds, and the numbers that train."""
     from configs.parts import methods
-    from jaxprompt.config.load import to_run
+    from jaxprompt.config.load import to_run_config
 
     c = minilm_on_sst2(args.data)
     if args.way == "shared":
@@ -63,7 +63,7 @@ def serve(args: argparse.Namespace) -> None:
     def facts(weights, state):
         return {"trained": sum(leaf.size for leaf in weights.trainable.values())}
 
-    serve_steps(to_run(c), args.count, facts)
+    serve_steps(to_run_config(c), args.count, facts)
 
 
 SIDES = {"serve": serve}

@@ -193,7 +193,7 @@ def time_step(args: argparse.Namespace) -> None:
     if not args.in_rows:
         model, batch = share_front(model, batch)
     tx = optim.make_optimizer("adamw", optax.constant_schedule(1.0), {"prompt": 1e-3})
-    loss = losses.make_loss(args.scores, 0.0) if args.scores else losses.free_text
+    loss = losses.make_loss(args.scores, 0.0) if args.scores else losses.text_loss
 
     params = draw_params(model, batch)
     trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, [r"prompt/.*"]))

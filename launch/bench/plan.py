@@ -38,7 +38,7 @@ def make_config(case: str, **changes):
     """Makes the config of a case."""
     from configs.base import get_config
     from configs.parts import methods
-    from jaxprompt.config.load import to_run
+    from jaxprompt.config.load import to_run_config
 
     name, method, batch, length = CASES[case]
     c = get_config()
@@ -48,7 +48,7 @@ def make_config(case: str, **changes):
     for field, value in changes.items():
         block, name = field.split("__")
         c[block][name] = value
-    return to_run(c)
+    return to_run_config(c)
 
 
 def resident(field: str) -> int:

@@ -53,7 +53,7 @@ def serve(args: argparse.Namespace) -> None:
 
     from configs import base
     from configs.parts import methods, tasks
-    from jaxprompt.config.load import to_run
+    from jaxprompt.config.load import to_run_config
 
     c = base.get_config()
     c.backbone.path, c.backbone.quantize = args.backbone, args.kind
@@ -65,7 +65,7 @@ def serve(args: argparse.Namespace) -> None:
     def facts(weights, _):
         return {"MB": 1e-6 * sum(leaf.nbytes for leaf in jax.tree.leaves(weights.frozen))}
 
-    serve_steps(to_run(c), args.count, facts)
+    serve_steps(to_run_config(c), args.count, facts)
 
 
 SIDES = {"serve": serve}

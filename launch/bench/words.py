@@ -46,7 +46,7 @@ def serve(args: argparse.Namespace) -> None:
     import jax
 
     from configs.parts import methods
-    from jaxprompt.config.load import to_run
+    from jaxprompt.config.load import to_run_config
 
     c = minilm_on_sst2(args.data)
     methods.ipt(c, length=LENGTH, on=args.base, rows=args.stored)
@@ -55,7 +55,7 @@ def serve(args: argparse.Namespace) -> None:
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         return {"words": len(weights.trainable["prompt/words/table"]), "MB": 1e-6 * held}
 
-    serve_steps(to_run(c), args.count, facts)
+    serve_steps(to_run_config(c), args.count, facts)
 
 
 SIDES = {"serve": serve}

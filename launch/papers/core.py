@@ -26,8 +26,8 @@ from jaxprompt.cli import sweep
 from jaxprompt.cli.evaluate import evaluate, majority
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import SweepRun
-from jaxprompt.config.load import fields
-from jaxprompt.config.run import FREE
+from jaxprompt.config.load import flatten_config
+from jaxprompt.config.run import CHANGEABLE_FIELDS
 from jaxprompt.errors import InputError, check_known, escape
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.inspection.tables import list_failures
@@ -277,7 +277,7 @@ def score(run: SweepRun, kind: str) -> None:
     Raises InputError where the folder has a result of another config or backbone.
     """
     c = sweep.load_run_config(run, ())
-    free = tuple(name for name in FREE if name != "backbone.path")
+    free = tuple(name for name in CHANGEABLE_FIELDS if name != "backbone.path")
     bind_workdir(make_folder(run.workdir), c.to_dict(), free)
     if read_result(run.workdir) is not None:
         return
@@ -340,7 +340,7 @@ def list_changes(
         return []
     paper, first = PAPERS[args.paper], list_runs(cell, args)[0]
     config = sweep.load_run_config(first, ())
-    published = fields(json.loads(config.to_json()))  # as config.json is read
+    published = flatten_config(json.loads(config.to_json()))  # as config.json is read
     searched = (*PLACE, *paper.FLAGS, *paper.searched(cell), *paper.follows(cell, first.changes))
     searched_settings = [
         f"{field}={value} (searched)" for field, value in overrides if field in paper.searched(cell)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt.cli.results import SweepRun
-from jaxprompt.config.load import fields
+from jaxprompt.config.load import flatten_config
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.runs.grid.expand import SEEDS
 from jaxprompt.training.run_folder import RESULT, read_result
@@ -90,7 +90,7 @@ def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
         result = read_result(run.workdir)
         if result is not None and result.test is not None:
             results.append((run.changes, result))
-            configs.append(fields(read_object(run.workdir / "config.json")))
+            configs.append(flatten_config(read_object(run.workdir / "config.json")))
     selected = [results[i][1] for i in select_best_runs(results)]
     test_score = lambda result: 100 * result.test[cell.metric or next(iter(result.test))]
     # By the metric that chose their steps: cells of one row are of the same seeds.

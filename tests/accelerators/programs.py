@@ -31,7 +31,7 @@ from jaxprompt.runs.replaced_tokens import (
     make_pair,
     untie_embeddings,
 )
-from jaxprompt.scoring.losses import count_hits, on_targets
+from jaxprompt.scoring.losses import count_hits, target_loss
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
@@ -132,7 +132,7 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
         params = {"backbone": wide(module), "generator": untie_embeddings(wide(small))}
     else:
         model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
-        objectives = [Objective("main", on_targets, sums=count_hits)]
+        objectives = [Objective("main", target_loss, sums=count_hits)]
         params = {"backbone": wide(module)}
     trainable = tree.flatten(params)
     tx = build_optimizer(c, trainable, Milestones(1000, 100, 0), 100)

@@ -132,7 +132,7 @@ def test_input_and_answer_attend_to_a_prefix(pair):
         assert_near(found["decoder"].tokens[i], written.mean(-1), 1e-5)
         assert_near(found["decoder"].read[i], written[..., 0], 1e-5)
         even = length / (length + len(source) + 1 + np.arange(len(answer)))
-        assert_near(found["decoder"].even[i], even.mean(), 1e-6)
+        assert_near(found["decoder"].uniform[i], even.mean(), 1e-6)
     assert np.isnan(found["encoder"].read).all()
 
 

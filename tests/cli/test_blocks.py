@@ -9,14 +9,14 @@ from test_configs import RUNNABLE
 from tiny_run import ROOT, jaxprompt
 
 from jaxprompt.build.check import check_config
-from jaxprompt.config.blocks import make_block, option_fields
-from jaxprompt.config.files import load_module, shipped
+from jaxprompt.config.blocks import make_preset_block, option_fields
+from jaxprompt.config.files import load_module, shipped_configs
 from jaxprompt.config.load import load_config, read_config
-from jaxprompt.config.open_blocks import declared, names
+from jaxprompt.config.open_blocks import block_names, declared_fields
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError
-from jaxprompt.heads import kinds, make_head
-from jaxprompt.prompts import methods as known_methods
+from jaxprompt.heads import make_head
+from jaxprompt.registry import HEADS, METHODS
 from jaxprompt.runs.restore import is_zero_shot
 
 SOFT = {"name", "init", "length", "decoder", "start", "scale", "top", "text", "file"}
@@ -52,12 +52,15 @@ def test_the_method_that_is_there_keeps_its_settings():
 
 
 def test_blocks_have_all_that_a_method_has():
-    assert names("prompt") == known_methods()
+    assert block_names("prompt") == METHODS.names()
     base = read_config("base")
-    for name in names("prompt"):
-        assert set(make_block("prompt", name, base)) == {"name", *declared("prompt", name)}
-        assert ("init" in declared("prompt", name)) == bool(declared("prompt", name))
-    assert set(base.prompt) == {"name", *declared("prompt", "prefix")}
+    for name in block_names("prompt"):
+        assert set(make_preset_block("prompt", name, base)) == {
+            "name",
+            *declared_fields("prompt", name),
+        }
+        assert ("init" in declared_fields("prompt", name)) == bool(declared_fields("prompt", name))
+    assert set(base.prompt) == {"name", *declared_fields("prompt", "prefix")}
 
 
 @pytest.mark.parametrize(
@@ -82,10 +85,10 @@ def test_fields_of_others_are_refused_by_name(fields, parts):
 
 
 def test_heads_own_what_their_block_has():
-    assert names("head") == kinds()
+    assert block_names("head") == HEADS.names()
     base = read_config("base")
-    for name in kinds():
-        block = make_block("head", name, base)
+    for name in HEADS.names():
+        block = make_preset_block("head", name, base)
         assert block.to_dict() == make_head(**block.to_dict()).block()
     c = read(head__span="target", head__name="verbalizer", head__scores="full")
     assert c.head.name == "verbalizer"
@@ -123,8 +126,8 @@ def test_an_argument_of_base_is_a_method():
 
 def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert {"base", "quickstart", "ppt/nsp", "adapt/mlm"} <= set(shipped())
-    assert not any(name.startswith("parts") for name in shipped())
+    assert {"base", "quickstart", "ppt/nsp", "adapt/mlm"} <= set(shipped_configs())
+    assert not any(name.startswith("parts") for name in shipped_configs())
     names = ("quickstart:prefix", "quickstart.py:prefix", "configs/quickstart.py:prefix")
     configs = [load_config(name) for name in (*names, f"{ROOT}/configs/quickstart.py")]
     assert all(c == configs[0] for c in configs)

@@ -33,8 +33,7 @@ from jaxprompt.cli.reference import write_page
 from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.files import load_module
 from jaxprompt.config.load import load_config
-from jaxprompt.config.open_blocks import OPEN, declared
-from jaxprompt.config.open_blocks import names as block_names
+from jaxprompt.config.open_blocks import OPEN, block_names, declared_fields
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.tasks.registry import custom_task, get_task, task_names
 from jaxprompt.errors import InputError
@@ -310,7 +309,9 @@ def test_every_field_is_explained():
     fields = dict(declared_leaves(RunConfig))
     for block in OPEN:
         for name in block_names(block):
-            fields |= {f"{block} {name} {x}": field for x, field in declared(block, name).items()}
+            fields |= {
+                f"{block} {name} {x}": field for x, field in declared_fields(block, name).items()
+            }
     assert len(fields) > 200 and not [name for name, field in fields.items() if not field.note]
 
 

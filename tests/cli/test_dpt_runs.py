@@ -9,7 +9,7 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_an
 
 from configs.parts.heads import discriminator
 from jaxprompt.config.load import with_overrides
-from jaxprompt.prompts import methods
+from jaxprompt.registry import METHODS
 
 torch = pytest.importorskip("torch")
 
@@ -55,7 +55,7 @@ def prepare(folder, data, kind, **fields):
 
 
 def test_every_method_is_run():
-    assert set(methods()) - {"none", "constant"} == set(RUNS) - {"all_weights"}
+    assert set(METHODS.names()) - {"none", "constant"} == set(RUNS) - {"all_weights"}
 
 
 @pytest.mark.default_cases("all_weights")

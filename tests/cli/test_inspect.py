@@ -18,7 +18,7 @@ from jaxprompt.__main__ import main
 from jaxprompt.build.task import eval_batches
 from jaxprompt.runs.restore import restore_run
 from jaxprompt.runs.train import train_prompt
-from jaxprompt.scoring.separation import separate
+from jaxprompt.scoring.separation import class_separation
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import predict_scores
 
@@ -157,7 +157,7 @@ def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
         saved = Checkpoints(workdir).restore_trainable(trained.weights.trainable, entry["step"])
         step = functools.partial(hidden, tree.merge(saved, trained.weights.frozen))
         states = predict_scores(lambda *_, s=step: s, {}, {}, eval_batches(scorer, part), 30)
-        np.testing.assert_allclose(entry["ratio"], separate(states, part.labels).ratio, rtol=1e-5)
+        np.testing.assert_allclose(entry["ratio"], class_separation(states, part.labels).ratio, rtol=1e-5)
 
 
 @pytest.mark.long

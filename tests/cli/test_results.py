@@ -9,10 +9,10 @@ import pytest
 from tiny_run import ROOT, jaxprompt
 
 from jaxprompt import __version__
-from jaxprompt.config.blocks import make_block
+from jaxprompt.config.blocks import make_preset_block
 from jaxprompt.config.load import load_config, read_config
-from jaxprompt.config.open_blocks import CHOICES, NAMED, declared, names
-from jaxprompt.heads import kinds
+from jaxprompt.config.open_blocks import CHOICES, NAMED, block_names, declared_fields
+from jaxprompt.registry import HEADS
 
 
 def write_run(folder, config="quickstart:prefix", dev=0.5, test=0.5, metric="accuracy", **fields):
@@ -208,15 +208,16 @@ def test_help_of_train_lists_every_field_once(capsys):
     assert sorted(told) == sorted(wanted)
     assert all(lines.count(f"{choice}.name") == 1 for choice in CHOICES)
     blocks = {head: rest for head, *rest in (part.splitlines() for part in text.split("\n\n"))}
-    shown = {"prompt": ("prefix", "soft", "none"), "head": kinds()}
+    shown = {"prompt": ("prefix", "soft", "none"), "head": HEADS.names()}
     shown |= {
-        choice: [name for name in names(choice) if declared(choice, name)] for choice in CHOICES
+        choice: [name for name in block_names(choice) if declared_fields(choice, name)]
+        for choice in CHOICES
     }
     for block, known in shown.items():
         for name in known:
             rows = blocks[f"{block}, with {block}.name={name}"]
             own = {row.split()[0].removeprefix(f"{block}.") for row in rows}
-            assert own == set(make_block(block, name, read_config("base"))) - {"name"}
+            assert own == set(make_preset_block(block, name, read_config("base"))) - {"name"}
             assert all("; " in row or "prompt.start" in row for row in rows), rows
     shown = {" ".join(line.split()) for line in text.splitlines()}
     assert {

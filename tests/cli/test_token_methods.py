@@ -15,8 +15,8 @@ from tiny_run import (
 )
 
 from configs.parts.heads import HEADS
+from jaxprompt import registry
 from jaxprompt.config.load import with_overrides
-from jaxprompt.prompts import methods
 
 METHODS = {
     "full": {},
@@ -36,7 +36,7 @@ CASES += [("bert", "spans", method) for method in ("soft", "p_tuning", "dart")]
 
 def test_every_method_is_here():
     # One of exports, one of candidates alone, and `none`, which full is.
-    assert set(methods()) - {"constant", "dpt", "none"} == {x for *_, x in CASES} - {"full"}
+    assert set(registry.METHODS.names()) - {"constant", "dpt", "none"} == {x for *_, x in CASES} - {"full"}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jaxprompt.__main__ import main
-from jaxprompt.config.load import apply, read_config, to_run
+from jaxprompt.config.load import apply_overrides, read_config, to_run_config
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 
@@ -400,15 +400,15 @@ def make_config(
         block, _, last = name.rpartition(".")
         if last not in c[block]:
             given.pop(name, None)
-    apply(c, [(name, str(value)) for name, value in given.items()])
-    return to_run(c)
+    apply_overrides(c, [(name, str(value)) for name, value in given.items()])
+    return to_run_config(c)
 
 
 def with_part(config: RunConfig, part: Callable[[ConfigDict], None]) -> RunConfig:
     """Returns a config with a part of configs/parts applied, as `parts.heads.tags`."""
     c = ConfigDict(config.to_dict())
     part(c)
-    return to_run(c)
+    return to_run_config(c)
 
 
 def flags(c_or_fields: dict[str, object]) -> list[str]:

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxprompt.config.load import apply, load_config, read_config, to_run
+from jaxprompt.config.load import apply_overrides, load_config, read_config, to_run_config
 from jaxprompt.config.run import KFold, KShot, Protocol, RunConfig
 from jaxprompt.errors import InputError
 
 
 def read(field, value):
     config = read_config("base")
-    apply(config, [(field, value)])
-    return to_run(config).leaves()[field]
+    apply_overrides(config, [(field, value)])
+    return to_run_config(config).leaves()[field]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What all kinds of answers share."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,40 @@ def test_an_answer_outside_the_classes_is_wrong_and_counted():
 
 def test_scores_that_are_nan_are_refused_with_their_number():
     found = np.zeros((5, 2, 3), np.float32)
-    make_head("linear").check_found(found)
+    make_head("linear").check_outputs(found)
     found[[2, 4], 1, 0] = np.nan
     with pytest.raises(InputError, match="of 2 of 5 examples are NaN, first in example 3;"):
-        make_head("linear").check_found(found)
+        make_head("linear").check_outputs(found)
+
+
+@pytest.mark.parametrize(
+    "name, field, value",
+    [
+        ("discriminator", "score", "sigma"),
+        ("discriminator", "loss", "total"),
+        ("discriminator", "order", "seeded"),
+        ("discriminator", "group", -1),
+        ("discriminator", "order_seed", -1),
+        ("discriminator", "order_seed", 2**32),
+        ("label_rows", "scores", "all"),
+        ("linear", "dropout", 1.0),
+        ("linear", "pooler", "max"),
+        ("multi_spans", "layer", "mlm"),
+        ("multi_spans", "loss", "max"),
+        ("multi_spans", "score", "sigma"),
+        ("multi_spans", "stride", -2),
+        ("multi_spans", "threshold", 1.0),
+        ("spans", "max_answer", 0),
+        ("spans", "n_best", 0),
+        ("spans", "stride", -2),
+        ("tags", "decode", "crf"),
+        ("tags", "dropout", 1.0),
+        ("tags", "stride", -2),
+        ("verbalizer", "pieces", "max"),
+        ("verbalizer", "scores", "all"),
+        ("verbalizer", "span", "word"),
+    ],
+)
+def test_a_field_out_of_range_is_named(name, field, value):
+    with pytest.raises(InputError, match=re.escape(f"head.{field}={value!r}")):
+        make_head(name, **{field: value})

@@ -8,7 +8,6 @@ from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
 
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.heads.linear import Classifier as Head
-from jaxprompt.layers.reading import select_positions
 from jaxprompt.types import ABSENT, Injection, Role
 
 BACKBONE, WEIGHTS = make_tiny()
@@ -98,8 +97,3 @@ def test_scores_are_float32_for_bfloat16(pooler):
     _, _, scores = make(hidden=jnp.asarray(HIDDEN, jnp.bfloat16), pooler=pooler)
     assert scores.dtype == jnp.float32
     assert_close(scores, make(pooler=pooler)[2], rtol=0.05)
-
-
-def test_take():
-    positions = np.array([[3, 0]] * 8)
-    assert_equal(select_positions(HIDDEN, positions), HIDDEN[:, [3, 0]])

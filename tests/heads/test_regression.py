@@ -2,29 +2,12 @@
 
 import math
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.heads import make_head
-from jaxprompt.scoring.losses import squared_error
 from jaxprompt.scoring.metrics import score_numbers
-from jaxprompt.types import ABSENT
-
-
-def test_the_loss_is_torchs():
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
-    scores, labels = rng.normal(size=(6, 1)), rng.uniform(0, 5, 6)
-    total, count = squared_error(jnp.array(scores), jnp.array(labels), jnp.ones(6))
-    right = torch.nn.MSELoss()(torch.tensor(scores[:, 0]), torch.tensor(labels))
-    assert float(total / count) == pytest.approx(float(right), rel=1e-5)
-    # Filling, which has no score, changes nothing.
-    more = np.vstack([scores, [[ABSENT]]]), np.append(labels, -1), np.append(np.ones(6), 0)
-    assert [float(x) for x in squared_error(*map(jnp.array, more))] == [
-        pytest.approx(float(total)), 6.0
-    ]  # fmt: skip
 
 
 def test_correlations_are_those_of_their_definitions():
@@ -46,8 +29,3 @@ def test_an_answer_lies_within_the_limits_of_its_task():
     answers = lambda task: [own["prediction"] for own in head.answers(task, (), None, found, 1)]
     assert answers(get_task("stsb")) == [0.0, 2.25, 5.0]
     assert answers(custom_task(fields=("text",), number="n")) == [-1.5, 2.25, 7.0]
-
-
-def test_it_reads_what_the_linear_head_reads():
-    head, other = make_head("regression", pooler="mean"), make_head("linear", pooler="mean")
-    assert head.block() == other.block() | {"name": "regression"}

@@ -99,8 +99,6 @@ def test_what_cannot_be_laid_out_is_refused(tokenizer):
         InputError, match="must contain the words once and without modifiers, as in '{tok"
     ):
         make_head("tags").check_template(parse("{tokens|soft} [sep] {predicate}"))
-    with pytest.raises(InputError, match="head.decode='crf' is unknown; known: argmax, viterbi"):
-        make_head("tags", decode="crf")
 
 
 def test_a_list_of_predicates_becomes_examples():

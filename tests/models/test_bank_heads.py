@@ -7,7 +7,7 @@ from tiny import assert_close, fill, jit, make_batch, make_tiny
 
 from jaxprompt.heads import label_rows, linear
 from jaxprompt.models import bank
-from jaxprompt.models.bank import Bank, group_heads, stack
+from jaxprompt.models.bank import Bank, group_heads, stack_injections
 from jaxprompt.types import Injection, Stream
 
 CLASSES, PROMPTS, ROWS = 3, 5, 8
@@ -24,7 +24,7 @@ HEADS = {
 @pytest.mark.parametrize("most", [0, 2**22], ids=["in turn", "picked"])
 @pytest.mark.parametrize("kind", HEADS)
 def test_each_example_is_judged_by_its_own_numbers(kind, most, monkeypatch):
-    monkeypatch.setattr(bank, "_PICKED", most)
+    monkeypatch.setattr(bank, "_MAX_GATHERED", most)
     backbone, weights = make_tiny()
     head, choices = HEADS[kind], 2 if kind == "choices" else 1
     batch = make_batch(rows=ROWS, classes=CLASSES, choices=choices)
@@ -42,7 +42,7 @@ def test_each_example_is_judged_by_its_own_numbers(kind, most, monkeypatch):
     kinds, held, of = group_heads([head] * PROMPTS, numbers, [own.rows for own in added])
     assert of == [0] * PROMPTS
     every = Bank(backbone, kinds, choices)
-    (found,) = jit(every.scores)({"backbone": weights}, stack(added), held, batch)
+    (found,) = jit(every.scores)({"backbone": weights}, stack_injections(added), held, batch)
     alone = [
         head.apply({"params": own}, hidden, batch, more, bound, deterministic=True)
         for own, more in zip(numbers, added, strict=True)
@@ -66,7 +66,7 @@ def test_the_work_of_heads_does_not_grow_with_their_number():
     flops = []
     for count in (2, 200):
         kinds, held, _ = group_heads([head] * count, [own] * count, [None] * count)
-        added, every = stack([Injection()] * count), Bank(backbone, kinds)
+        added, every = stack_injections([Injection()] * count), Bank(backbone, kinds)
         step = jax.jit(every.scores).lower({"backbone": weights}, added, held, batch)
         text = step.as_text()
         assert "while" not in text

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from jaxprompt.heads import linear
-from jaxprompt.models.bank import group_heads, pick, places_of, stack, without_places
+from jaxprompt.models.bank import (
+    group_heads,
+    prefix_positions,
+    select_injections,
+    stack_injections,
+    without_positions,
+)
 from jaxprompt.types import Injection, Prefix, Stream
 
 
@@ -24,14 +30,14 @@ def prefix(length, value, layers=(True, True), inside=True):
 
 
 def test_soft_tokens_are_filled_up_to_the_longest():
-    slots = stack([soft(2, 1.0), Injection(), soft(3, 5.0)]).encoder.slots
+    slots = stack_injections([soft(2, 1.0), Injection(), soft(3, 5.0)]).encoder.slots
     assert slots[..., 0].tolist() == [[1, 1, 0], [0, 0, 0], [5, 5, 5]]
-    assert stack([Injection()] * 2) == Injection()
+    assert stack_injections([Injection()] * 2) == Injection()
 
 
 def test_a_shorter_prefix_is_masked_behind_its_end_and_a_missing_one_throughout():
     """A key of zeros that is seen would take its share of the attention."""
-    found = stack([prefix(1, 2.0), Injection(), prefix(3, 7.0, layers=(False, True))])
+    found = stack_injections([prefix(1, 2.0), Injection(), prefix(3, 7.0, layers=(False, True))])
     own = found.encoder.prefix
     assert own.k.shape == own.v.shape == (2, 3, 3, 3, 5)
     assert own.mask.astype(int).tolist() == [
@@ -43,20 +49,25 @@ def test_a_shorter_prefix_is_masked_behind_its_end_and_a_missing_one_throughout(
 
 
 def test_each_row_has_what_its_prompt_adds():
-    added = stack([prefix(1, 2.0), prefix(2, 7.0)])
-    found = pick(added, jnp.array([1, 0, 1])).encoder.prefix
+    added = stack_injections([prefix(1, 2.0), prefix(2, 7.0)])
+    found = select_injections(added, jnp.array([1, 0, 1])).encoder.prefix
     assert found.k[0, :, :, 0, 0].tolist() == [[7, 7], [2, 0], [7, 7]]
     assert found.mask[1].tolist() == [[True, True], [True, False], [True, True]]
-    slots = pick(stack([soft(1, 3.0), soft(1, 4.0)]), jnp.array([1, 1, 0])).encoder.slots
+    slots = select_injections(
+        stack_injections([soft(1, 3.0), soft(1, 4.0)]), jnp.array([1, 1, 0])
+    ).encoder.slots
     assert slots[:, 0, 0].tolist() == [4, 4, 3]
 
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_whether_prefixes_stand_at_distances_is_told_and_forgotten(inside):
     own = prefix(2, 1.0, inside=inside)
-    assert places_of(own) == (inside, False, False) and places_of(soft(2, 1.0)) == (False,) * 3
-    assert without_places(own).encoder.prefix.positions is None
-    assert without_places(own).encoder.prefix.k is own.encoder.prefix.k
+    assert (
+        prefix_positions(own) == (inside, False, False)
+        and prefix_positions(soft(2, 1.0)) == (False,) * 3
+    )
+    assert without_positions(own).encoder.prefix.positions is None
+    assert without_positions(own).encoder.prefix.k is own.encoder.prefix.k
 
 
 def test_heads_of_one_kind_are_stacked_and_numbered_within_it():
@@ -67,6 +78,6 @@ def test_heads_of_one_kind_are_stacked_and_numbered_within_it():
     kinds, held, of = group_heads(heads, params, rows)
     assert kinds == (two, three, two) and of == [0, 1, 0, 2, 1]
     assert [own.params["bias"][:, 0].tolist() for own in held] == [[0, 2], [1, 4], [3]]
-    own = [int(held[kind].number[prompt]) for prompt, kind in enumerate(of)]
+    own = [int(held[kind].index[prompt]) for prompt, kind in enumerate(of)]
     assert own == [0, 0, 1, 0, 1]
     assert held[0].rows is None and jax.tree.map(np.shape, held[2].rows) == (1, 2, 4)

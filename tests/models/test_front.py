@@ -14,7 +14,7 @@ from jaxprompt.data.batches.batching import Layout, one_batch
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier
-from jaxprompt.models.generation import check_writing, generate
+from jaxprompt.models.generation import check_generation, generate
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import make_placement
@@ -77,11 +77,11 @@ def test_a_front_takes_its_positions_of_what_is_written():
     # Padding takes no positions.
     assert len(model.shared_prefix.ids) + batch.read.ids.shape[1] > taken
     room = model.backbone.dims.max_len - taken
-    check_writing(model, batch, room, 1)
+    check_generation(model, batch, room, 1)
     with pytest.raises(
         InputError, match=f"^{taken} tokens of input .*reduce max_new_tokens to {room} or"
     ):
-        check_writing(model, batch, room + 1, 1)
+        check_generation(model, batch, room + 1, 1)
 
 
 @pytest.mark.default_cases("gpt2-soft-right", "llama-prefix-left", "llama-compose-right")
@@ -178,25 +178,6 @@ def test_texts_of_a_pass_are_those_of_one_program():
     index, found = step(trainable, frozen)(batch)
     np.testing.assert_array_equal(index, batch.index)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_work_is_that_of_one_row():
-    """Rows of 24 tokens with a front of 16 cost a third, and the front one row of 16."""
-    backbone, weights = make_tiny("gpt2", n_positions=64)
-    prompt = make_prompt("soft", backbone.dims, length=16)
-    model = Model(backbone, prompt, {"main": Classifier(CLASSES)})
-    params = make_params(model, weights)
-    rows = make_rows(16, 4) * 8
-    front = SharedPrefix(*(tuple(x[:16].tolist()) for x in rows[0][0][:4]))
-    flops = []
-    for own in (None, front):
-        batch = one_batch(rows, [0] * 32, Layout(32, 32, 0, shared_prefix=own))
-        shared = dataclasses.replace(model, shared_prefix=own, last_layer="all")
-        flops.append(count_flops(lambda p, m=shared, b=batch: m.forward(p, b), params))
-        length = batch.encoder.ids.shape[1]
-    assert (length, 16 + len(WORDS) + 7) == (16, 25)
-    # Whole rows are laid to 32 tokens.
-    assert flops[1] / flops[0] == pytest.approx((32 * 16 + 16) / (32 * 32), abs=0.06)
 
 
 def test_a_row_that_begins_otherwise_is_no_row_of_the_layout():

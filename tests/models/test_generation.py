@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
-from reference_peft import peft
 from tiny import assert_close, assert_equal, jit
 
 from jaxprompt.backbones import make_backbone
@@ -254,19 +253,6 @@ def test_any_of_several_ends_is_one(pairs, kind, num_beams):
         assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
 
 
-def test_the_rules_of_beam_search_differ(pairs):
-    """What the cases above tell apart: else a rule that is not read would pass them."""
-    pair, batch = pairs("t5"), make_batch("t5")
-    texts = {
-        rule: torch_ids(
-            pair, batch, num_beams=rule[0], length_penalty=rule[1], early_stopping=rule[2]
-        ).tobytes()
-        for rule in [(3, 0.6, False), (3, 2.0, False), (3, 2.0, "never"), (3, 2.0, True)]
-    }
-    assert len(set(texts.values())) > 2
-    assert texts[3, 2.0, "never"] != texts[3, 2.0, True]
-
-
 @pytest.mark.long
 def test_a_forced_stem_and_one_token(pairs):
     """Rows whose decoders are fed differing numbers of tokens: each equals torch's run of it."""
@@ -360,34 +346,6 @@ def test_a_prompt_is_read_once(pairs, name):
     kept = columns < num_beams.lengths[:, None]
     logp = score(num_beams.ids)[rows, columns, num_beams.ids]
     assert_close(num_beams.scores, np.where(kept, logp, 0).sum(1) / num_beams.lengths**0.6, MODEL)
-
-
-@pytest.mark.long_cases("llama-prompt", "gemma2-prompt")
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
-@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
-@pytest.mark.parametrize("method", ["prompt", "prefix"])
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
-def test_peft(pairs, kind, method):
-    """Decoders with PEFT's prompt tuning and prefix tuning, of rows of one length."""
-    pair, length = pairs(kind), 3
-    batch = make_batch(kind)
-    keep = slice(0, 1)
-    batch = jax.tree.map(lambda x: x[keep], batch)
-    common = dict(task_type="CAUSAL_LM", num_virtual_tokens=length)
-    config = peft.PromptTuningConfig if method == "prompt" else peft.PrefixTuningConfig
-    theirs = peft.get_peft_model(pair.torch, config(**common)).eval()
-    weight = theirs.prompt_encoder["default"].embedding.weight.detach()
-    with torch.no_grad():
-        weight.normal_(0.0, 1.5, generator=torch.Generator().manual_seed(0))
-    _, expected = torch_generate(theirs, batch, pair.eos)
-    table, name, place = weight.numpy(), "soft", dict(slots=length)
-    if method == "prefix":  # [P, L*2*N*D] -> [L, 2, P, N, D]
-        name, place = "prefix", dict(shift=length)
-        d = pair.module.dims
-        table = table.reshape(length, d.layers, 2, d.heads, d.head_dim).transpose(1, 2, 0, 3, 4)
-    ours = jax.tree.map(lambda x: x[keep], make_batch(kind, **place))
-    found = run(pair, ours, pair.model(name, length=length), {"table": table})
-    np.testing.assert_array_equal(found.ids, expected)
 
 
 @pytest.mark.long

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_tiny
 
-from jaxprompt.backbones import make_backbone
 from jaxprompt.data.batches.stacking import stack_batches
-from jaxprompt.errors import InputError
 from jaxprompt.heads import linear, tags, verbalizer
 from jaxprompt.models.bank import Bank
-from jaxprompt.models.folding import _injection
-from jaxprompt.models.model import Model, few_reads
+from jaxprompt.models.model import Model, positions_read
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.evaluation import scoring_step
@@ -66,7 +63,7 @@ def test_padding_changes_no_dropout(masks):
     model = Model(backbone, prompt, {"main": tags.TagScores(5, 0.0)})
     batch, longer = make_batch(masks=masks), make_batch(1, masks=masks, length=24)
     wide = jax.tree.map(lambda x: x[0], stack_batches([batch, longer], 9, "right"))
-    assert (few_reads(batch) is None) == (masks == 7) and few_reads(wide) is not None
+    assert (positions_read(batch) is None) == (masks == 7) and positions_read(wide) is not None
     params, key = make_params(model, weights), jax.random.key(0)
     draws = dict(deterministic=False, key=key)
     score = jit(lambda batch: model.forward(params, batch, **draws))
@@ -77,19 +74,6 @@ def test_padding_changes_no_dropout(masks):
     steady = dataclasses.replace(model, varies=False)
     found = jit(lambda batch: steady.forward(params, batch, **draws))(wide)
     assert np.allclose(found, beside, atol=1e-5) == (masks == 1)
-
-
-@pytest.mark.long_cases("t5")
-@pytest.mark.parametrize("family", ["gpt2", "t5"])
-def test_init_of_decoders(family):
-    fields = dict(decoder=2, cross=1) if family == "t5" else {}
-    model, weights = make_model("prefix", family, length=4, **fields)
-    params = make_params(model, weights)
-    assert params["head"]["main"]["out"]["kernel"].shape == (16, 3)
-    names = {"table", "decoder_table", "cross_table"} if family == "t5" else {"table"}
-    assert set(params["prompt"]) == names
-    batch = make_batch(family=family, shift=4, decoder_shift=2)
-    assert jit(model.forward)(params, batch).shape == (8, 3)
 
 
 def test_init_with_choices():
@@ -139,15 +123,6 @@ def test_equal_label_words_are_the_same_program(make):
     assert all(one != other for other in others) and one != "a text"
 
 
-def test_what_is_compiled_is_shared_by_equal_label_words():
-    place = make_placement(1, 1)
-    for step in (scoring_step, _injection):
-        given = (place,) if step is scoring_step else ()
-        step.cache_clear()
-        assert step(*given, with_words([7, 9])) is step(*given, with_words([7, 9]))
-        assert step(*given, with_words([7, 9])) is not step(*given, with_words([7, 8]))
-
-
 def test_no_gradient_reaches_the_words_through_the_method():
     """A method that starts from the word table must not train it by that way."""
     model, weights = make_model(length=2)
@@ -190,7 +165,7 @@ def test_each_part_of_a_model_has_a_key_of_its_own():
     model = Model(
         part("backbone", bind=lambda params: bound, cfg=cfg),
         part("prompt", position_shift=lambda: 0), {"main": part("head", reads_all=True)},
-        front=SharedPrefix((7,), (-1,), (0,), (Role.HARD,)),
+        shared_prefix=SharedPrefix((7,), (-1,), (0,), (Role.HARD,)),
     )  # fmt: skip
     key = jax.random.key(3)
     model.forward({"backbone": {}}, make_batch(rows=2), deterministic=False, key=key)
@@ -215,13 +190,3 @@ def test_bfloat16_backbone_with_float32_parameters():
         and scores.dtype == jnp.float32
     )
     assert_close(scores, jit(full.forward)(params, batch), rtol=0.1)
-
-
-def test_unknown_names_are_errors_with_the_nearest():
-    dims = make_tiny()[0].dims
-    with pytest.raises(InputError, match="'prefx'.*nearest: prefix"):
-        make_prompt("prefx", dims)
-    with pytest.raises(InputError, match="'prefix' has no field 'lenght'; nearest: length"):
-        make_prompt("prefix", dims, lenght=3)
-    with pytest.raises(InputError, match="'brt'.*nearest: bert"):
-        make_backbone("brt", {}, ())

@@ -83,7 +83,7 @@ def test_a_prefix_draws_what_transformers_says(bert):
         read = mass[np.arange(5), :, batch.label_pos[:, 0]]
         np.testing.assert_allclose(found["encoder"].read[:, layer], read, rtol=0, atol=1e-5)
     even = LENGTH / (LENGTH + tokens.mask.sum(-1))
-    np.testing.assert_allclose(found["encoder"].even, even, rtol=1e-6)
+    np.testing.assert_allclose(found["encoder"].uniform, even, rtol=1e-6)
 
 
 def test_soft_tokens_draw_what_transformers_says(bert):
@@ -109,7 +109,7 @@ def test_soft_tokens_draw_what_transformers_says(bert):
     for layer, probs in enumerate(out.attentions):
         mass = (probs.numpy() * is_soft[:, None, None]).sum(-1)
         np.testing.assert_allclose(found.tokens[:, layer], average(mass, asks), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(found.even, LENGTH / np.asarray(tokens.mask).sum(-1), rtol=1e-6)
+    np.testing.assert_allclose(found.uniform, LENGTH / np.asarray(tokens.mask).sum(-1), rtol=1e-6)
 
 
 FIELDS = {"t5": {"decoder": LENGTH, "cross": LENGTH}}
@@ -149,7 +149,7 @@ def test_a_prompt_whose_keys_are_all_the_same_draws_its_share(family):
     streams = {"t5": {"encoder", "decoder", "cross"}, "glm": {"encoder", "decoder"}}
     assert set(found) == streams.get(family, {"encoder"})
     for own in found.values():
-        wanted = np.broadcast_to(own.even[:, None, None], own.tokens.shape)
+        wanted = np.broadcast_to(own.uniform[:, None, None], own.tokens.shape)
         np.testing.assert_allclose(own.tokens, wanted, rtol=1e-5)
 
 

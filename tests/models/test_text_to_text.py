@@ -4,6 +4,7 @@ The plain one is torch's: each word's whole target through the whole model, logi
 vocabulary, one word after the other.
 """
 
+import functools
 import json
 import shutil
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from scipy import special
 from tiny import assert_close, jit
 
 from jaxprompt.build.backbone import load_weights, open_backbone
@@ -31,6 +33,7 @@ from jaxprompt.training.evaluation import compile_step, make_answer_fn, write_te
 from jaxprompt.training.steps import make_generate_step
 from jaxprompt.tree import flatten
 
+log_softmax = functools.partial(special.log_softmax, axis=-1)
 CLASSES = ("good", "bad")
 WORDS = (("good", "unwatchable"), ("bad",))  # of one piece and of several
 TEXTS = ("A fine film", "Dull", "Nothing much happens, and it takes two hours")
@@ -119,11 +122,6 @@ def run(pair, scorer, head="main", examples=None, **encoding):
     return np.asarray(scores)[order], rows
 
 
-def log_softmax(x):
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
 def word_ids(tokenizer):
     return [[encode_texts(tokenizer, [f" {word}"])[0] for word in group] for group in WORDS]
 
@@ -171,26 +169,30 @@ def inputs_of(pair, tokenizer, template="{} It was"):
     return found
 
 
-@pytest.mark.default_cases("causal-sum")
-@pytest.mark.parametrize("pieces", ["mean", "sum"])
+@pytest.mark.default_cases("causal-full-sum", "causal-restricted-mean")
+@pytest.mark.parametrize(
+    "scores, pieces", [("full", "mean"), ("full", "sum"), ("restricted", "mean")]
+)
 @pytest.mark.parametrize("style", STYLES)
-def test_branches_score_like_one_word_after_the_other(style, pieces, pairs):
+def test_branches_score_like_one_word_after_the_other(style, scores, pieces, pairs):
     pair = pairs[style]
-    scorer = make_scorer(pair, head={"scores": "full", "pieces": pieces})
+    scorer = make_scorer(pair, head={"scores": scores, "pieces": pieces})
     found, rows = run(pair, scorer)
     tokenizer = scorer.tokenizer
     inputs = inputs_of(pair, tokenizer)
     stem = [32099] if style == "seq2seq" else []
     words = sum(word_ids(tokenizer), [])
     assert max(map(len, words)) >= 3
+    subwords = np.unique(sum(words, []))
     expected = plain_scores(
-        pair, tokenizer, inputs, stem, average=np.mean if pieces == "mean" else np.sum
-    )
-    assert found.shape == (len(TEXTS), 3)
-    assert_close(found[:, :2], expected, rtol=2e-5)
-    first = np.stack([log_softmax(torch_logits(pair, ids, stem, [0]))[0] for ids in inputs])
-    best_outside = np.delete(first, sorted({x for word in words for x in word}), axis=1).max(1)
-    assert_close(found[:, 2], best_outside.astype(np.float32), rtol=2e-5)
+        pair, tokenizer, inputs, stem, rows=None if scores == "full" else subwords,
+        average=np.mean if pieces == "mean" else np.sum,
+    )  # fmt: skip
+    if scores == "full":
+        first = np.stack([log_softmax(torch_logits(pair, ids, stem, [0]))[0] for ids in inputs])
+        outside = np.delete(first, subwords, axis=1).max(1).astype(np.float32)
+        expected = np.concatenate([expected, outside[:, None]], axis=1)
+    assert_close(found, expected, rtol=2e-5)
     # The decoder runs over its own few positions, and each input stands once in the batch.
     fed = sum(len(word) - 1 for word in words)
     (row,) = rows[0]
@@ -198,21 +200,6 @@ def test_branches_score_like_one_word_after_the_other(style, pieces, pairs):
         assert len(row.decoder.ids) == 2 + fed
     else:
         assert len(row.ids) == len(inputs[0]) + fed
-
-
-@pytest.mark.long_cases("seq2seq")
-@pytest.mark.parametrize("style", STYLES)
-def test_restricted_scores_are_those_of_the_words_rows(style, pairs):
-    pair = pairs[style]
-    scorer = make_scorer(pair)
-    found, _ = run(pair, scorer)
-    tokenizer = scorer.tokenizer
-    rows = np.unique(sum(sum(word_ids(tokenizer), []), []))
-    stem = [32099] if style == "seq2seq" else []
-    inputs = inputs_of(pair, tokenizer)
-    expected = plain_scores(pair, tokenizer, inputs, stem, rows=rows)
-    assert found.shape == (len(TEXTS), 2)
-    assert_close(found, expected, rtol=2e-5)
 
 
 ANSWERS = {

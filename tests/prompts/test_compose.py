@@ -4,13 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, assert_equal, fill, make_batch, make_params, make_tiny
+from tiny import assert_equal, fill, make_batch
 
 from jaxprompt.errors import InputError
-from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers.side_by_side import check_prefixes_agree
-from jaxprompt.models.model import Model
-from jaxprompt.prompts import Source, make_prompt, read_parts
+from jaxprompt.prompts import InitSource, make_prompt, read_parts
 from jaxprompt.types import Asks, Batch, Dims, Role, Tokens
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=60)
@@ -89,23 +87,6 @@ def test_two_tables_are_one(name, fields):
     assert (found.encoder.prefix is None) == (name == "soft")
 
 
-def test_two_prefixes_are_one_to_the_model():
-    backbone, weights = make_tiny("bert")
-    models = [
-        Model(backbone, make_prompt(name, backbone.dims, **fields), {"main": Classifier(3)})
-        for name, fields in (
-            ("compose", dict(parts="prefix(length=2)+prefix(length=3)")),
-            ("prefix", dict(length=5)),
-        )
-    ]
-    params = make_params(models[0], weights)
-    pair = [part["table"] for part in params["prompt"].values()]
-    joined = params | {"prompt": {"table": np.concatenate(pair, axis=2)}}
-    batch = make_batch(shift=5)
-    found, expected = (m.forward(p, batch) for m, p in zip(models, (params, joined), strict=True))
-    assert_close(found, expected)
-
-
 @pytest.mark.long
 def test_a_part_that_drops_is_drawn_for_every_example():
     prompt = compose("prefix(length=2,dropout=0.5)+prefix(length=1)")
@@ -171,7 +152,7 @@ def test_each_part_starts_from_its_export_or_as_it_says():
     )
     asked = []
     inherit = lambda init, drawn: asked.append((init, drawn)) or "from an export"
-    source = Source(*[None] * 7, inherit, None, None)
+    source = InitSource(*[None] * 7, inherit, None, None)
     drawn = {"soft": "drawn 0", "prefix": "drawn 1"}
     assert prompt.begin(drawn, source) == {"soft": "from an export", "prefix": "drawn 1"}
     assert asked == [("runs/a", "drawn 0")]

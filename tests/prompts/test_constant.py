@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tiny import assert_equal, fill, make_batch
 
-from jaxprompt.errors import InputError
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Dims, Injection
 
@@ -36,14 +35,6 @@ def test_prefix_stands_in_its_layers(first, last):
     assert prompt.position_shift() == 2 and prompt.num_slots() == 0
 
 
-def test_slots_are_its_rows():
-    prompt, params, injection = make(slots=5)
-    assert params["slots"].shape == (5, 12)
-    assert_equal(injection.encoder.slots, params["slots"][None])
-    assert injection.encoder.prefix is None
-    assert prompt.num_slots() == 5 and prompt.position_shift() == 0
-
-
 @pytest.mark.parametrize("shift_decoder", [0, 2])
 def test_each_stream_of_an_encoder_decoder_has_its_own(shift_decoder):
     prompt, params, injection = make(
@@ -68,27 +59,6 @@ def test_each_stream_of_an_encoder_decoder_has_its_own(shift_decoder):
     assert (prompt.num_decoder_slots(), prompt.decoder_shift()) == (4, shift_decoder)
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        (dict(length=2, last=5), "is in layers 1-5 of the encoder, but this backbone has 4"),
-        (dict(decoder_slots=2), "prompt.decoder_slots=2 needs an encoder-decoder"),
-        (dict(cross_length=2, cross_last=1), "prompt.cross_length=2 needs an encoder-decoder"),
-    ],
-)
-def test_prompts_of_another_backbone_are_errors(fields, message):
-    with pytest.raises(InputError, match=message):
-        make(**fields)
-
-
 def test_nothing_is_nothing():
     _, params, injection = make()
     assert not params and injection == Injection()
-
-
-@pytest.mark.parametrize("size", [-1, 2**31, -(10**400)])
-def test_a_size_that_is_none_is_refused(size):
-    """As in a card that was edited."""
-    for field in ("slots", "length", "rows", "shift"):
-        with pytest.raises(InputError, match=rf"prompt.{field}=.* must be in \[0, 2\*\*31"):
-            make_prompt("constant", DIMS, **{field: size})

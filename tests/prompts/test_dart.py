@@ -20,7 +20,7 @@ from jaxprompt.heads.label_rows import LabelRows
 from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers.hiding import mask_text
 from jaxprompt.models.model import Model
-from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.prompts import InitSource, make_prompt
 from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
 from jaxprompt.types import Asks, Batch, Role, Tokens
 
@@ -228,7 +228,7 @@ def test_a_better_word_of_the_vocabulary_is_no_answer(pair, each):
     split = Split([], batch.labels, np.full(ROWS, CLASSES, np.int32), [])
     measured = make_head("label_rows", scores="full").measure("accuracy", split, scores, CLASSES)
     assert measured["accuracy"] == np.mean(scores.argmax(1) == batch.labels)
-    said = make_head("label_rows", scores="full").classes_of(split, scores, CLASSES)
+    said = make_head("label_rows", scores="full").predicted_classes(split, scores, CLASSES)
     np.testing.assert_array_equal(said, scores.argmax(1))
 
 
@@ -332,7 +332,7 @@ def source():
     table = np.arange(60 * 24, dtype=np.float32).reshape(60, 24)
     output = 5_000 - 2 * table
     embed, rows = (lambda ids, own=own: own[list(ids)] for own in (table, output))
-    return Source(tokenizer, 0, (), None, embed, rows, *[None] * 4), table, output
+    return InitSource(tokenizer, 0, (), None, embed, rows, *[None] * 4), table, output
 
 
 def test_rows_start_from_the_words(pair):
@@ -398,13 +398,6 @@ def test_fluency_needs_a_masked_model_and_label_words(pair):
         prompt = make_prompt("dart", pair[1].dims, asks, fluency=0.5)
         with pytest.raises(InputError, match="prompt.fluency=0.5 needs a masked language model"):
             prompt.modules()
-
-
-def test_words_that_are_unknown_start_no_row(pair):
-    given, *_ = source()
-    prompt = make_prompt("dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=2, text="it ქ")
-    with pytest.raises(InputError, match="prompt.text='it ქ' has words that are not in the vocab"):
-        prompt.begin({"table": np.zeros((2, 24))}, given)
 
 
 def test_label_rows_need_a_method_that_has_some(pair):

@@ -1,7 +1,5 @@
 """Instance-wise prompts: what they read of a text, and what is stored of a row per word."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +22,7 @@ from jaxprompt.layers.word_rows import (
 )
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.prompts import InitSource, make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
@@ -337,19 +335,11 @@ def test_rows_of_the_words_seen_train_as_those_of_a_whole_table(tx):
     np.testing.assert_array_equal(ends["all"][others], whole[others])
 
 
-def test_words_that_were_not_seen_have_rows_too():
-    """Those of the rule, or of the export that the table started from."""
-    seen = pack_ids(np.array([4, 9]))
-    rows = WordRows(53, 6, 0.5, seen)
-    params = rows.init(jax.random.key(0), jnp.zeros(1, int))["params"]
-    assert params["table"].shape == (64, 6)
-    found = rows.apply({"params": params}, jnp.array([9, 5]))
-    np.testing.assert_array_equal(found[0], params["table"][1])
-    np.testing.assert_array_equal(found[1], hash_vectors(5, 6, 0.5, np))
-    rows = dataclasses.replace(rows, has_base=True)
-    base = jax.random.normal(jax.random.key(1), (64, 6))  # 53, rounded up
-    found = rows.apply({"params": params | {"base": base}}, jnp.array([9, 5]))
-    np.testing.assert_array_equal(found, np.stack([params["table"][1], base[5]]))
+def test_words_that_were_not_seen_have_the_rows_of_the_export():
+    rows = WordRows(53, 6, 0.5, pack_ids(np.array([4, 9])), has_base=True)
+    table, base = np.random.default_rng(0).normal(size=(2, 64, 6)).astype(np.float32)
+    found = rows.apply({"params": {"table": table, "base": base}}, jnp.array([9, 5]))
+    np.testing.assert_array_equal(found, np.stack([table[1], base[5]]))
 
 
 def test_the_rows_are_sharded_over_the_vocabulary():
@@ -415,24 +405,6 @@ def test_long_texts_are_counted_without_overflow():
     assert _part_of(count, 0.3).tolist() == [6_443, 120_000]
 
 
-@pytest.mark.parametrize(
-    "fields, told",
-    [
-        ({"utilization": 0.0}, r"utilization=0.0 must be in \(0, 1\]"),
-        ({"utilization": 1.5}, r"utilization=1.5 must be in \(0, 1\]"),
-        ({"encoder": "rnn"}, "prompt.encoder='rnn' is unknown; nearest: cnn"),
-        ({"fixed": True}, "prompt.fixed=True needs an encoder"),
-        ({"length": 0}, "prompt.length=0 must be at least 1"),
-        ({"layers": "2-3"}, "prompt.layers='2-3' must be FIRST-LAST within 1-2"),
-        ({"rows": "some"}, "prompt.rows='some' is unknown"),
-        ({"init": "runs/a"}, "is initialised from an export with prompt.pretrained"),
-    ],
-)
-def test_what_does_not_fit_is_named(fields, told):
-    with pytest.raises(InputError, match=told):
-        make_prompt("ipt", DIMS, **fields)
-
-
 @pytest.mark.parametrize("change", [{"vocab": 54}, {"embed": 14}])
 def test_rows_of_another_vocabulary_or_width_are_refused(change):
     prompt, _ = start(make_batch(rows=2), length=2, pretrained="topics")
@@ -461,7 +433,7 @@ def test_an_encoder_starts_from_that_of_the_export():
     held = make_prompt("ipt", DIMS, **fields).with_vocabulary(np.array([1]))
     table = np.full((1, 32), 7, np.float32)
     export = held, {"encoder": "of the export", "words": {"table": table}}
-    source = Source(*[None] * 8, {"topics": export}.get, None)
+    source = InitSource(*[None] * 8, {"topics": export}.get, None)
     drawn = {"encoder": "drawn", "task": "drawn", "words": {"table": np.zeros((3, 32))}}
     found = prompt.begin(drawn, source)
     assert found["encoder"] == "of the export" and found["task"] == "drawn"

@@ -1,48 +1,66 @@
-"""Soft prompts and prefixes against PEFT: equal numbers give equal hidden states and logits."""
+"""Soft prompts and prefixes against PEFT: equal parameters give equal hidden states and logits."""
 
 import jax
 import numpy as np
 import pytest
 import transformers
 from reference_peft import peft
+from tiny import jit
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.convert.peft import read_peft
-from jaxprompt.heads.linear import Classifier as Head
+from jaxprompt.convert.peft import read_peft, write_peft
+from jaxprompt.heads.linear import Classifier
 from jaxprompt.heads.spans import SpanScores
 from jaxprompt.models.model import Model
+from jaxprompt.models.text_keys import text_keys
 from jaxprompt.prompts import make_prompt
-from jaxprompt.scoring.losses import END, START, span_ends
+from jaxprompt.scoring.losses import END, START, span_loss
 from jaxprompt.types import Batch, Tokens
 
 torch = pytest.importorskip("torch")
+cartridge = pytest.importorskip("peft.tuners.cartridge.utils")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
-TOLERANCE = 1e-5  # max abs, float32
-P, CLASSES, TEXT = 4, 3, 7
-SIZES = dict(
-    vocab_size=60, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
-    intermediate_size=40, max_position_embeddings=32, initializer_range=0.1,
+P, VOCAB, CLASSES = 4, 60, 3
+ENCODER_TOLERANCE, DECODER_TOLERANCE = 1e-5, 1e-4  # max abs, float32
+ENCODER = dict(
+    vocab_size=VOCAB, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
+    intermediate_size=40, max_position_embeddings=32, initializer_range=0.1, num_labels=CLASSES,
 )  # fmt: skip
+LLAMA = dict(
+    vocab_size=VOCAB, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, intermediate_size=40, max_position_embeddings=32, bos_token_id=1,
+    eos_token_id=2, tie_word_embeddings=True,
+)  # fmt: skip
+T5 = dict(
+    vocab_size=VOCAB, d_model=24, num_heads=4, d_kv=6, d_ff=40, num_layers=4,
+    feed_forward_proj="gated-gelu", decoder_start_token_id=0,
+    relative_attention_num_buckets=8, relative_attention_max_distance=12,
+)  # fmt: skip
+GPT2 = dict(vocab_size=VOCAB, n_embd=24, n_layer=3, n_head=4, n_positions=32)
 FAMILIES = {
-    "bert": ("Bert", {}),
-    "roberta": ("Roberta", {}),
-    "electra": ("Electra", {"embedding_size": 24}),
-    "electra-narrow": ("Electra", {"embedding_size": 16}),
+    "bert": ("Bert", "Model", ENCODER),
+    "roberta": ("Roberta", "Model", ENCODER),
+    "electra": ("Electra", "Model", ENCODER | {"embedding_size": 24}),
+    "electra-narrow": ("Electra", "Model", ENCODER | {"embedding_size": 16}),
+    "gpt2": ("GPT2", "LMHeadModel", GPT2),
+    "llama": ("Llama", "ForCausalLM", LLAMA),
+    "t5": ("T5", "ForConditionalGeneration", T5),
 }
+ENCODERS = ("bert", "roberta", "electra", "electra-narrow")
+KEY_HEADS = {"gpt2": 4, "llama": 2}
 
 
-def base_model(family, folder, head="Model"):
-    """Saves a model whose every number counts and returns it as torch reads it."""
-    name, extra = FAMILIES[family]
+def base_model(folder, family, suffix=None, **changes):
+    """Saves a random model and returns it as torch reads it."""
+    name, default, fields = FAMILIES[family]
     torch.manual_seed(1)
-    labels = 2 if head == "ForQuestionAnswering" else CLASSES
-    config = getattr(transformers, f"{name}Config")(**SIZES, **extra, num_labels=labels)
-    model_class = getattr(transformers, name + head)
-    model = model_class(config)
+    torch.set_num_threads(1)
+    model_class = getattr(transformers, name + (suffix or default))
+    model = model_class(getattr(transformers, f"{name}Config")(**fields | changes))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -50,166 +68,268 @@ def base_model(family, folder, head="Model"):
     return model_class.from_pretrained(folder).eval()
 
 
-def with_adapter(model, kind, task, folder, **config_fields):
+def with_adapter(model, kind, task, folder, **fields):
     """Wraps a model in a random adapter and saves it."""
     config_class = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}[kind]
-    config = config_class(task_type=task, num_virtual_tokens=P, **config_fields)
-    model = peft.get_peft_model(model, config).eval()
+    model = peft.get_peft_model(model, config_class(task_type=task, num_virtual_tokens=P, **fields))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "prompt_encoder" in name:
                 parameter.normal_()
     model.save_pretrained(folder)
-    return model
+    return model.eval()
 
 
-def text(pad):
-    """Draws right-padded ids. -> ids, mask [B, TEXT]"""
-    lengths = np.array([TEXT, 4, 2])[:, None]
-    mask = np.arange(TEXT)[None] < lengths
-    ids = np.random.default_rng(5).integers(5, SIZES["vocab_size"], mask.shape)
+def text(seed=5, lengths=(7, 4, 2), pad=0):
+    """Draws right-padded ids. -> ids, mask [B, T]"""
+    mask = np.arange(max(lengths))[None] < np.array(lengths)[:, None]
+    ids = np.random.default_rng(seed).integers(5, VOCAB, mask.shape)
     return np.where(mask, ids, pad), mask
 
 
-def batch_for(kind, ids, mask):
-    """Lays soft tokens in front as PEFT does, or shifts positions by the prefix."""
-    rows = len(ids)
-    slot = np.full(ids.shape, -1)
+def run_torch(model, ids, mask, **inputs):
+    with torch.no_grad():
+        return model(
+            input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask).long(), **inputs
+        )
+
+
+def make_tokens(ids, mask, slots=0, shift=0):
+    """Puts soft tokens before a text, or shifts its positions."""
+    width = [(0, 0), (slots, 0)]
+    slot = np.pad(np.full(ids.shape, -1), width) + np.pad(0 * ids, width)
+    slot[:, :slots] = np.arange(slots)
+    ids, mask = np.pad(ids, width), np.pad(mask, width, constant_values=True)
+    positions = np.where(mask, mask.cumsum(1) - 1 + shift, 0)
+    ids, slot, positions = (x.astype(np.int32) for x in (ids, slot, positions))
+    return Tokens(ids, mask, slot, positions, 0 * ids, np.zeros(ids.shape, np.int8))
+
+
+def prompt_inputs(kind, adapter, ids, mask):
+    """-> the parameters of our method, and its tokens"""
     if kind == "soft":
-        ids = np.concatenate([np.zeros((rows, P), int), ids], axis=1)
-        mask = np.concatenate([np.ones((rows, P), bool), mask], axis=1)
-        slot = np.concatenate([np.tile(np.arange(P), (rows, 1)), slot], axis=1)
-    positions = np.where(mask, mask.cumsum(1) - 1 + (P if kind == "prefix" else 0), 0)
-    arrays = [np.int32(ids), mask, np.int32(slot), np.int32(positions)]
-    tokens = Tokens(*arrays, np.zeros_like(arrays[0]), np.zeros(ids.shape, np.int8))
-    index = np.arange(rows, dtype=np.int32)
-    return Batch(tokens, np.zeros((rows, 1), np.int32), index * 0, np.ones(rows), index)
+        return {"table": adapter.soft}, make_tokens(ids, mask, slots=P)
+    return {"table": prefix_table(adapter)}, make_tokens(ids, mask, shift=P)
 
 
-def our_model(family, folder, adapter, heads=None):
-    """Loads the backbone and puts the adapter's numbers into our method. -> Model, params"""
-    family, config = family.removesuffix("-narrow"), read_config(folder)
+def prefix_table(adapter):
+    return np.stack([adapter.k, adapter.v], axis=1)  # [L, 2, P, N, D]
+
+
+def our_model(folder, name, fields, table, encoder, decoder=None, heads=None):
+    """Loads the backbone and puts a table into our method. -> model, params, batch"""
+    config = read_config(folder)
+    family = config["model_type"]
     backbone, report = load_backbone(folder, family, config)
     module = make_backbone(family, config, report.heads)
-    if adapter.method == "soft":
-        table = adapter.soft
-    else:
-        table = np.stack([adapter.k, adapter.v], axis=1)  # [L, 2, P, N, D]
-    prompt = make_prompt(adapter.method, module.dims, length=P)
-    model = Model(module, prompt, heads or {})
-    params = model.init(jax.random.key(0), backbone)
-    assert params["prompt"]["table"].shape == table.shape
-    return model, params | {"prompt": {"table": table}}
+    rows = np.arange(len(encoder.ids), dtype=np.int32)
+    batch = Batch(encoder, 0 * rows[:, None], 0 * rows, np.ones(len(rows)), rows, decoder)
+    model = Model(module, make_prompt(name, module.dims, **fields), heads or {})
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), backbone))["prompt"]
+    assert jax.tree.map(np.shape, shapes) == jax.tree.map(np.shape, table)
+    return model, {"backbone": backbone, "prompt": table}, batch
+
+
+def our_logits(*args):
+    """Returns the logits of the language model. -> [B, T, V]"""
+    model, params, batch = our_model(*args)
+
+    @jit
+    def logits(params):
+        bound = model.backbone.bind({"params": params["backbone"]})
+        return bound.lm_features(model.hidden(params, batch)) @ bound.lm_table()[0].T
+
+    return np.asarray(logits(params))
+
+
+def assert_agree(found, expected, mask):
+    assert found.shape == expected.shape
+    assert np.abs(found - expected)[mask].max() <= DECODER_TOLERANCE
+    assert np.abs(expected[mask]).max() > 0.3
 
 
 @pytest.mark.long_cases("bert-*")
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ENCODERS)
 def test_hidden_states(tmp_path, family, kind):
     """PEFT prepends rows of the embeddings' width, so a narrow ELECTRA is told its token_dim."""
-    base = base_model(family, tmp_path / "base")
-    fields = {"token_dim": base.config.embedding_size} if family == "electra-narrow" else {}
-    if kind == "prefix":
-        fields = {}
+    base = base_model(tmp_path / "base", family)
+    narrow = family == "electra-narrow" and kind == "soft"
+    fields = {"token_dim": base.config.embedding_size} if narrow else {}
     theirs = with_adapter(base, kind, "FEATURE_EXTRACTION", tmp_path / "adapter", **fields)
-    ids, mask = text(base.config.pad_token_id)
-    with torch.no_grad():
-        expected = theirs(
-            input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask).long()
-        ).last_hidden_state.numpy()
-    model, params = our_model(family, tmp_path / "base", read_peft(tmp_path / "adapter"))
-    batch = batch_for(kind, ids, mask)
+    ids, mask = text(pad=base.config.pad_token_id)
+    expected = run_torch(theirs, ids, mask).last_hidden_state.numpy()
+    table, tokens = prompt_inputs(kind, read_peft(tmp_path / "adapter"), ids, mask)
+    model, params, batch = our_model(tmp_path / "base", kind, dict(length=P), table, tokens)
     hidden = np.asarray(model.hidden(params, batch))
     assert hidden.shape == expected.shape
-    error = np.abs(hidden - expected)[batch.encoder.mask]
-    assert error.max() <= TOLERANCE
+    assert np.abs(hidden - expected)[tokens.mask].max() <= ENCODER_TOLERANCE
 
 
 @pytest.mark.long_cases("soft")
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
 def test_bert_classifier_logits(tmp_path, kind):
     """PEFT pools column 0: [CLS] behind a prefix, the first soft token of a soft prompt."""
-    base = base_model("bert", tmp_path / "base", "ForSequenceClassification")
+    base = base_model(tmp_path / "base", "bert", "ForSequenceClassification")
     theirs = with_adapter(base, kind, "SEQ_CLS", tmp_path / "adapter")
-    ids, mask = text(base.config.pad_token_id)
-    with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask).long())
+    ids, mask = text(pad=base.config.pad_token_id)
+    expected = run_torch(theirs, ids, mask).logits.numpy()
     adapter = read_peft(tmp_path / "adapter")
-    head = Head(classes=CLASSES, pooler="checkpoint")
-    model, params = our_model("bert", tmp_path / "base", adapter, {"main": head})
+    table, tokens = prompt_inputs(kind, adapter, ids, mask)
+    heads = {"main": Classifier(classes=CLASSES, pooler="checkpoint")}
+    model, params, batch = our_model(
+        tmp_path / "base", kind, dict(length=P), table, tokens, heads=heads
+    )
     kernel, bias = adapter.head["classifier.weight"].T, adapter.head["classifier.bias"]
     params["head"] = {"main": {"out": {"kernel": kernel, "bias": bias}}}
-    scores = model.forward(params, batch_for(kind, ids, mask))
-    np.testing.assert_allclose(scores, expected.logits.numpy(), rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.parametrize("family", ["roberta", "electra"])
-def test_prefix_classifier_logits(tmp_path, family):
-    """RoBERTa and ELECTRA classify [CLS] through a trained dense layer (tanh and gelu)."""
-    base = base_model(family, tmp_path / "base", "ForSequenceClassification")
-    theirs = with_adapter(base, "prefix", "SEQ_CLS", tmp_path / "adapter")
-    ids, mask = text(base.config.pad_token_id)
-    with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask).long())
-    adapter = read_peft(tmp_path / "adapter")
-    model, params = our_model(family, tmp_path / "base", adapter)
-    hidden = np.asarray(model.hidden(params, batch_for("prefix", ids, mask)))
-    head = {name: torch.tensor(tensor) for name, tensor in adapter.head.items()}
-    act = torch.tanh if family == "roberta" else torch.nn.functional.gelu
-    x = torch.tensor(hidden[:, 0])
-    x = act(x @ head["classifier.dense.weight"].T + head["classifier.dense.bias"])
-    scores = x @ head["classifier.out_proj.weight"].T + head["classifier.out_proj.bias"]
-    np.testing.assert_allclose(scores, expected.logits.numpy(), rtol=0, atol=TOLERANCE)
+    scores = model.forward(params, batch)
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=ENCODER_TOLERANCE)
 
 
 @pytest.mark.long
 def test_loss_and_gradients_of_spans(tmp_path):
     """The prefix under the same head and loss, in two segments.
 
-    PEFT's own forward drops the token types of question answering; they are handed to its base.
+    PEFT's own forward drops the token types of question answering, so its base gets them here.
     """
-    base = base_model("bert", tmp_path / "base", "ForQuestionAnswering")
+    base = base_model(tmp_path / "base", "bert", "ForQuestionAnswering", num_labels=2)
     theirs = with_adapter(base, "prefix", "QUESTION_ANS", tmp_path / "adapter")
-    ids, mask = text(base.config.pad_token_id)
-    types = (np.arange(TEXT) >= 2) & mask
-    seen = np.concatenate([np.ones((len(ids), P), bool), mask], axis=1)
-    given = {"input_ids": ids, "token_type_ids": types, "attention_mask": seen}
-    given = {name: torch.tensor(np.asarray(x)).long() for name, x in given.items()}
-    out = theirs.base_model(**given, past_key_values=theirs.get_prompt(batch_size=len(ids)))
-    own = theirs(**given | {"attention_mask": torch.tensor(mask).long()})
-    assert (own.start_logits - out.start_logits).abs().max() > 0.01  # what it does itself
+    ids, mask = text(pad=base.config.pad_token_id)
+    types = (np.arange(ids.shape[1]) >= 2) & mask
+    attention_mask = np.concatenate([np.ones((len(ids), P), bool), mask], axis=1)
+    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": attention_mask}
+    inputs = {name: torch.tensor(np.asarray(x)).long() for name, x in inputs.items()}
+    out = theirs.base_model(**inputs, past_key_values=theirs.get_prompt(batch_size=len(ids)))
     hide = torch.where(torch.tensor(mask), 0.0, -1e9)
     ends = np.array([[2, 4], [1, 3], [0, 1]])
     pairs = zip((out.start_logits, out.end_logits), torch.tensor(ends.T), strict=True)
     entropy = torch.nn.functional.cross_entropy
-    expected = sum(entropy(logits + hide, own) for logits, own in pairs) / 2
+    expected = sum(entropy(logits + hide, end) for logits, end in pairs) / 2
     (leaf,) = (p for n, p in theirs.named_parameters() if "prompt_encoder" in n)
     expected.backward()
-    wanted = leaf.grad.numpy().reshape(P, SIZES["num_hidden_layers"], 2, 4, -1)
 
-    model, params = our_model(
-        "bert", tmp_path / "base", read_peft(tmp_path / "adapter"), {"main": SpanScores()}
+    table, tokens = prompt_inputs("prefix", read_peft(tmp_path / "adapter"), ids, mask)
+    tokens = tokens._replace(types=types.astype(np.int32))
+    model, params, batch = our_model(
+        tmp_path / "base", "prefix", dict(length=P), table, tokens, heads={"main": SpanScores()}
     )
     head = {n: p.detach().numpy() for n, p in theirs.named_parameters() if "modules_to_save" in n}
     kernel, bias = (next(x for n, x in head.items() if n.endswith(y)) for y in ("weight", "bias"))
     params["head"] = {"main": {"out": {"kernel": kernel.T, "bias": bias}}}
-    batch = batch_for("prefix", ids, mask)
-    labels = np.zeros(ids.shape, np.int32)
-    rows = np.arange(len(ids))
+    labels, rows = np.zeros(ids.shape, np.int32), np.arange(len(ids))
     labels[rows, ends[:, 0]] |= START
     labels[rows, ends[:, 1]] |= END
+    columns = np.arange(ids.shape[1], dtype=np.int32)
     batch = batch._replace(
-        encoder=batch.encoder._replace(types=types.astype(np.int32)),
-        label_pos=np.tile(np.arange(TEXT, dtype=np.int32), (len(ids), 1)), labels=labels,
+        label_pos=np.tile(columns, (len(ids), 1)), labels=labels,
         counts=mask.sum(1).astype(np.int32),
     )  # fmt: skip
 
     def loss(prompt):
         scores = model.forward(params | {"prompt": prompt}, batch)
-        total, count = span_ends(scores, batch.labels, batch.weights)
+        total, count = span_loss(scores, batch.labels, batch.weights)
         return total / count
 
     found, grads = jax.value_and_grad(loss)(params["prompt"])
-    np.testing.assert_allclose(found, expected.item(), rtol=TOLERANCE)
+    np.testing.assert_allclose(found, expected.item(), rtol=ENCODER_TOLERANCE)
+    wanted = leaf.grad.numpy().reshape(P, ENCODER["num_hidden_layers"], 2, 4, -1)
     found = np.asarray(grads["table"]).transpose(2, 0, 1, 3, 4)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=ENCODER_TOLERANCE)
+
+
+@pytest.mark.long_cases("gpt2-soft")
+@pytest.mark.parametrize("kind", ["soft", "prefix"])
+@pytest.mark.parametrize("family", KEY_HEADS)
+def test_a_decoder(tmp_path, family, kind):
+    """Soft tokens take the positions 0 .. P - 1; behind a prefix the text starts at P."""
+    theirs = with_adapter(
+        base_model(tmp_path / "base", family), kind, "CAUSAL_LM", tmp_path / "adapter"
+    )
+    ids, mask = text()
+    expected = run_torch(theirs, ids, mask).logits.numpy()
+    adapter = read_peft(tmp_path / "adapter")
+    assert adapter.stream == "encoder"
+    table, tokens = prompt_inputs(kind, adapter, ids, mask)
+    found = our_logits(tmp_path / "base", kind, dict(length=P), table, tokens)
+    assert_agree(found, expected, tokens.mask)
+
+    prefix = None if kind == "soft" else (adapter.k, adapter.v)
+    write_peft(
+        tmp_path / "ours", base="tiny", layers=3, heads=KEY_HEADS[family], soft=adapter.soft,
+        prefix=prefix, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    plain = base_model(tmp_path / "base", family)
+    loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    np.testing.assert_array_equal(run_torch(loaded, ids, mask).logits.numpy(), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("modules", [1, 2])
+def test_t5_soft_prompt(tmp_path, modules):
+    """PEFT's second half of rows, which a decoder once took, is never used."""
+    theirs = with_adapter(
+        base_model(tmp_path / "base", "t5", d_kv=10), "soft", "SEQ_2_SEQ_LM", tmp_path / "adapter",
+        num_transformer_submodules=modules,
+    )  # fmt: skip
+    (ids, mask), (fed, fed_mask) = text(), text(6, (3, 5, 1))
+    inputs = dict(decoder_input_ids=torch.tensor(fed))
+    expected = run_torch(theirs, ids, mask, **inputs).logits.numpy()
+    adapter = read_peft(tmp_path / "adapter")
+    rows = theirs.get_prompt_embedding_to_save("default").numpy()
+    assert len(rows) == modules * P
+    np.testing.assert_array_equal(adapter.soft, rows[:P])
+    table, tokens = prompt_inputs("soft", adapter, ids, mask)
+    decoder = make_tokens(fed, fed_mask)
+    found = our_logits(tmp_path / "base", "soft", dict(length=P), table, tokens, decoder)
+    assert_agree(found, expected, fed_mask)
+
+    write_peft(
+        tmp_path / "ours", base="tiny", layers=4, heads=4, soft=adapter.soft,
+        task_type="SEQ_2_SEQ_LM",
+    )  # fmt: skip
+    again = read_peft(tmp_path / "ours")
+    assert again.config["num_transformer_submodules"] == 1
+    np.testing.assert_array_equal(again.soft, adapter.soft)
+    plain = base_model(tmp_path / "base", "t5", d_kv=10)
+    loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    np.testing.assert_array_equal(run_torch(loaded, ids, mask, **inputs).logits.numpy(), expected)
+
+
+@pytest.mark.long_cases("4-*")
+@pytest.mark.parametrize("layers, head_dim", [(4, 6), (3, 6), (4, 10)])
+def test_t5_prefix(tmp_path, layers, head_dim):
+    """PEFT's prefix is a decoder-self prefix of ours, some of its rows used twice, some never."""
+    base = base_model(tmp_path / "base", "t5", num_layers=layers, d_kv=head_dim)
+    theirs = with_adapter(
+        base, "prefix", "SEQ_2_SEQ_LM", tmp_path / "adapter", token_dim=4 * head_dim
+    )
+    (ids, mask), (fed, fed_mask) = text(), text(6, (3, 5, 1))
+    expected = run_torch(theirs, ids, mask, decoder_input_ids=torch.tensor(fed)).logits.numpy()
+    adapter = read_peft(tmp_path / "adapter")
+    assert adapter.stream == "decoder" and adapter.k.shape == (layers, P, 4, head_dim)
+    streams = make_tokens(ids, mask), make_tokens(fed, fed_mask, shift=P)
+    table = {"decoder_table": prefix_table(adapter)}
+    found = our_logits(tmp_path / "base", "prefix", dict(length=0, decoder=P), table, *streams)
+    assert_agree(found, expected, fed_mask)
+    half = np.roll(adapter.k, layers // 2, axis=0)
+    assert (layers % 2 == 0) == np.array_equal(half, adapter.k)  # layers share rows in pairs
+
+
+@pytest.mark.parametrize("family", KEY_HEADS)
+def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path, family):
+    """Past keys of the first P tokens, as PEFT takes them over."""
+    base = base_model(tmp_path / "base", family)
+    ids = np.random.default_rng(2).integers(5, VOCAB, 9)
+    with torch.no_grad():
+        past = base(input_ids=torch.tensor(ids)[None], use_cache=True).past_key_values
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=P)
+    theirs = peft.get_peft_model(base, config)
+    cartridge.initialize_kv_prefix_from_past_key_values(theirs, past_key_values=past)
+    theirs.save_pretrained(tmp_path / "adapter")
+    adapter = read_peft(tmp_path / "adapter")
+    config = read_config(tmp_path / "base")
+    backbone, report = load_backbone(tmp_path / "base", family, config)
+    module = make_backbone(family, config, report.heads)
+    found = text_keys(module, backbone, ids[:P])["encoder"]
+    for values, expected in zip(found, (adapter.k, adapter.v), strict=True):
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
+from tiny import assert_close, assert_equal, fill, make_batch
 
 from jaxprompt.errors import InputError
 from jaxprompt.layers.prefix import parse_layers
-from jaxprompt.prompts import Source, make_prompt
-from jaxprompt.types import Dims, Injection, Prefix, Stream
+from jaxprompt.prompts import InitSource, make_prompt
+from jaxprompt.types import Dims
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=40)
 BATCH = make_batch(rows=5, shift=3)
@@ -44,28 +44,6 @@ def test_intervals_that_leave_the_model_are_errors(text):
     assert f"{text!r} must be FIRST-LAST" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "decoder_layers, fields, message",
-    [
-        (0, dict(decoder=3), "prompt.decoder=3 needs an encoder-decoder, which this"),
-        (0, dict(cross=3), "prompt.cross=3 needs an encoder-decoder.*leave it out or use a T5"),
-        (0, dict(cross_layers="1"), "prompt.cross_layers='1' needs an encoder-decoder"),
-        (0, dict(length=0), "prompt.length=0 must be at least 1"),
-        (3, dict(length=0), "prompt.length=0 must be at least 1"),
-        (3, dict(length=-1, cross=2), "prompt.length=-1 must be at least 0"),
-        (3, dict(decoder=-1), "prompt.decoder=-1 must be at least 0"),
-        (3, dict(decoder_layers="1"), "prompt.decoder_layers='1' needs prompt.decoder above 0"),
-        (3, dict(length=0, decoder=1, layers="1"), "prompt.layers='1' needs prompt.length above 0"),
-        (3, dict(decoder=1, decoder_layers="2-4"), "prompt.decoder_layers='2-4'.*within 1-3"),
-        (3, dict(cross=1, cross_layers="x"), "prompt.cross_layers='x' must be FIRST-LAST"),
-    ],
-)
-def test_streams_that_the_backbone_has_not_are_errors(decoder_layers, fields, message):
-    with pytest.raises(InputError, match=message) as error:
-        make_prompt("prefix", DIMS._replace(decoder_layers=decoder_layers), **fields)
-    assert "\n" not in str(error.value)
-
-
 def test_prefix_is_the_table():
     prompt = make_prompt("prefix", DIMS, length=3)
     params = draw(prompt)
@@ -85,19 +63,6 @@ def test_layers_outside_the_interval_are_masked():
     np.testing.assert_array_equal(found.mask.any((1, 2)), [False, True, True, False])
     assert_equal(found.k[1:3, 0], params["table"][:, 0])
     assert_equal(found.v[1:3, 0], params["table"][:, 1])
-
-
-def test_masked_layers_leave_the_backbone_as_it_is_where_zero_keys_would_not():
-    backbone, weights = make_tiny()
-    dims = backbone.dims
-    run = lambda stream: backbone.apply(
-        {"params": weights}, BATCH, Injection(encoder=stream), deterministic=True
-    )
-    zeros = jnp.zeros((dims.layers, 1, 3, dims.heads, dims.head_dim))
-    masks = (jnp.full((dims.layers, 1, 3), keep) for keep in (False, True))
-    masked, kept = (run(Stream(prefix=Prefix(zeros, zeros, mask))) for mask in masks)
-    assert_close(masked, run(Stream()), rtol=1e-6)
-    assert np.abs(kept - masked).max() > 0.01
 
 
 def test_reparameterisation_is_a_two_layer_tanh_mlp():
@@ -142,20 +107,6 @@ def test_a_prefix_of_zeros():
     assert not found.k.any() and not found.v.any() and found.mask.all()
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        (dict(start="words"), "prompt.start='words' is unknown; known: normal, text, zero"),
-        (dict(start="text"), "prompt.start=text needs prompt.text; set it"),
-        (dict(start="text", text=" "), "prompt.start=text needs prompt.text; set it"),
-        (dict(start="zero", hidden=4), "prompt.hidden=4 computes them; set prompt.hidden=0"),
-    ],
-)
-def test_starts_that_cannot_be(fields, message):
-    with pytest.raises(InputError, match=message):
-        make_prompt("prefix", DIMS, **fields)
-
-
 def keys_of(ids):
     """The key of a token is its id, negative in layer 1; its value is ten times that."""
     k = np.array(ids, np.float32)[:, None, None] * np.ones((len(ids), 2, 8))
@@ -165,7 +116,7 @@ def keys_of(ids):
 
 def test_a_prefix_starts_from_the_first_tokens_of_its_text(bert):
     """In each attention by its length and its layers, one key after the other."""
-    source = Source(bert, 0, *[None] * 7, keys_of)
+    source = InitSource(bert, 0, *[None] * 7, keys_of)
     prompt = make_prompt(
         "prefix", DIMS._replace(vocab=2000, decoder_layers=4), length=2, layers="2-3", decoder=3,
         start="text", text="the film was not a success",
@@ -188,7 +139,7 @@ def test_behind_a_short_text_a_prefix_starts_from_words_drawn_by_the_seed(bert):
     words += [tokens.index("[")]  # [PAD], [CLS] and [unused0] are no words
     dims, ids = DIMS._replace(vocab=2000), {}
     for seed in (0, 1):
-        source = Source(bert, seed, *[None] * 7, keys_of)
+        source = InitSource(bert, seed, *[None] * 7, keys_of)
         prompt = make_prompt("prefix", dims, length=4, start="text", text="the film")
         ids[seed] = prompt.begin({"table": None}, source)["table"][0, 0, :, 0, 0].tolist()
         drawn = np.random.RandomState(seed).choice(np.sort(words), 2, replace=False)
@@ -219,16 +170,3 @@ def test_shift():
     assert make_prompt("prefix", DIMS, length=7).position_shift() == 7
     assert make_prompt("prefix", DIMS, length=7, shift=False).position_shift() == 0
     assert make_prompt("prefix", DIMS, length=7).num_slots() == 0
-
-
-@pytest.mark.long
-def test_shift_with_a_masked_prefix_is_the_backbone_at_later_positions():
-    backbone, weights = make_tiny("roberta")
-    run = lambda batch: backbone.apply({"params": weights}, batch, Injection(), deterministic=True)
-    moved, plain = run(make_batch(shift=5)), run(make_batch(shift=0))
-    rows = weights["embed"]["position"]["table"]
-    later = weights | {"embed": weights["embed"] | {"position": {"table": jnp.roll(rows, 5, 0)}}}
-    back = backbone.apply({"params": later}, make_batch(shift=5), Injection(), deterministic=True)
-    keep = make_batch().encoder.mask
-    assert_close(back[keep], plain[keep], rtol=1e-6)
-    assert np.abs(moved - plain).max() > 0.01

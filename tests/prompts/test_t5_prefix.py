@@ -145,14 +145,6 @@ def test_prefixes_stand_where_they_say(pair, streams, shift):
 
 # -- shapes -------------------------------------------------------------------------------------
 
-# layers, decoder layers, d_model, heads, d_kv of published T5s where heads * d_kv is not d_model
-NARROW = {
-    "t5-v1_1-small": (8, 8, 512, 6, 64),
-    "mt5-small": (8, 8, 512, 6, 64),
-    "t5-3b": (24, 24, 1024, 32, 128),
-    "t5-11b": (24, 24, 1024, 128, 128),
-}
-
 
 def dims_of(layers, decoder_layers, width, heads, head_dim):
     return Dims(99, width, width, layers, heads, head_dim, 2**31 - 1, decoder_layers)
@@ -168,25 +160,10 @@ def shapes_of(prompt):
     return params["params"], jax.eval_shape(run, params), (params, run)
 
 
-@pytest.mark.parametrize("name", NARROW)
-def test_tables_of_published_sizes(name):
-    layers, decoder_layers, _, heads, head_dim = NARROW[name]
-    prompt = make_prompt("prefix", dims_of(*NARROW[name]), **LENGTHS, cross_layers="2-3")
-    params, injection, _ = shapes_of(prompt)
-    assert {name: leaf.shape for name, leaf in params.items()} == {
-        "table": (layers, 2, 4, heads, head_dim),
-        "decoder_table": (decoder_layers, 2, 3, heads, head_dim),
-        "cross_table": (2, 2, 2, heads, head_dim),
-    }
-    for stream, length in zip(injection[:3], LENGTHS.values(), strict=True):
-        assert stream.prefix.k.shape == (layers, 1, length, heads, head_dim)
-    np.testing.assert_array_equal(injection.cross.prefix.positions, None)
-
-
-@pytest.mark.parametrize("name", NARROW)
-def test_reparameterisation_makes_keys_as_wide_as_the_heads(name):
-    layers, _, width, heads, head_dim = NARROW[name]
-    prompt = make_prompt("prefix", dims_of(*NARROW[name]), length=0, decoder=3, hidden=7)
+def test_reparameterisation_makes_keys_as_wide_as_the_heads():
+    layers, width, heads, head_dim = 8, 512, 6, 64  # of mT5-small, whose heads are narrower
+    dims = dims_of(layers, layers, width, heads, head_dim)
+    prompt = make_prompt("prefix", dims, length=0, decoder=3, hidden=7)
     params, injection, _ = shapes_of(prompt)
     out = layers * 2 * heads * head_dim
     assert jax.tree.map(lambda leaf: leaf.shape, params["decoder_mlp"]) == {

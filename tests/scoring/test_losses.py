@@ -18,10 +18,10 @@ from jaxprompt.scoring.losses import (
     full_vocabulary,
     make_loss,
     nll,
-    on_targets,
-    per_token,
-    span_ends,
+    span_loss,
     squared_error,
+    target_loss,
+    token_cross_entropy,
 )
 from jaxprompt.types import ABSENT
 
@@ -80,7 +80,7 @@ def test_a_token_counts_the_weight_of_its_row_and_only_where_it_has_a_label():
     scores = np.concatenate([SCORES.reshape(3, 2, 4)[:2], np.stack([FILLING, FILLING])])
     labels = np.array([[1, -1], [0, 3], [2, 1], [-1, -1]], np.int32)
     first, second, third = torch_losses(SCORES[[0, 2, 3]], [1, 0, 3], 0.2)
-    total, n = per_token(scores, labels, HEAVY, smoothing=0.2)
+    total, n = token_cross_entropy(scores, labels, HEAVY, smoothing=0.2)
     np.testing.assert_allclose(total, 2 * first + 0.5 * (second + third), rtol=1e-6)
     assert n == 2 + 0.5 * 2
 
@@ -124,7 +124,7 @@ def test_a_span_costs_the_mean_of_its_start_and_its_end():
     weights = np.array([2, 0.5, 1, 0], np.float32)
     starts = torch_losses(SCORES[:2], [1, 2], 0.1)
     ends = torch_losses(SCORES[2:4], [3, 2], 0.1)
-    total, n = span_ends(scores, labels, weights, smoothing=0.1)
+    total, n = span_loss(scores, labels, weights, smoothing=0.1)
     expected = 2 * (starts[0] + ends[0]) / 2 + 0.5 * (starts[1] + ends[1]) / 2
     np.testing.assert_allclose(total, expected, rtol=1e-6)
     assert n == 2.5
@@ -171,7 +171,7 @@ ROWS = np.array([1, 0, 2], np.float32)
 
 def test_targets_by_hand():
     scored = VocabScores(LOGP, HIT)
-    total, n = on_targets(scored, None, ROWS)
+    total, n = target_loss(scored, None, ROWS)
     assert (total, n) == (1 + 2 + 2 * (8 + 16 + 32), 2 + 2 * 3)
     assert count_hits(scored, None, ROWS) == {"hits": 1 + 2 * 2}
 

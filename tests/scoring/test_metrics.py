@@ -16,13 +16,17 @@ PRED = [0, 1, 0, 1, 0, 1, 1, 1]  # true 1: 3, false 1: 2, missed 1: 1, true 0: 2
 
 
 def test_binary_by_hand():
-    assert metrics.score("accuracy", GOLD, PRED, 2) == {"accuracy": 5 / 8}
-    assert metrics.score("f1", GOLD, PRED, 2) == pytest.approx({"f1": 6 / 9, "accuracy": 5 / 8})
+    assert metrics.score_predictions("accuracy", GOLD, PRED, 2) == {"accuracy": 5 / 8}
+    assert metrics.score_predictions("f1", GOLD, PRED, 2) == pytest.approx(
+        {"f1": 6 / 9, "accuracy": 5 / 8}
+    )
     f1_of_0 = 4 / 7
-    macro = metrics.score("macro_f1", GOLD, PRED, 2)
+    macro = metrics.score_predictions("macro_f1", GOLD, PRED, 2)
     assert macro == pytest.approx({"macro_f1": (6 / 9 + f1_of_0) / 2, "accuracy": 5 / 8})
     matthews = (3 * 2 - 2 * 1) / np.sqrt(5 * 4 * 4 * 3)
-    assert metrics.score("matthews", GOLD, PRED, 2)["matthews"] == pytest.approx(matthews)
+    assert metrics.score_predictions("matthews", GOLD, PRED, 2)["matthews"] == pytest.approx(
+        matthews
+    )
 
 
 @pytest.mark.parametrize("positive", [0, 1])
@@ -30,11 +34,13 @@ def test_f1_is_of_the_positive_class(positive):
     right = [(label,) for label in GOLD]
     metric_data = MetricData(("a", "b"), -1, right, right, [-1] * 8, positive=positive)
     expected = sklearn.metrics.f1_score(GOLD, PRED, pos_label=positive)
-    assert metrics.score("f1", GOLD, PRED, 2, metric_data)["f1"] == pytest.approx(expected)
+    assert metrics.score_predictions("f1", GOLD, PRED, 2, metric_data)["f1"] == pytest.approx(expected)
     # So too of the examples that have a label alone.
     part = metric_data.select([True] * 5 + [False] * 3)
     expected = sklearn.metrics.f1_score(GOLD[:5], PRED[:5], pos_label=positive)
-    assert metrics.score("f1", GOLD[:5], PRED[:5], 2, part)["f1"] == pytest.approx(expected)
+    assert metrics.score_predictions("f1", GOLD[:5], PRED[:5], 2, part)["f1"] == pytest.approx(
+        expected
+    )
 
 
 def test_each_of_several_right_classes_counts():
@@ -42,32 +48,32 @@ def test_each_of_several_right_classes_counts():
     nothing = [()] * 3
     metric_data = MetricData(("a", "b", "c"), -1, [(0,), (0, 2), (1,)], nothing, [-1] * 3)
     gold, said = [0, 0, 1], [0, 2, 0]
-    assert metrics.score("accuracy", gold, said, 3, metric_data) == {"accuracy": 2 / 3}
-    plain = metrics.score("accuracy", gold, said, 3)
+    assert metrics.score_predictions("accuracy", gold, said, 3, metric_data) == {"accuracy": 2 / 3}
+    plain = metrics.score_predictions("accuracy", gold, said, 3)
     assert plain == {"accuracy": 1 / 3}
     for name in ("macro_f1", "matthews"):
-        found = metrics.score(name, gold, said, 3, metric_data)
-        assert found == metrics.score(name, [0, 2, 1], said, 3) != plain
+        found = metrics.score_predictions(name, gold, said, 3, metric_data)
+        assert found == metrics.score_predictions(name, [0, 2, 1], said, 3) != plain
     ranks = np.array([[3.0, 2, 1], [2, 1, 3], [3, 1, 2]])
-    found = metrics.score("mrr", gold, said, 3, metric_data, ranks)
+    found = metrics.score_predictions("mrr", gold, said, 3, metric_data, ranks)
     assert found == {"mrr": (1 + 1 + 1 / 3) / 3, "hit_at_1": 2 / 3, "hit_at_10": 1.0}
 
 
 def test_primary_metric_comes_first():
     for name in metrics.METRICS:
-        assert next(iter(metrics.score(name, GOLD, PRED, 2))) == name
+        assert next(iter(metrics.score_predictions(name, GOLD, PRED, 2))) == name
 
 
 def test_no_class_counts_as_wrong():
     pred = [-1 if i == 0 else p for i, p in enumerate(PRED)]  # row 0 was right
-    assert metrics.score("accuracy", GOLD, pred, 2) == {"accuracy": 4 / 8}
-    assert metrics.score("f1", GOLD, pred, 2)["f1"] == pytest.approx(6 / 9)
-    macro = metrics.score("macro_f1", GOLD, pred, 2)["macro_f1"]
+    assert metrics.score_predictions("accuracy", GOLD, pred, 2) == {"accuracy": 4 / 8}
+    assert metrics.score_predictions("f1", GOLD, pred, 2)["f1"] == pytest.approx(6 / 9)
+    macro = metrics.score_predictions("macro_f1", GOLD, pred, 2)["macro_f1"]
     assert macro == pytest.approx((6 / 9 + 2 / 6) / 2)
-    matthews = metrics.score("matthews", GOLD, pred, 2)["matthews"]
-    assert matthews < metrics.score("matthews", GOLD, PRED, 2)["matthews"]
+    matthews = metrics.score_predictions("matthews", GOLD, pred, 2)["matthews"]
+    assert matthews < metrics.score_predictions("matthews", GOLD, PRED, 2)["matthews"]
     wrong = [1 - GOLD[0], *PRED[1:]]
-    assert matthews == metrics.score("matthews", GOLD, wrong, 2)["matthews"]
+    assert matthews == metrics.score_predictions("matthews", GOLD, wrong, 2)["matthews"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -75,9 +81,13 @@ def test_many_classes_against_scikit_learn(seed):
     draw = np.random.default_rng(seed)
     gold, pred = draw.integers(0, 5, 200), draw.integers(0, 5, 200)
     expected = sklearn.metrics.f1_score(gold, pred, average="macro")
-    assert metrics.score("macro_f1", gold, pred, 6)["macro_f1"] == pytest.approx(expected)
+    assert metrics.score_predictions("macro_f1", gold, pred, 6)["macro_f1"] == pytest.approx(
+        expected
+    )
     expected = sklearn.metrics.matthews_corrcoef(gold, pred)
-    assert metrics.score("matthews", gold, pred, 6)["matthews"] == pytest.approx(expected)
+    assert metrics.score_predictions("matthews", gold, pred, 6)["matthews"] == pytest.approx(
+        expected
+    )
 
 
 def test_macro_f1_averages_over_the_classes_of_gold_or_pred():
@@ -85,10 +95,12 @@ def test_macro_f1_averages_over_the_classes_of_gold_or_pred():
     that is in neither does not count.
     """
     gold, pred = np.array([0, 0, 1, 1]), np.array([0, 2, 1, 1])
-    macro = metrics.score("macro_f1", gold, pred, 4)["macro_f1"]
+    macro = metrics.score_predictions("macro_f1", gold, pred, 4)["macro_f1"]
     assert macro == pytest.approx((2 / 3 + 1 + 0) / 3)
     assert macro == pytest.approx(sklearn.metrics.f1_score(gold, pred, average="macro"))
-    macro = metrics.score("macro_f1", pred, gold, 4)["macro_f1"]  # in gold and never predicted
+    macro = metrics.score_predictions("macro_f1", pred, gold, 4)[
+        "macro_f1"
+    ]  # in gold and never predicted
     assert macro == pytest.approx((2 / 3 + 1 + 0) / 3)
 
 
@@ -99,21 +111,23 @@ def test_ranks_are_those_of_a_sorted_list(seed):
     gold, scores = draw.integers(0, 30, 80), draw.integers(0, 9, (80, 30)).astype(np.float32)
     order = np.argsort(-scores, axis=1, kind="stable")
     ranks = np.array([1 + [*row].index(g) for row, g in zip(order, gold, strict=True)])
-    found = metrics.score("mrr", gold, order[:, 0], 30, scores=scores)
+    found = metrics.score_predictions("mrr", gold, order[:, 0], 30, scores=scores)
     assert [*found] == ["mrr", "hit_at_1", "hit_at_10"]
     assert found["hit_at_1"] == np.mean(order[:, 0] == gold) == np.mean(ranks == 1)
     assert found["hit_at_10"] == np.mean(ranks <= 10) and 0 < found["hit_at_10"] < 1
     assert found["mrr"] == pytest.approx(np.mean(1 / ranks))
     with pytest.raises(ValueError, match="needs the scores"):
-        metrics.score("hit_at_1", gold, order[:, 0], 30)
-    worst = metrics.score("mrr", gold, order[:, 0], 30, scores=np.full((len(gold), 30), np.nan))
+        metrics.score_predictions("hit_at_1", gold, order[:, 0], 30)
+    worst = metrics.score_predictions(
+        "mrr", gold, order[:, 0], 30, scores=np.full((len(gold), 30), np.nan)
+    )
     assert worst["hit_at_10"] == 0  # what is no number is not the best
 
 
 def test_one_class_has_a_matthews_correlation_of_nothing():
     """Without the warning that scikit-learn prints, which a test takes for an error."""
-    assert metrics.score("matthews", [1, 1], [1, 1], 2)["matthews"] == 0.0
-    assert metrics.score("matthews", [1, 1], [-1, 1], 2)["matthews"] == 0.0
+    assert metrics.score_predictions("matthews", [1, 1], [1, 1], 2)["matthews"] == 0.0
+    assert metrics.score_predictions("matthews", [1, 1], [-1, 1], 2)["matthews"] == 0.0
 
 
 def test_answers_of_which_nothing_is_left_are_left_out():
@@ -132,15 +146,15 @@ def test_mean_and_population_std():
 
 def test_wrong_input():
     with pytest.raises(InputError, match="unknown metric 'acuracy'; nearest: accuracy"):
-        metrics.score("acuracy", GOLD, PRED, 2)
+        metrics.score_predictions("acuracy", GOLD, PRED, 2)
     with pytest.raises(InputError, match="f1 needs 2 classes, but the task has 3; use macro_f1"):
         metrics.check_metric("f1", 3)
     with pytest.raises(ValueError, match="must be equal"):
-        metrics.score("accuracy", GOLD, PRED[1:], 2)
+        metrics.score_predictions("accuracy", GOLD, PRED[1:], 2)
     with pytest.raises(ValueError, match="only pred may be -1"):
-        metrics.score("accuracy", [-1], [0], 2)
+        metrics.score_predictions("accuracy", [-1], [0], 2)
     with pytest.raises(ValueError, match="only pred may be -1"):
-        metrics.score("accuracy", [1], [2], 2)
+        metrics.score_predictions("accuracy", [1], [2], 2)
 
 
 def test_import_is_light():

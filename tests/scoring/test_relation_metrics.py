@@ -16,7 +16,7 @@ from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encoded import MetricData
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
-from jaxprompt.scoring.relations import check_relations, judge
+from jaxprompt.scoring.relations import check_relations, collect_facts
 
 SEMEVAL = get_task("sem_eval_2010_task_8")
 OTHER = SEMEVAL.labels.index("Other")
@@ -24,7 +24,7 @@ OTHER = SEMEVAL.labels.index("Other")
 
 def metric_data(gold, names=SEMEVAL.labels, negative="Other"):
     task = Task("x", ("text",), labels=tuple(names), negative=negative)
-    return judge(task, [Example({}, label=int(g)) for g in gold])
+    return collect_facts(task, [Example({}, label=int(g)) for g in gold])
 
 
 def real_labels(shared):
@@ -50,7 +50,7 @@ def test_semeval_is_the_official_score(shared, wrong, turned):
     gold = real_labels(shared)
     for seed in range(3):
         pred = simulate(gold, seed, wrong, turned)
-        found = metrics.score("semeval_f1", gold, pred, 19, metric_data(gold))
+        found = metrics.score_predictions("semeval_f1", gold, pred, 19, metric_data(gold))
         names = ([SEMEVAL.labels[i] for i in own] for own in (gold, pred))
         assert 100 * found["semeval_f1"] == pytest.approx(official_semeval(*names), abs=1e-9)
         assert found["accuracy"] == pytest.approx(np.mean(gold == pred))
@@ -62,10 +62,12 @@ def test_semeval_on_few_answers():
     name = SEMEVAL.labels.index
     gold = [name("Cause-Effect(e1,e2)"), name("Cause-Effect(e1,e2)"), OTHER, OTHER]
     pred = [name("Cause-Effect(e1,e2)"), name("Cause-Effect(e2,e1)"), OTHER, -1]
-    found = metrics.score("semeval_f1", gold, pred, 19, metric_data(gold))
+    found = metrics.score_predictions("semeval_f1", gold, pred, 19, metric_data(gold))
     assert found["semeval_f1"] == pytest.approx(0.5)
     assert found["micro_f1"] == pytest.approx(0.5) and found["accuracy"] == 0.5
-    none = metrics.score("semeval_f1", [OTHER, OTHER], pred[:2], 19, metric_data([OTHER, OTHER]))
+    none = metrics.score_predictions(
+        "semeval_f1", [OTHER, OTHER], pred[:2], 19, metric_data([OTHER, OTHER])
+    )
     assert none["semeval_f1"] == 0.0
 
 
@@ -75,7 +77,7 @@ def test_semeval_averages_over_the_relations_of_the_key(seed):
     rng = np.random.default_rng(seed)
     gold = rng.choice([0, 1, 4, 5, 9, OTHER], 60)
     pred = np.where(rng.random(60) < 0.5, gold, rng.integers(0, 19, 60))
-    found = metrics.score("semeval_f1", gold, pred, 19, metric_data(gold))["semeval_f1"]
+    found = metrics.score_predictions("semeval_f1", gold, pred, 19, metric_data(gold))["semeval_f1"]
     names = ([SEMEVAL.labels[i] for i in own] for own in (gold, pred))
     assert 100 * found == pytest.approx(official_semeval(*names), abs=1e-9)
 
@@ -86,22 +88,24 @@ def test_micro_f1_is_that_of_scikit_learn_without_the_negative_class(seed):
     gold, pred = rng.integers(0, 7, 300), rng.integers(0, 7, 300)
     gold[rng.random(300) < 0.5] = pred[rng.random(300) < 0.3] = 3
     names = list("abcdefg")
-    found = metrics.score("micro_f1", gold, pred, 7, metric_data(gold, names, "d"))
+    found = metrics.score_predictions("micro_f1", gold, pred, 7, metric_data(gold, names, "d"))
     there = [0, 1, 2, 4, 5, 6]
     assert found["micro_f1"] == pytest.approx(f1_score(gold, pred, labels=there, average="micro"))
-    without = metrics.score("micro_f1", gold, pred, 7, metric_data(gold, names, ""))
+    without = metrics.score_predictions("micro_f1", gold, pred, 7, metric_data(gold, names, ""))
     assert without["micro_f1"] == pytest.approx(np.mean(gold == pred)) == without["accuracy"]
 
 
 def test_micro_f1_without_an_answer():
     """Nothing is said of any relation: precision 1, as TACRED's scorer has it, and F1 0."""
     gold = [0, 0, 1]
-    found = metrics.score(
+    found = metrics.score_predictions(
         "micro_f1", gold, [1, 1, -1], 2, metric_data(gold, ["is", "none"], "none")
     )
     assert found == {"micro_f1": 0.0, "precision": 1.0, "recall": 0.0, "accuracy": 0.0}
     gold = [1, 1]
-    found = metrics.score("micro_f1", gold, [0, 1], 2, metric_data(gold, ["is", "none"], "none"))
+    found = metrics.score_predictions(
+        "micro_f1", gold, [0, 1], 2, metric_data(gold, ["is", "none"], "none")
+    )
     assert (found["precision"], found["recall"], found["micro_f1"]) == (0.0, 0.0, 0.0)
 
 
@@ -192,17 +196,17 @@ def test_f1_and_f1c_are_those_of_dialogre(seed):
             for *_, own in pairs:
                 every += [next(iter(own))] * (len(turns) if by_turn else 1)
         said = np.where(right, every, said)
-        known = judge(task, examples)
+        known = collect_facts(task, examples)
         gold = [one.label for one in examples]
-        found = metrics.score(name, gold, said[places], 10, known)
+        found = metrics.score_predictions(name, gold, said[places], 10, known)
         assert found[name] == pytest.approx(official(said.tolist()), abs=1e-12)
         assert next(iter(found)) == name
 
 
 def test_f1c_of_whole_dialogues_is_f1():
     task, examples, _ = turns_and_examples(False)
-    known, gold = judge(task, examples), [e.label for e in examples]
-    assert "micro_f1" in metrics.score("f1c", gold, gold, 10, known)
+    known, gold = collect_facts(task, examples), [e.label for e in examples]
+    assert "micro_f1" in metrics.score_predictions("f1c", gold, gold, 10, known)
 
 
 def test_taking_some_of_what_is_known():
@@ -218,6 +222,6 @@ def test_classes_that_semeval_does_not_have():
     with pytest.raises(InputError, match="task.negative"):
         check_relations("semeval_f1", SEMEVAL.labels[:-1], "")
     with pytest.raises(ValueError, match="needs `metric_data`"):
-        metrics.score("micro_f1", [0, 1], [0, 1], 2)
+        metrics.score_predictions("micro_f1", [0, 1], [0, 1], 2)
     with pytest.raises(InputError, match="metric micro_f1 compares classes"):
         metrics.check_metric("micro_f1", 0, "texts")

@@ -1,8 +1,6 @@
 """Metrics of written texts against values worked out by hand."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 from rouge_score.tokenize import tokenize
@@ -33,7 +31,7 @@ def test_rouge_l_by_hand():
 
 def test_rouge_l_splits_ascii_as_rouge_score_does():
     for text in ("It's 3.5%, isn't_it?", "a-b  C\n(d)", ""):
-        assert metrics._Words().tokenize(text) == tokenize(text, None)
+        assert metrics._RougeTokenizer().tokenize(text) == tokenize(text, None)
 
 
 def test_rouge_l_knows_letters_beyond_ascii():
@@ -97,11 +95,3 @@ def test_wrong_input():
         metrics.score_texts("exact_match", [[]], ["a"])
     with pytest.raises(ValueError, match="list of 1 or more references"):
         metrics.score_texts("exact_match", ["a"], ["a"])
-
-
-def test_libraries_are_imported_when_needed():
-    code = (
-        "import sys, jaxprompt.scoring.metrics as m; m.score_texts('exact_match', [['a']], ['a']);"
-        "assert not {'rouge_score', 'nltk', 'sacrebleu'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

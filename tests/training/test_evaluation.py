@@ -66,7 +66,7 @@ def test_nan_scores_are_no_result():
 
     scores = predict_scores(lambda *_: broken, {}, {}, batches([3, 2], [1, 0]), 4)
     with pytest.raises(InputError, match="of 1 of 4 examples are NaN, first in example 3; "):
-        make_head("linear").check_found(scores)
+        make_head("linear").check_outputs(scores)
 
 
 def test_a_split_is_measured():

@@ -12,7 +12,7 @@ from jaxprompt.data.batches.batching import collate
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
-from jaxprompt.scoring.losses import free_text
+from jaxprompt.scoring.losses import text_loss
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import split_trainable, trainable_mask
@@ -80,7 +80,7 @@ def test_the_loss_is_that_of_the_documents(case):
     forward = jit(model.forward)
 
     def terms(batch):
-        each = [free_text(row[None], None, weight[None]) for row, weight in
+        each = [text_loss(row[None], None, weight[None]) for row, weight in
                 zip(forward(params, batch), batch.weights, strict=True)]  # fmt: skip
         return np.array(each).T  # sums, counts
 
@@ -99,7 +99,7 @@ def test_a_step_is_that_of_the_documents(case):
     model, params, packed, alone = case
     rate = 1e-2
     trainable, frozen = split_trainable(params, trainable_mask(params, (r"backbone/.*",)))
-    step = jit(make_train_step(model, optax.sgd(rate), [Objective("main", free_text)]))
+    step = jit(make_train_step(model, optax.sgd(rate), [Objective("main", text_loss)]))
     found, expected = (
         step(make_state(trainable, optax.sgd(rate), jax.random.key(0)), frozen, batch)
         for batch in (packed, alone)

@@ -19,7 +19,7 @@ class TargetHead(Scores):
     With `draws` it also samples a token at each position, with the rng "draw".
     """
 
-    block: int = 2048  # positions of a device whose logits are held at a time
+    block: int = 2048  # positions per device whose logits are in memory at once
     draws: bool = False
 
     @nn.compact
@@ -42,24 +42,24 @@ class LikeliestHead(Scores):
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
-        """Scores one position at a time: the logits of all would be large."""
+        """Scores one position at a time, since the logits of all would be large."""
         features = backbone.lm_features(select_positions(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
 
-        def one(features):  # [B, X]
+        def best_ids(features):  # [B, X]
             logits = score_table(features, table)
             # Not capped: a tanh keeps the order of the logits, and no capped model has a bias.
             return (logits if bias is None else logits + bias).argmax(-1)
 
-        return jax.lax.map(one, features.swapaxes(0, 1)).swapaxes(0, 1)
+        return jax.lax.map(best_ids, features.swapaxes(0, 1)).swapaxes(0, 1)
 
 
 class Detected(NamedTuple):
     """The outputs of the replaced-token head for each token. Arrays are [B, T]."""
 
-    logp: Array  # float32, log-probability of what the token is, ABSENT = not asked
-    hit: Array  # bool, it was told rightly
-    replaced: Array  # bool, what the token is
+    logp: Array  # float32, log-probability of the right answer, ABSENT = ignored
+    hit: Array  # bool, the prediction is right
+    replaced: Array  # bool, the right answer
 
 
 class ReplacedHead(Scores):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.config.run import FREE
+from jaxprompt.config.run import CHANGEABLE_FIELDS
 from jaxprompt.data.batches.stacking import stack_batches
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
@@ -95,7 +95,7 @@ def train_chunk(
         last_step, logs = (-1 if init_states is not None else start.step), []
         for member in members:
             exits.enter_context(lock_workdir(member.run.folder))
-            bind_workdir(member.run.folder, member.run.config.to_dict(), FREE)
+            bind_workdir(member.run.folder, member.run.config.to_dict(), CHANGEABLE_FIELDS)
             write_record(member.run.folder, member.record)
             # Steps after the checkpoint are repeated, so their best parameters are removed.
             rewind(checkpoint_folder(member.run.folder), last_step, keep=1)

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxprompt import signals, tree
 from jaxprompt.build.examples import check_prompt_tuning
-from jaxprompt.config.run import FREE, RunConfig
+from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import enable_compilation_cache
@@ -138,7 +138,7 @@ def train_grid(
     config: RunConfig, workdir: str, command: str = "train", *, stop_signal: Callable[[], int]
 ) -> tuple[list[GridRun], Outcome | None]:
     """Trains the runs of `config.runs` as a command does. Returns the runs and their outcome."""
-    free = (*FREE, "runs.size")
+    free = (*CHANGEABLE_FIELDS, "runs.size")
     check_workdir(workdir, config.to_dict(), free)
     grid = list_runs(config, workdir)
     for run in grid:
@@ -231,7 +231,7 @@ class _Work:
         accepted_runs = []
         for run in self.runs:
             try:
-                check_workdir(run.folder, run.config.to_dict(), FREE)
+                check_workdir(run.folder, run.config.to_dict(), CHANGEABLE_FIELDS)
                 is_new = not run.folder.exists()
                 make_folder(run.folder)
                 self.new_folders += [run.folder] * is_new

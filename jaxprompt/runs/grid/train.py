@@ -210,7 +210,7 @@ def _member(run: GridRun, prepared: PreparedTask) -> Member:
         scorer.classes,
         words,
         prompt.seen,
-        prompt.acts_by(),
+        prompt.static_values(),
     )
     return member._replace(shape=shape)
 
@@ -311,7 +311,7 @@ class SplitScorer:
 def _score_run(scorer: Scorer, split: Split, scores: np.ndarray) -> dict[str, float] | InputError:
     """Returns the metrics of a run, or an error, with which other runs of the grid continue."""
     try:
-        scorer.head.check_found(split.average(scores))
+        scorer.head.check_outputs(split.average(scores))
     except InputError as error:
         return error
     return scorer.measure(split, scores)

@@ -66,7 +66,7 @@ TEXTS = {
 def test_a_task_is_consistent(name):
     task = get_task(name)
     assert len(task.labels) == len(set(task.words)) == len(set(task.targets)) >= 7
-    assert len(task.entities) == 2 and task.metric in metrics.OF["classes"]
+    assert len(task.entities) == 2 and task.metric in metrics.METRICS_OF["classes"]
     assert not task.negative or task.negative in task.labels
     for text, needs_mask in ((task.template, True), (task.causal, True), (task.plain, False)):
         parsed = template.parse(text)

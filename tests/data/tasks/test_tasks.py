@@ -26,7 +26,7 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text import template
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics, questions
-from jaxprompt.scoring.relations import judge
+from jaxprompt.scoring.relations import collect_facts
 
 NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
 mnli snli qnli mrpc wnli qqp boolq wic wsc multirc record copa chnsenticorp tnews lcqmc ocnli cmnli
@@ -58,7 +58,7 @@ def test_tasks_without_classes_are_consistent(name):
     template.validate_template(
         parsed, fields=task.texts, num_slots=4, needs_mask=False, has_choices=False
     )
-    assert task.metric in metrics.OF[task.kind] and bool(task.hub) == (name in OTHERS)
+    assert task.metric in metrics.METRICS_OF[task.kind] and bool(task.hub) == (name in OTHERS)
     assert name != "conll2003" or task.values[:3] == ("O", "B-PER", "I-PER")
     assert (task.metric == "role_f1") == bool(task.predicate) == (name in ("conll05", "conll12"))
 
@@ -356,7 +356,7 @@ def test_the_positive_class_of_a_task():
     ):  # fmt: skip
         assert task.positive_class == 0 and "positive class is ham" in task.positive_message
         again = tasks.task_from_json(json.loads(json.dumps(dataclasses.asdict(task))))
-        assert judge(again, []).positive == 0
+        assert collect_facts(again, []).positive == 0
     assert tasks.custom_task(fields=["text"], labels=["ham", "spam"]).positive_message == ""
     for wrong in (
         lambda: make(labels=["ham", "spam"], positive="hma"),

@@ -25,7 +25,7 @@ def test_each_run_is_scored_with_the_threshold_that_it_chose_on_dev():
     batch = make_batch(rows=4)
     part = SimpleNamespace(rows=[None] * 4, average=lambda scores: scores)
     scorer = Scorer(
-        head=SimpleNamespace(WRITES=False, check_found=lambda found: None),
+        head=SimpleNamespace(WRITES=False, check_outputs=lambda found: None),
         task=SimpleNamespace(metric="above"), layout=SimpleNamespace(pad_id=0, side="right"),
         one_batch=lambda rows: None,
     )  # fmt: skip
