@@ -139,7 +139,9 @@ def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
         given_name = given_names.setdefault(_full_name(name, known_fields), name)
         if given_name != name:
             raise InputError(f"{given_name} and {name} are the same field; give one of them")
-    apply_overrides(config, [(field, _to_python(overrides[name])) for field, name in given_names.items()])
+    apply_overrides(
+        config, [(field, _to_python(overrides[name])) for field, name in given_names.items()]
+    )
 
 
 def _full_name(name: str, known_fields: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ _FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
 _FAMILIES |= dict.fromkeys(LLAMA_TYPES, "llama")
 
 
-def get_family(model_type: str) -> str:
+def model_family(model_type: str) -> str:
     """Returns the backbone family for a model_type of transformers."""
     return _FAMILIES.get(model_type, model_type)
 
@@ -49,7 +49,7 @@ def backbone_from_config(
       heads: the heads of the module; by default those in the checkpoint.
     """
     model_type = hf.get("model_type", "")
-    family = config.family or (get_family(model_type) if isinstance(model_type, str) else None)
+    family = config.family or (model_family(model_type) if isinstance(model_type, str) else None)
     if family not in families():
         supported = ", ".join(families())
         if not model_type:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from jaxprompt.backbones import families, make_backbone
-from jaxprompt.build.backbone import get_family
+from jaxprompt.build.backbone import model_family
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import DTYPES, LoadReport, load_backbone
 from jaxprompt.convert.save import check_loadable, save_backbone
@@ -32,7 +32,7 @@ def convert_backbone(
     source_path = resolve(path, revision or None)
     hf = read_config(source_path)
     model_type = hf.get("model_type", "")
-    family = get_family(model_type) if isinstance(model_type, str) else ""
+    family = model_family(model_type) if isinstance(model_type, str) else ""
     supported = ", ".join(families())
     if not model_type:
         raise InputError(f"{source_path}: the config has no model_type; add one of {supported}")

@@ -37,9 +37,9 @@ def main(argv: Sequence[str]) -> int:
 
 def family_of_checkpoint(checkpoint: Any) -> str:
     """Returns the family of a published checkpoint."""
-    from jaxprompt.build.backbone import get_family
+    from jaxprompt.build.backbone import model_family
 
-    return get_family(checkpoint.hf["model_type"])
+    return model_family(checkpoint.hf["model_type"])
 
 
 def _sizes(checkpoint: Any) -> dict[str, object]:

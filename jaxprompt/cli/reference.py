@@ -84,7 +84,10 @@ def _sections() -> Iterator[tuple[str, list[Line]]]:
         for name in (name for name in block_names(block_name) if name != _CONSTANTS):
             title = f"{block_name}, with {block_name}.name={name}"
             try:
-                fields, values = declared_fields(block_name, name), make_preset_block(block_name, name, base)
+                fields, values = (
+                    declared_fields(block_name, name),
+                    make_preset_block(block_name, name, base),
+                )
             except InputError as error:  # of a package that cannot be used
                 yield f"{title}: unusable: {error}", []
                 continue

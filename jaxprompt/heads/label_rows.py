@@ -13,9 +13,9 @@ from jaxprompt.data.text.encode import Answer
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.target import (
     Frame,
-    answer_frame,
     branch_plan,
     default_answer,
+    make_answer_frame,
     masked_plan,
     read_answer,
 )
@@ -67,7 +67,7 @@ class Head(LabelWordHead):
         spaced = setup.task.spaced and not has_space
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         first_ids = verbalizer.ids[:, :1, :1]  # a vector replaces a whole word
-        answer_frame = answer_frame(answer, specials) if style in FED else Frame((), ())
+        answer_frame = make_answer_frame(answer, specials) if style in FED else Frame((), ())
         if style == "masked":
             plan = masked_plan(first_ids)
         else:

@@ -15,9 +15,9 @@ from jaxprompt.data.text.encode import Answer
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.target import (
     Frame,
-    answer_frame,
     branch_plan,
     default_answer,
+    make_answer_frame,
     masked_plan,
     read_answer,
 )
@@ -101,7 +101,7 @@ class Head(LabelWordHead):
         spaced = task.spaced and not setup.template.writes_space(style, takes_one_space(tokenizer))
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         masks, whole = verbalizer.num_masks, self.span == "target"
-        answer_frame = answer_frame(answer, specials) if style in FED else Frame((), ())
+        answer_frame = make_answer_frame(answer, specials) if style in FED else Frame((), ())
         if style == "masked":
             plan = masked_plan(verbalizer.ids)
             if task.widest:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import iterate_layers, repeat_for_beams, select_beams
 from jaxprompt.layers.capping import logit_cap, soft_cap
-from jaxprompt.models.model import KeyValues, Model, mask_absent_slots
+from jaxprompt.models.model import KeyValues, Model, without_absent_slots
 from jaxprompt.tree import Params
 from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
 
@@ -112,7 +112,7 @@ def read_input(
     Returns the batch with its positions, the states of its tokens, and the cache.
     """
     injection = model.inject(params, batch)
-    batch = mask_absent_slots(batch, injection)
+    batch = without_absent_slots(batch, injection)
     injection = model.add_shared_prefix(params, injection, shared_kv=shared_kv)
     backbone = model.backbone.bind({"params": params["backbone"]})
     return batch, *backbone.prefill(batch, injection, room)

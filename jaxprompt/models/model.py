@@ -185,7 +185,7 @@ class Model:
             if batch.cached is None:
                 raise ValueError("the batch lacks the states that the backbone gave before")
             return batch.cached.astype(self.backbone.cfg.dtype), batch, injection
-        batch = mask_absent_slots(batch, injection)
+        batch = without_absent_slots(batch, injection)
         injection = self.add_shared_prefix(
             params, injection, shared_kv=shared_kv, deterministic=deterministic, key=key
         )
@@ -223,7 +223,7 @@ def renumber_reads(batch: Batch) -> Batch:
     return batch._replace(label_pos=jnp.broadcast_to(columns, batch.label_pos.shape))
 
 
-def mask_absent_slots(batch: Batch, injection: Injection) -> Batch:
+def without_absent_slots(batch: Batch, injection: Injection) -> Batch:
     """Masks the positions of slot vectors that an injection leaves out."""
     encoder = mask_absent_slots(batch.encoder, injection.encoder.slots_mask)
     decoder = batch.decoder

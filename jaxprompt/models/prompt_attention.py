@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from jaxprompt.layers.attention import MultiHead
 from jaxprompt.layers.stack import WATCHED
-from jaxprompt.models.model import Model, mask_absent_slots
+from jaxprompt.models.model import Model, without_absent_slots
 from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Injection, Stream, Tokens
 
@@ -43,7 +43,7 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
     read. Returns {} for a backbone whose layers do not use `layers.attention`.
     """
     injection = model.inject(params, batch)
-    batch, calls = mask_absent_slots(batch, injection), []
+    batch, calls = without_absent_slots(batch, injection), []
 
     def watch(next_call, args, kwargs, context):
         module = context.module

@@ -255,7 +255,9 @@ def _longest_example(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]
     if task.kind == "tags" and not task.labels:
         task = dataclasses.replace(task, labels=task.values or iob2_labels("X"))
         notes += (f"{len(task.labels)} tags are assumed; task.labels names their types",)
-    if (example := get_head(config).longest_example(task, text, config.data.max_target)) is not None:
+    if (
+        example := get_head(config).longest_example(task, text, config.data.max_target)
+    ) is not None:
         return task, example, notes
     if task.choices:
         count = len(task.choices) if len(task.choices) > 1 else CHOICES

@@ -110,7 +110,7 @@ class Prompt(Method):
             method.clone(parent=self, name=name)(batch, embed, deterministic=deterministic)
             for name, method, _ in self.components()
         ]
-        return join(injections, self._rows())
+        return join_injections(injections, self._rows())
 
     def components(self) -> tuple[Component, ...]:
         """Returns the methods that it consists of."""
@@ -118,4 +118,6 @@ class Prompt(Method):
 
     def _rows(self) -> list[SlotCounts]:
         total, methods = self.num_slots(), [part.method for part in self.components()]
-        return [SlotCounts(method.num_slots(), method.num_decoder_slots(), total) for method in methods]
+        return [
+            SlotCounts(method.num_slots(), method.num_decoder_slots(), total) for method in methods
+        ]

@@ -211,7 +211,9 @@ def _prepare(
     if not trained:  # whether they belong to this classifier is only known after its training
         check_unfinished(output)
     check_saved(classifier, workdir, trained)
-    processes.check_agreement(agreed_settings(config) | {"--output": output, "result.json": str(trained)})
+    processes.check_agreement(
+        agreed_settings(config) | {"--output": output, "result.json": str(trained)}
+    )
     make_folder(workdir)
     corpus = read_units(config, workdir)
     processes.check_agreement({"the indexed text": corpus.folder.name})

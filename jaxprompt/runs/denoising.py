@@ -127,7 +127,9 @@ def make_denoising_rows(
     pad = tokenizer.eos_token_id if pad is None else pad
     assert pad is not None
     train, held_out = (
-        DenoisingSamples(corpus, documents, objective, packed=objective_of(config).packed, pad_id=pad)
+        DenoisingSamples(
+            corpus, documents, objective, packed=objective_of(config).packed, pad_id=pad
+        )
         for documents in document_splits
     )
     return train, held_out

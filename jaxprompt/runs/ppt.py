@@ -276,8 +276,13 @@ def make_corpus_examples(
     """
     labels = open_annotations(config)
     document_splits = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
-    train, dev = (_make_examples(config, corpus, documents, ppt_task.forms, labels) for documents in document_splits)
-    rows, dev_rows = (PptSamples(examples, ppt_task.forms, ppt_task.scorer.layout) for examples in (train, dev))
+    train, dev = (
+        _make_examples(config, corpus, documents, ppt_task.forms, labels)
+        for documents in document_splits
+    )
+    rows, dev_rows = (
+        PptSamples(examples, ppt_task.forms, ppt_task.scorer.layout) for examples in (train, dev)
+    )
     held_out = EvalBatches(
         dev_rows,
         batch=config.data.eval_batch,

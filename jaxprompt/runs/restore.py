@@ -60,7 +60,10 @@ def is_zero_shot(config: RunConfig) -> bool:
 
 
 def restore_run(
-    config: RunConfig, workdir: str, split_names: Sequence[str] = (), inputs: InMemoryInputs = NO_INPUTS
+    config: RunConfig,
+    workdir: str,
+    split_names: Sequence[str] = (),
+    inputs: InMemoryInputs = NO_INPUTS,
 ) -> RestoredRun:
     """Restores the best prompt of a workdir and loads the splits `split_names`.
 
@@ -75,7 +78,9 @@ def restore_run(
     if not is_zero_shot(config):
         head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
         free = [
-            field for field in (*CHANGEABLE_AFTER_TRAINING, *head_fields) if not (from_text and field in DATA_FIELDS)
+            field
+            for field in (*CHANGEABLE_AFTER_TRAINING, *head_fields)
+            if not (from_text and field in DATA_FIELDS)
         ]
         record, best_step = read_trained(workdir, config, (*CHANGEABLE_FIELDS, *free), TaskRecord)
     placement = build_placement(config)

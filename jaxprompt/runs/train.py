@@ -42,7 +42,9 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 
 
-def train_prompt(config: RunConfig, workdir: str, inputs: InMemoryInputs = NO_INPUTS) -> RunResult | None:
+def train_prompt(
+    config: RunConfig, workdir: str, inputs: InMemoryInputs = NO_INPUTS
+) -> RunResult | None:
     """Runs `train` in a workdir. Returns the result, see `running.run_stages`."""
     return run_stages(TrainStages(config, workdir, inputs))
 

@@ -94,9 +94,7 @@ def conversational_f1(
     precision is 1 if no relation is predicted.
     """
     sums: Mapping[int, list[int]] = {pair: [0, 0, 0] for pair in metric_data.pairs}
-    turns = zip(
-        metric_data.pairs, right, metric_data.expressed, predicted, strict=True
-    )
+    turns = zip(metric_data.pairs, right, metric_data.expressed, predicted, strict=True)
     for pair, gold, told, pred in turns:
         expressed = set(told) - {metric_data.negative}
         # A right relation that this turn does not express yet is not an error.

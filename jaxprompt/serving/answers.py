@@ -61,7 +61,7 @@ def mark_errors(
                 split = scorer.encode([record.example])
                 batches = EvalBatches(split.rows, split.labels, scorer.layout)
                 if generation is not None and scorer.head.WRITES:
-                    check_writing(
+                    check_generation(
                         scorer.model,
                         next(iter(batches)),
                         generation.max_new_tokens,

@@ -173,7 +173,9 @@ def _compute_injection(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
     rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
     injection = jax.jit(scorer.model.inject)(params, scorer.one_batch(rows))
     # If no attention depends on the prefix's positions, they may differ within a batch.
-    return injection if scorer.model.backbone.reads_prefix_positions else without_positions(injection)
+    return (
+        injection if scorer.model.backbone.reads_prefix_positions else without_positions(injection)
+    )
 
 
 def _batch_key(layout: Layout, injection: Injection) -> tuple[Any, ...]:
@@ -195,7 +197,12 @@ def _make_group(
     )
     bank = Bank(scorers[0].model.backbone, kinds, scorers[0].layout.num_rows)
     return PromptGroup(
-        members, bank, stack_injections(injections), head_groups, head_indices, bank_step(placement, bank)
+        members,
+        bank,
+        stack_injections(injections),
+        head_groups,
+        head_indices,
+        bank_step(placement, bank),
     )
 
 
@@ -203,7 +210,9 @@ def _make_group(
 def bank_step(placement: Placement, bank: Bank) -> StartPass:
     """Compiles the scores of a bank, once for all equal banks of a process."""
 
-    def step(bank_params: tuple[Injection, list[HeadParams]], params: Mapping[str, Any], batch: Batch):
+    def step(
+        bank_params: tuple[Injection, list[HeadParams]], params: Mapping[str, Any], batch: Batch
+    ):
         injection, head_params = bank_params
         return bank.scores(params, injection, head_params, batch)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.build.backbone import get_family
+from jaxprompt.build.backbone import model_family
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.planning.published import published_checkpoints
 from jaxprompt.tree import count
@@ -82,7 +82,7 @@ def shapes_of(name, stack="scan"):
     hf = published_checkpoints()[name].hf
     has_mlm = hf["model_type"] in ("deberta", "deberta-v2", "albert", "modernbert")
     heads = ("mlm",) if has_mlm else ("lm",)
-    return backbone_shapes(make_backbone(family_of(hf["model_type"]), hf, heads, stack=stack))
+    return backbone_shapes(make_backbone(model_family(hf["model_type"]), hf, heads, stack=stack))
 
 
 def counted_by_torch(hf):
@@ -100,7 +100,7 @@ def test_every_llama_is_counted():
     names = {
         name
         for name, x in published_checkpoints().items()
-        if get_family(x.hf["model_type"]) == "llama"
+        if model_family(x.hf["model_type"]) == "llama"
     }
     assert names == LLAMAS.keys()
 

@@ -157,7 +157,9 @@ def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
         saved = Checkpoints(workdir).restore_trainable(trained.weights.trainable, entry["step"])
         step = functools.partial(hidden, tree.merge(saved, trained.weights.frozen))
         states = predict_scores(lambda *_, s=step: s, {}, {}, eval_batches(scorer, part), 30)
-        np.testing.assert_allclose(entry["ratio"], class_separation(states, part.labels).ratio, rtol=1e-5)
+        np.testing.assert_allclose(
+            entry["ratio"], class_separation(states, part.labels).ratio, rtol=1e-5
+        )
 
 
 @pytest.mark.long
@@ -180,7 +182,7 @@ def test_what_has_no_classes_says_so(backbone, tmp_path):
     for name in ("train", "dev", "test"):
         write_rows(tmp_path / f"{name}.jsonl", rows * 3)
     fields = KEPT | {"head.name": "regression", "task.number": "x"}
-    run(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
     _, report, page = look(tmp_path / "run")
     assert {"rows", "labels", "states", "confusion"} == set(report["notes"])
     assert all(text in page for text in report["notes"].values())

@@ -69,7 +69,7 @@ def test_texts_have_no_classes(tmp_path):
         "head.name": "text", "task.target": "answer", "data.max_target": 6,
         "generate.max_new_tokens": 3, "prompt.length": 4,
     }  # fmt: skip
-    run(make_config(t5, tmp_path, "soft", **fields), str(tmp_path / "run"))
+    train_prompt(make_config(t5, tmp_path, "soft", **fields), str(tmp_path / "run"))
     _, report, _ = look(tmp_path / "run")
     assert {"states", "confusion", "labels"} == set(report["notes"])
     assert len(report["rows"]) == 4 and set(report["attention"]) == {"encoder", "cross"}

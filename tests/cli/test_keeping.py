@@ -59,7 +59,7 @@ def losses(folder):
 
 def start(folder, *args, **fields):
     """Runs a config. Returns its result and its losses."""
-    result = run(make_config(*args, **fields), str(folder)).to_json()
+    result = train_prompt(make_config(*args, **fields), str(folder)).to_json()
     return timeless(result), losses(folder)
 
 

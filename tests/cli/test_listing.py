@@ -8,7 +8,7 @@ from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
 
 from jaxprompt.api.choices import choice_names
 from jaxprompt.data.tasks.registry import task_names
-from jaxprompt.training.run_folder import lock
+from jaxprompt.training.run_folder import lock_workdir
 
 FAMILIES = "bert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert glm llama".split()
 
@@ -16,7 +16,8 @@ FAMILIES = "bert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert gl
 @pytest.mark.parametrize(
     "command, names",
     [
-        ("tasks", task_names()), ("methods", choice_names("prompt")), ("heads", choice_names("head")),
+        ("tasks", task_names()), ("methods", choice_names("prompt")),
+        ("heads", choice_names("head")),
         ("backbones", FAMILIES),
     ],
 )  # fmt: skip
@@ -146,7 +147,7 @@ def test_a_run_is_shown_before_its_end(run, capsys):
     (run / "result.json").unlink()
     out = jaxprompt(capsys, "show", run)[1]
     assert "stopped, saved at step 3; the same command resumes" in out
-    with lock(run):
+    with lock_workdir(run):
         assert "running, saved at step 3" in jaxprompt(capsys, "show", run)[1]
 
 

@@ -17,13 +17,13 @@ from jaxprompt.models.text_keys import text_keys
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so
 
 
-def init_params(c, workdir=None) -> dict[str, np.ndarray]:
+def prompt_params(c, workdir=None) -> dict[str, np.ndarray]:
     """Returns the parameters of a prompt before its first step; those of a corpus index it."""
     placement = build_placement(c)
-    backbone, loaded = load_weights(open_fitting(c, placement), placement)
+    backbone, loaded = load_weights(open_checked_backbone(c, placement), placement)
     scorer = scorer_from_config(c, backbone, read_examples(c), placement)
     counts = count_corpus(c, scorer, workdir) if workdir else None
-    trainable = start(c, scorer, loaded, counts, placement).trainable
+    trainable = init_params(c, scorer, loaded, counts, placement).trainable
     return {
         name.removeprefix("prompt/"): np.asarray(rows)
         for name, rows in trainable.items()
@@ -38,7 +38,7 @@ def test_frequent_words_are_those_of_the_corpus(backbone, data, tmp_path):
         prompt__start="frequent", prompt__top=3, prompt__length=3,
         corpus__path=tmp_path / "corpus.txt", corpus__processes=1,
     )  # fmt: skip
-    found = init_params(make_config(backbone, data, "soft", **fields), tmp_path)["table"]
+    found = prompt_params(make_config(backbone, data, "soft", **fields), tmp_path)["table"]
     ids = load_tokenizer(backbone).convert_tokens_to_ids(COMMON)
     weights = load_file(backbone / "model.safetensors")
     table = weights["bert.embeddings.word_embeddings.weight"]
@@ -52,7 +52,7 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data):
     loaded = load_backbone(backbone, opened.family, opened.hf).params
     ids = np.array(encode_texts(load_tokenizer(backbone), [text])[0][:4])
     k, v = text_keys(opened.module, loaded, ids)["encoder"]
-    found = init_params(make_config(backbone, data, "prefix", **fields, mesh__model=2))
+    found = prompt_params(make_config(backbone, data, "prefix", **fields, mesh__model=2))
     np.testing.assert_allclose(found["table"], np.stack([k[1:2], v[1:2]], 1), atol=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_soft_tokens_start_as_gemma_scales_its_embeddings(gemma, data):
     assert np.abs(scaled("it was") / unscaled("it was") - 32**0.5).max() < 1e-5
     own = dict(prompt__text="it was", prompt__length=2, head__pooler="mean")
     c = make_config(folder, data, "soft", arguments=dict(start="text"), **own)
-    np.testing.assert_allclose(init_params(c)["table"], scaled("it was"), rtol=1e-6)
+    np.testing.assert_allclose(prompt_params(c)["table"], scaled("it was"), rtol=1e-6)
 
 
 def test_label_rows_start_as_gemma_scores_its_words(gemma, data):
@@ -105,7 +105,7 @@ def test_label_rows_start_as_gemma_scores_its_words(gemma, data):
         prompt__text="it was", prompt__length=2, prompt__fluency=0, task__words="beast,food,tool",
         task__labels="beast,food,tool", task__template="{text} [soft*2] [mask]",
     )  # fmt: skip
-    found = init_params(make_config(folder, data, "dart", **own))
+    found = prompt_params(make_config(folder, data, "dart", **own))
     np.testing.assert_allclose(found["table"], scaled(" it was"), rtol=1e-6)
     means = [unscaled(f" {word}").mean(0) for word in ("beast", "food", "tool")]
     np.testing.assert_allclose(found["rows"], np.stack(means), rtol=1e-5, atol=1e-7)
@@ -124,7 +124,7 @@ def test_soft_tokens_start_from_the_label_words_that_the_head_reads(spaced, data
         prompt__length=3, task__words=words, task__labels="beast,food,tool",
         task__spaced=str(spaced).lower(), task__template="{text} [mask]", head__name="verbalizer",
     )  # fmt: skip
-    found = init_params(make_config(folder, data, "soft", arguments=dict(start="labels"), **own))
+    found = prompt_params(make_config(folder, data, "soft", arguments=dict(start="labels"), **own))
     table = transformers.GPT2LMHeadModel.from_pretrained(folder).transformer.wte.weight
     means = [table.detach().numpy()[row].mean(0) for row in ids]
     np.testing.assert_allclose(found["table"], np.stack(means), rtol=1e-5, atol=1e-7)
@@ -145,5 +145,5 @@ def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path):
     table = model.lm_head.weight.detach().numpy()
     assert not np.allclose(table, model.get_input_embeddings().weight.detach().numpy())
     means = np.stack([table[row].mean(0) for row in ids])
-    found = init_params(make_config(folder, data, "dart", **own))
+    found = prompt_params(make_config(folder, data, "dart", **own))
     np.testing.assert_allclose(found["rows"], means, rtol=1e-5, atol=1e-7)

@@ -36,7 +36,9 @@ CASES += [("bert", "spans", method) for method in ("soft", "p_tuning", "dart")]
 
 def test_every_method_is_here():
     # One of exports, one of candidates alone, and `none`, which full is.
-    assert set(registry.METHODS.names()) - {"constant", "dpt", "none"} == {x for *_, x in CASES} - {"full"}
+    assert set(registry.METHODS.names()) - {"constant", "dpt", "none"} == {x for *_, x in CASES} - {
+        "full"
+    }
 
 
 @pytest.fixture(scope="module")

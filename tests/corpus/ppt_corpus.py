@@ -8,7 +8,13 @@ from jaxprompt.corpus.ppt import get_pattern, make_forms, option_counts
 from jaxprompt.corpus.store import StoreWriter
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.specials import SENTINEL, read_specials
-from jaxprompt.data.text.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.text.target import (
+    Frame,
+    branch_plan,
+    make_answer_frame,
+    masked_plan,
+    read_answer,
+)
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.types import Role
@@ -117,7 +123,7 @@ def make_encoder(
     specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=sentinels)
     verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
     is_seq2seq = style == "seq2seq"
-    around = frame(answer, specials) if is_seq2seq else Frame((), ())
+    around = make_answer_frame(answer, specials) if is_seq2seq else Frame((), ())
     plan = masked_plan(verbalizer.ids)
     if style != "masked":
         plan = branch_plan(verbalizer.ids, around, whole=False)

@@ -34,7 +34,7 @@ def test_cosines_are_those_of_the_mean_tokens(compare):
     cosine = lambda x, y: x @ y / np.linalg.norm(x) / np.linalg.norm(y)
     expected = [[cosine(x, y) for y in (a, b, z)] for x in (a, b, z)]
     np.testing.assert_allclose(found.cosines, expected, atol=1e-12)
-    assert similarity.table_of(found) == " 0.8944  a  b/c\n 0.4472  a  z\n 0.0000  b/c  z\n"
+    assert similarity.format_pairs(found) == " 0.8944  a  b/c\n 0.4472  a  z\n 0.0000  b/c  z\n"
 
 
 def test_a_prefix_has_a_mean_key_and_value_in_each_layer():

@@ -12,7 +12,7 @@ import pytest
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import DEVICES
-from jaxprompt.parallel.sharding import make_placement, within
+from jaxprompt.parallel.sharding import make_placement, with_placement
 from jaxprompt.planning.cost import (
     eval_bytes,
     eval_shapes,
@@ -200,7 +200,9 @@ def test_what_is_counted_is_what_the_program_takes(make_run):
         T5, data__eval_batch=16, generate__num_beams=2, generate__max_new_tokens=16, **WRITES
     )
     found = eval_shapes(run, on())
-    step = within(on(), generation_step(run.config.generate, found.model, run.scorer.layout))
+    step = with_placement(
+        on(), generation_step(run.config.generate, found.model, run.scorer.layout)
+    )
     memory = jax.jit(step).lower(*found[1:]).compile().memory_analysis()
     taken = memory.temp_size_in_bytes + memory.output_size_in_bytes
     batch = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(found.batch))

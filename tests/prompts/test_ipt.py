@@ -10,7 +10,12 @@ from tiny import assert_close, assert_equal, exact_jit, fill, make_batch, make_p
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
-from jaxprompt.layers.instance import InstanceEncoder, _part_of, first_words, mean_prompt_vector
+from jaxprompt.layers.instance import (
+    InstanceEncoder,
+    _share_of_count,
+    first_words,
+    mean_prompt_vector,
+)
 from jaxprompt.layers.word_rows import (
     WordRows,
     full_table,
@@ -401,8 +406,8 @@ def test_a_part_that_stores_all_rows_does_so_beside_one_that_stores_those_seen()
 
 def test_long_texts_are_counted_without_overflow():
     count = jnp.array([21_475, 400_000])
-    assert _part_of(count, 1.0).tolist() == [21_475, 400_000]
-    assert _part_of(count, 0.3).tolist() == [6_443, 120_000]
+    assert _share_of_count(count, 1.0).tolist() == [21_475, 400_000]
+    assert _share_of_count(count, 0.3).tolist() == [6_443, 120_000]
 
 
 @pytest.mark.parametrize("change", [{"vocab": 54}, {"embed": 14}])

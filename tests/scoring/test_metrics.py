@@ -34,7 +34,9 @@ def test_f1_is_of_the_positive_class(positive):
     right = [(label,) for label in GOLD]
     metric_data = MetricData(("a", "b"), -1, right, right, [-1] * 8, positive=positive)
     expected = sklearn.metrics.f1_score(GOLD, PRED, pos_label=positive)
-    assert metrics.score_predictions("f1", GOLD, PRED, 2, metric_data)["f1"] == pytest.approx(expected)
+    assert metrics.score_predictions("f1", GOLD, PRED, 2, metric_data)["f1"] == pytest.approx(
+        expected
+    )
     # So too of the examples that have a label alone.
     part = metric_data.select([True] * 5 + [False] * 3)
     expected = sklearn.metrics.f1_score(GOLD[:5], PRED[:5], pos_label=positive)

@@ -211,7 +211,9 @@ def _minus_one(read: ReadBlock) -> ReadBlock:
     return lambda rows, columns: read(rows, columns).astype(np.float32) - np.float32(1)
 
 
-def _row_order(header: Header, hf: dict[str, Any], name: str, place: TensorInfo) -> np.ndarray | None:
+def _row_order(
+    header: Header, hf: dict[str, Any], name: str, place: TensorInfo
+) -> np.ndarray | None:
     """Returns the order of a head's rows in the file for a Llama's queries and keys, [D], or None.
 
     llama.cpp rotates dimensions 2j and 2j + 1 of a head together, transformers j and j + D/2.

@@ -14,9 +14,9 @@ from jaxprompt.data.text.specials import FED, SENTINEL, answer_start, read_speci
 from jaxprompt.data.text.target import (
     Branches,
     Frame,
-    answer_frame,
     branch_plan,
     default_answer,
+    make_answer_frame,
     masked_plan,
     read_answer,
 )
@@ -131,7 +131,7 @@ def make_forms(
         tokenizer, style, eos=eos, sentinel=sentinel, num_masks=max(1, sentinels)
     )
     verbalizer = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
-    answer_frame = answer_frame(answer_template, specials) if style in FED else Frame((), ())
+    answer_frame = make_answer_frame(answer_template, specials) if style in FED else Frame((), ())
     if style == "masked":
         # One position per subword; a decoder has branches instead.
         plan = masked_plan(verbalizer.ids)

@@ -75,7 +75,7 @@ def default_answer(style: str, form: str = "cloze") -> str:
     return "{label}" if style == "infilling" else "[mask] {label}"
 
 
-def answer_frame(answer: Template, specials: Specials) -> Frame:
+def make_answer_frame(answer: Template, specials: Specials) -> Frame:
     """Converts the layout of an answer to tokens; each [mask] is the next sentinel.
 
     Raises InputError for a [mask] in the answer of a GLM, which has no sentinels.

@@ -297,7 +297,9 @@ class Programs:
         model = self._tail_model if from_cache else self._model
         model = dataclasses.replace(model, prompt=prompt)
         scores = make_group_scores(model, is_shared=is_shared, axis=axis)
-        return jax.jit(with_placement(self._within(runs), scores), out_shardings=self._sharding(runs))
+        return jax.jit(
+            with_placement(self._within(runs), scores), out_shardings=self._sharding(runs)
+        )
 
     def shared_prefix(
         self, prompt: Method, trainable: Flat, per_run: PerRun, runs: int
@@ -313,7 +315,9 @@ class Programs:
     def _make_prefixes(self, prompt: Method, runs: int):
         model = dataclasses.replace(self._model, prompt=prompt)
         prefixes = make_group_prefixes(model, axis=DATA if self.is_apart(runs) else None)
-        return jax.jit(with_placement(self._within(runs), prefixes), out_shardings=self._sharding(runs))
+        return jax.jit(
+            with_placement(self._within(runs), prefixes), out_shardings=self._sharding(runs)
+        )
 
     def scores(
         self,
@@ -329,7 +333,7 @@ class Programs:
         """Scores a batch with every run, [R, B, C]; `prefix_kv` is that of `shared_prefix`."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         step = self._scores(prompt, runs, is_shared, batch.cached is not None)
-        return step(trainable, self.frozen, batch, per_run, shared_kv)
+        return step(trainable, self.frozen, batch, per_run, prefix_kv)
 
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None

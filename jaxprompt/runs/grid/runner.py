@@ -357,7 +357,7 @@ class _Work:
         # The checkpoint is of exactly one chunk.
         resumed = {member.run.name for member in chunk} == set(self.started)
         start_message = format_start(self.checkpoints.latest() if resumed else None)
-        log.say(f"{count_runs(len(chunk))} at once, {chunk[0].plan.total} steps, {start_message}")
+        log.info(f"{format_runs(len(chunk))} at once, {chunk[0].plan.total} steps, {start_message}")
         states: list[TrainState] = []
         per_run = []
         for member in chunk:

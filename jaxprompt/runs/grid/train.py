@@ -258,7 +258,8 @@ class SplitScorer:
         # Runs with the same examples share one pass over them.
         pairs = list(zip(members, splits, strict=True))[: 1 if is_shared else None]
         passes = [
-            (member.cache or FeatureCache(member.scorer)).batches(encoded) for member, encoded in pairs
+            (member.cache or FeatureCache(member.scorer)).batches(encoded)
+            for member, encoded in pairs
         ]
         example = scorer.one_batch(splits[0].rows[:1])
         prompt, trainable = programs.fold(trainable, example, per_run, len(rows))
@@ -272,7 +273,7 @@ class SplitScorer:
             per_run=per_run,
             runs=len(rows),
             is_shared=is_shared,
-            prefix_kv=prefix_kv,
+            prefix_kv=shared_kv,
         )
         scored_batches = (
             (batches, score(batches[0] if is_shared else batch))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxprompt.data.tasks.readers.candidates import rows_of
+from jaxprompt.data.tasks.readers.candidates import example_rows
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
@@ -16,7 +16,7 @@ ROW = {"question": "a ___ ?", "options": ["cat", "dog"], "answers": ["dog"]}
 
 def test_candidates_fill_the_field_that_names_their_question():
     task = custom_task(**GAPS)
-    rows = rows_of(task, ROW, "x:1")
+    rows = example_rows(task, ROW, "x:1")
     examples = [read_example(task, row, "x:1", False) for row in rows]
     assert [example.fields["question"] for example in examples] == ["a cat ?", "a dog ?"]
     assert [row["label"] for row in rows] == [0, 1]
@@ -35,8 +35,8 @@ def test_a_column_of_the_question_that_is_missing_is_named():
     names |= {"candidate": "word", "candidates": ("options", "answers")}
     task, row = custom_task(**names), {"text": "a", "ask": "b", "options": ["c", "d"]}
     with pytest.raises(InputError, match="x:1: column 'aks' of task.question is missing"):
-        rows_of(task, row | {"answers": ["c"]}, "x:1")
-    assert len(rows_of(task, row | {"answers": []}, "x:1")) == 2
+        example_rows(task, row | {"answers": ["c"]}, "x:1")
+    assert len(example_rows(task, row | {"answers": []}, "x:1")) == 2
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_what_does_not_fit_is_named(fields, message):
 )
 def test_rows_that_are_wrong_are_named(row, message):
     with pytest.raises(InputError, match=message):
-        rows_of(custom_task(**GAPS), ROW | row, "x:3")
+        example_rows(custom_task(**GAPS), ROW | row, "x:3")

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.text.specials import Specials
-from jaxprompt.data.text.target import Frame, answer_frame, branch_plan, masked_plan, read_answer
+from jaxprompt.data.text.target import (
+    Frame,
+    branch_plan,
+    make_answer_frame,
+    masked_plan,
+    read_answer,
+)
 from jaxprompt.errors import InputError
 
 # Two classes: a word of 1 piece and one of 3; a word of 2.
@@ -60,14 +66,14 @@ def test_the_whole_target_has_stem_and_end():
 def test_answers(text, expected):
     answer, sentinels = read_answer(text)
     assert sentinels == text.count("[mask]")
-    assert answer_frame(answer, T5) == expected
+    assert make_answer_frame(answer, T5) == expected
 
 
 def test_a_glm_writes_no_sentinel():
     glm = T5._replace(style="infilling", masks=(97,))
-    assert answer_frame(read_answer("{label} [sep]")[0], glm) == Frame((), (1,))
+    assert make_answer_frame(read_answer("{label} [sep]")[0], glm) == Frame((), (1,))
     with pytest.raises(InputError, match=r"task.answer='\[mask\] \{label\}' has \[mask\], but a"):
-        answer_frame(read_answer("[mask] {label}")[0], glm)
+        make_answer_frame(read_answer("[mask] {label}")[0], glm)
 
 
 @pytest.mark.parametrize("text", ["[mask]", "{word}", "{label} {label}", "It is {label}", "[soft]"])
