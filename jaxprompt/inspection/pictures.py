@@ -136,7 +136,7 @@ def draw_labels(
     title: str,
     path: Path,
 ) -> Path:
-    """Plots label rows [C, 3], their initial values [C, 3] and their words [W, 3].
+    """Plots label rows [C, 2], their initial values [C, 2] and their words [W, 2].
 
     `owners` are the labels of the words, `tokens` their texts. A line connects each label row with
     its initial value.
@@ -144,11 +144,11 @@ def draw_labels(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 5.2), layout="constrained")
-    axis = figure.add_subplot(projection="3d")
+    axis = figure.subplots()
     annotations = []
     for index, (name, row) in enumerate(zip(names, labels, strict=True)):
         colour = class_style(index)["color"]
-        axis.scatter(*row, color=colour, marker="*", s=190, depthshade=False)
+        axis.scatter(*row, color=colour, marker="*", s=190)
         annotations.append(
             (row, shorten_name(name), {"color": colour, "weight": "bold", "fontsize": 11})
         )
@@ -156,12 +156,13 @@ def draw_labels(
             axis.plot(*np.stack([starts[index], row]).T, color=colour, lw=1.2, ls="--")
             axis.scatter(*starts[index], facecolors="none", edgecolors=colour, s=110)
     for point, owner, token in zip(words, owners, tokens, strict=True):
-        axis.scatter(*point, color=class_style(owner)["color"], marker="o", s=16, depthshade=False)
+        axis.scatter(*point, color=class_style(owner)["color"], marker="o", s=16)
         if len(names) <= MAX_NAMED_CLASSES:
             annotations.append((point, shorten_name(token), {"color": "#333333", "fontsize": 9}))
     axis.set_title(title)
-    for axis_line in (axis.xaxis, axis.yaxis, axis.zaxis):
-        axis_line.set_ticklabels([])
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.margins(0.15)  # room for the texts
     _annotate_points(figure, axis, annotations)
     return save_figure(figure, path)
 
@@ -169,19 +170,16 @@ def draw_labels(
 def _annotate_points(
     figure: Any, axis: Any, annotations: Sequence[tuple[np.ndarray, str, dict[str, Any]]]
 ) -> None:
-    """Writes texts next to points of a three-dimensional plot without overlaps.
+    """Writes texts next to points without overlaps.
 
     Each text gets the first position around its point that covers no other text; so the first ones
     are closest to their points.
     """
-    from mpl_toolkits.mplot3d.proj3d import proj_transform
-
     figure.draw_without_rendering()  # computes the layout of the axes
     used_boxes: list[tuple[float, float, float, float]] = []  # left, bottom, right, top, in points
     scale = 72 / figure.dpi
     for point, text, style in annotations:
-        x, y, _ = proj_transform(*point, axis.get_proj())
-        anchor = axis.transData.transform((x, y)) * scale
+        anchor = axis.transData.transform(point) * scale
         # Estimates: a character is some 0.62 of the font's size wide, a line 1.15 of it high.
         width, height = 0.62 * style["fontsize"] * len(text), 1.15 * style["fontsize"]
         corners = [
@@ -197,7 +195,7 @@ def _annotate_points(
         is_far = max(map(abs, (offset[0] + width * (offset[0] < 0), offset[1] + height / 2))) > 14
         axis.annotate(
             text,
-            (x, y),
+            point,
             offset,
             textcoords="offset points",
             va="bottom",

@@ -14,7 +14,7 @@ from jaxprompt.scoring.separation import class_separation, pca_project, tsne_emb
 from jaxprompt.training.pictures import draw_curves, read_curves
 
 PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"
-_WORDS_IN_3D = 3  # plotted words per label (Zhang et al. 2022, figure 5)
+_PLOTTED_WORDS = 3  # plotted words per label (Zhang et al. 2022, figure 5)
 _MIN_TSNE_POINTS = 8  # minimum points for t-SNE
 _MAX_OPEN_ROWS = 8  # tables with more rows are collapsed
 _STREAMS = {
@@ -207,13 +207,13 @@ def _write_instances(page: Page, findings: Findings, folder: Path) -> list[Path]
 
 
 def _write_labels(page: Page, findings: Findings, folder: Path) -> list[Path]:
-    page.section("Label rows in three dimensions")
+    page.section("Label rows in two dimensions")
     rows = findings.label_rows
     if not rows:
         page.paragraph(findings.notes["labels"])
         return []
     words = [
-        (number, word) for number, row in enumerate(rows) for word in row.nearest[:_WORDS_IN_3D]
+        (number, word) for number, row in enumerate(rows) for word in row.nearest[:_PLOTTED_WORDS]
     ]
     init_vectors = [row.start for row in rows if row.start is not None]
     has_starts = len(init_vectors) == len(rows)
@@ -233,7 +233,7 @@ def _write_labels(page: Page, findings: Findings, folder: Path) -> list[Path]:
         moves = has_starts and reduce is pca_project
         selected = points if moves else np.concatenate([points[: bounds[0]], points[bounds[1] :]])
         labels, starts, word_points = np.split(
-            reduce(selected, 3), bounds if moves else bounds[[0, 0]]
+            reduce(selected, 2), bounds if moves else bounds[[0, 0]]
         )
         path = draw.draw_labels(
             labels,

@@ -80,7 +80,7 @@ def tsne_embed(states: np.ndarray, dims: int) -> np.ndarray:
     reduced = pca_project(states, min(_DIMS, *states.shape))
     # t-SNE does not depend on the scale, but squares of small numbers underflow in float32.
     reduced = (reduced / np.abs(reduced).max()).astype(np.float32)
-    # With scikit-learn's default of at least 50, few points diverge in three dimensions.
+    # With scikit-learn's default of at least 50, few points diverge.
     learning_rate = "auto" if dims < 3 else max(len(states) / 120, 1.0)
     tsne = TSNE(
         dims, perplexity=perplexity, learning_rate=learning_rate, init="pca", random_state=0

@@ -25,10 +25,10 @@ def pixels(path):
 def test_odd_names_are_drawn_as_they_are(tmp_path):
     """Every warning is an error here: of glyphs, of formulas, of names that a legend leaves out."""
     labels = np.repeat(range(len(ODD)), 4)
-    points = RNG.normal(size=(len(labels), 3))
+    points = RNG.normal(size=(len(labels), 2))
     counts = RNG.integers(0, 9, (len(ODD), len(ODD) + 1))
     made = [
-        draw.draw_states(points[:, :2], labels, ODD, "states", tmp_path / "a.png"),
+        draw.draw_states(points, labels, ODD, "states", tmp_path / "a.png"),
         draw.draw_confusion(counts, ODD, tmp_path / "b.png"),
         draw.draw_labels(
             points[:6], points[6:12], points[12:], [i // 2 for i in range(12)], ODD, ODD * 2,
