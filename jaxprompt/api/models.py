@@ -154,19 +154,7 @@ def attach(
             "give a list or a dict of prompts"
         )
     if prompt.imported is not None:
-        if task is None:
-            raise InputError(
-                f"{prompt.path} has no metadata of its task; give task=, and head= if it needs one"
-            )
-        # The head of the adapter is used, unless another is given.
-        if prompt.imported.head and head is None:
-            name, fields_of_head = prompt.imported.head["name"], dict(prompt.imported.head)
-            del fields_of_head["name"]
-            head = Choice("head", name, fields_of_head)
-        config = make_config(backbone, task=task, choices=[head], overrides=fields)
-        imported_metadata = make_imported_metadata(config, prompt.path, prompt.imported, backbone)
-        tensors = scale_slots(prompt.tensors, imported_metadata.backbone.rescale)
-        prompt = Prompt(tensors, imported_metadata.to_json(), prompt.path)
+        prompt = _add_metadata(prompt, prompt.imported, backbone, task, head, fields)
     elif task is not None or head is not None or fields:
         arguments = [name for name, x in {"task": task, "head": head}.items() if x is not None]
         names = ", ".join([*arguments, *fields])
@@ -186,6 +174,29 @@ def attach(
     tensors = with_base_params(prompt.path, prompt.tensors, metadata.init, scorer, pretrained)
     params = join_params(prompt.path, tensors, scorer, backbone)
     return PromptedModel(scorer, params, prompt, backbone.placement)
+
+
+def _add_metadata(
+    prompt: Prompt,
+    imported: ImportedPrompt,
+    backbone: LoadedBackbone,
+    task: str | Mapping[str, Any] | None,
+    head: Choice | None,
+    fields: Mapping[str, Any],
+) -> Prompt:
+    """Returns an imported prompt with the metadata of its task."""
+    if task is None:
+        raise InputError(
+            f"{prompt.path} has no metadata of its task; give task=, and head= if it needs one"
+        )
+    # The head of the adapter is used, unless another is given.
+    if imported.head and head is None:
+        head_fields = dict(imported.head)
+        head = Choice("head", head_fields.pop("name"), head_fields)
+    config = make_config(backbone, task=task, choices=[head], overrides=fields)
+    metadata = make_imported_metadata(config, prompt.path, imported, backbone)
+    tensors = scale_slots(prompt.tensors, metadata.backbone.rescale)
+    return Prompt(tensors, metadata.to_json(), prompt.path)
 
 
 def predict(

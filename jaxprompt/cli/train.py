@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
         is_shared = shared_tuning.is_shared(config)
         if is_grid(config) and not is_shared:
             return train_grid(config, args.workdir)
-        result = (shared_tuning if is_shared else tune).run(config, args.workdir)
+        train = shared_tuning.train_shared_prompt if is_shared else tune.train_prompt
+        result = train(config, args.workdir)
         if result is not None and is_first:
             print(dumps(result.to_json()))
     return 0
