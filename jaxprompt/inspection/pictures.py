@@ -148,15 +148,17 @@ def draw_labels(
     annotations = []
     for index, (name, row) in enumerate(zip(names, labels, strict=True)):
         colour = class_style(index)["color"]
-        axis.scatter(*row, color=colour, marker="*", s=190)
+        axis.scatter(row[0], row[1], color=colour, marker="*", s=190)
         annotations.append(
             (row, shorten_name(name), {"color": colour, "weight": "bold", "fontsize": 11})
         )
         if starts is not None:
             axis.plot(*np.stack([starts[index], row]).T, color=colour, lw=1.2, ls="--")
-            axis.scatter(*starts[index], facecolors="none", edgecolors=colour, s=110)
+            axis.scatter(
+                starts[index, 0], starts[index, 1], facecolors="none", edgecolors=colour, s=110
+            )
     for point, owner, token in zip(words, owners, tokens, strict=True):
-        axis.scatter(*point, color=class_style(owner)["color"], marker="o", s=16)
+        axis.scatter(point[0], point[1], color=class_style(owner)["color"], marker="o", s=16)
         if len(names) <= MAX_NAMED_CLASSES:
             annotations.append((point, shorten_name(token), {"color": "#333333", "fontsize": 9}))
     axis.set_title(title)
