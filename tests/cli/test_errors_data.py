@@ -26,7 +26,7 @@ REFUSED = [
     # Protocols.
     ({"data.protocol": "kshot", "data.protocol.k": 10}, "has 16 examples, but data.protocol.k=10"),
     ({"data.protocol": "holdout", "data.protocol.size": 48}, "data.protocol.size=48 leaves none"),
-    (KFOLD | {"data.protocol.folds": 1}, "data.protocol.folds=1;"),
+    (KFOLD | {"data.protocol.folds": 1}, "data.protocol.folds=1 "),
     (KFOLD | {"data.files.dev": "dev.jsonl"}, "data.files.dev=dev.jsonl would not be read"),
     ({"runs.folds": "0,1"}, "config.runs.folds needs data.protocol=kfold"),
     ({"data.protocol": "listed", "data.protocol.rows": "/no/rows.jsonl"}, "no/rows.jsonl: no such"),
