@@ -65,7 +65,7 @@ def test_every_cell_has_its_runs(name):
     assert beside == {(row, task, "role_f1") for row, task in roles}
     for cell in cells:
         runs = paper.list_runs(cell, args)
-        c = paper.sweep.load(runs[0], ())
+        c = paper.sweep.load_run_config(runs[0], ())
         task = cell.task.removesuffix("_brown")
         file, system, *_ = cell.method.split(",")
         paper.check_config(c)

@@ -145,7 +145,7 @@ def test_every_cell_has_its_runs(name, kind):
     flat = [run for _, own in runs for run in own]
     assert len({run.workdir for run in flat}) == len(flat) >= 2 * 4 * 2
     for cell, own in runs:
-        c = paper.sweep.load(own[0], ())
+        c = paper.sweep.load_run_config(own[0], ())
         assert c.data.source == f"d/{cell.task}"
         method = "prefix" if kind == "masked-deep" else "soft"
         assert c.prompt.name == ("none" if cell.method == "full" else method)
@@ -187,7 +187,7 @@ def test_all_examples_are_trained_on_as_released(method):
         expected[task] = (epochs, 2 * batch * accumulated)
     settings, backbones = {}, {}
     for cell in paper.pick(paper_ppt.TABLES["figure2"], arguments()):
-        c = paper.sweep.load(paper.list_runs(cell, arguments())[0], ())
+        c = paper.sweep.load_run_config(paper.list_runs(cell, arguments())[0], ())
         backbones[cell.task] = (cell.backbone, c.backbone.dtype)
         if cell.row == f"{method}, all examples":
             assert c.data.protocol == Fraction(ratio=0.9, holdout=0.1)
@@ -250,7 +250,7 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
     for cell, own in runs:
         assert (cell.row, cell.task, "") in published
         assert published[cell.row, cell.task, ""].backbone == cell.backbone
-        c = paper.sweep.load(own[0], ())
+        c = paper.sweep.load_run_config(own[0], ())
         assert c.task.name == cell.task and c.data.seed == own[0].changes["seed"]
         metric = c.task.metric or paper.metric_of(cell.task)
         assert metric == (cell.metric or paper.metric_of(cell.task))
@@ -385,7 +385,7 @@ def test_every_cell_of_dpts_tables_has_its_runs(name):
     for cell in cells:
         runs = paper.list_runs(cell, args)
         assert [run.changes["seed"] for run in runs] == [0, 1]
-        c = paper.sweep.load(runs[0], ())
+        c = paper.sweep.load_run_config(runs[0], ())
         size = cell.backbone.partition("-")[2]
         assert c.backbone.path == paper_dpt.HUB[cell.backbone] and size in c.backbone.path
         assert c.data.seed == 0 and ("10%" not in cell.row or c.data.protocol.ratio == 0.1)
@@ -493,7 +493,7 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
     for cell in cells:
         runs = paper.list_runs(cell, args)
         assert len(runs) == 2 * 3
-        c = paper.sweep.load(runs[0], ())
+        c = paper.sweep.load_run_config(runs[0], ())
         _, system, place, *rest = cell.method.split(",")
         assert (c.data.seed, c.seed, c.task.name) == (1, 1, cell.task)
         shown = cell.metric or paper.metric_of(cell.task)
@@ -591,10 +591,10 @@ def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
     folds = paper.list_folds(cell, runs)
     assert len(folds) == 4 * len(runs) == 4 * 6
     assert len({fold.workdir for fold, _ in folds}) == len(folds)
-    last = paper.sweep.load(runs[0], ()).data
+    last = paper.sweep.load_run_config(runs[0], ()).data
     assert (last.protocol, last.seed) == (KShot(k=32, dev_k=0, on_shortage="use_fewer"), 1)
     for number, (fold, run) in enumerate(folds):
-        c = paper.sweep.load(fold, ())
+        c = paper.sweep.load_run_config(fold, ())
         assert c.data.protocol == KFold(k=64, folds=4, fold=number % 4, on_shortage="use_fewer")
         assert c.optim.lr == run.changes["optim.lr"] and c.data.seed == run.changes["seed"]
         assert not c.train.test  # the test split is for the run that counts
