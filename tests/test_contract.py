@@ -24,7 +24,7 @@ from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.folding import _injection, fields_read, fold
-from jaxprompt.models.model import Model, mask_absent_slots, positions_read
+from jaxprompt.models.model import Model, without_absent_slots, positions_read
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
@@ -211,7 +211,7 @@ def test_what_is_masked_changes_nothing(case):
     @jit
     def hidden(params, batch, spoil):
         injection = case.model.inject(params, batch)
-        seen = mask_absent_slots(batch, injection)
+        seen = without_absent_slots(batch, injection)
         injection = Injection(*(litter(stream, spoil) for stream in injection[:3]))
         backbone = {"params": params["backbone"]}
         states = case.model.backbone.apply(backbone, seen, injection, deterministic=True)

@@ -378,7 +378,7 @@ def test_what_a_prompt_adds(target, method):
 
     def draw(key):
         backbone = model.backbone.init(key, batch, method="init_all")["params"]
-        return model._draw(key, backbone, 1) | {"backbone": backbone}
+        return model._init_params(key, backbone, 1) | {"backbone": backbone}
 
     shapes = jax.eval_shape(draw, jax.random.key(0))
     check_alone(lower_on(place_for(target, MESHES[0]), model.inject, shapes, batch))
@@ -398,7 +398,7 @@ def test_a_bank_of_prompts(target, family):
 
     def run(key, batch):
         backbone = models[0].backbone.init(key, batch, method="init_all")["params"]
-        params = [model._draw(key, backbone, 1) | {"backbone": backbone} for model in models]
+        params = [model._init_params(key, backbone, 1) | {"backbone": backbone} for model in models]
         added = [model.inject(own, batch) for model, own in zip(models, params, strict=True)]
         heads = [model.heads["main"] for model in models]
         numbers = [own["head"]["main"] for own in params]
@@ -422,7 +422,7 @@ def test_steps_of_tasks_that_share_a_prompt(target, task):
 
     def init(key):
         backbone = model.backbone.init(key, batch, method="init_all")["params"]
-        return flatten(model._draw(key, backbone, 1)), flatten({"backbone": backbone})
+        return flatten(model._init_params(key, backbone, 1)), flatten({"backbone": backbone})
 
     trainable, frozen = jax.eval_shape(init, jax.random.key(0))
     state = jax.eval_shape(lambda x: make_state(x, TX, jax.random.key(0)), trainable)

@@ -144,7 +144,7 @@ def test_a_sentence_encoder_is_for_prompts_that_compare():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
     tokenizer = load_tokenizer(write_pieces(tmp_path, kind))
-    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", masks=1)
+    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", num_masks=1)
     laid = SimpleNamespace(
         specials=specials, verbalizer=SimpleNamespace(ids=np.array([[[7, -1]], [[8, 9]]]))
     )
@@ -153,7 +153,7 @@ def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
     )
     beside = demo_format(SimpleNamespace(settings=settings), laid, tokenizer)
     assert [tokenizer.decode(run.ids) for run in beside.separator] == ["\n"]
-    assert beside.words == [[7], [8, 9]] and beside.first and beside.whole
+    assert beside.words == [[7], [8, 9]] and beside.demos_first and beside.never_cut
 
 
 def test_a_head_without_label_words_shows_none():

@@ -120,7 +120,7 @@ def make_encoder(
 ):  # fmt: skip
     """Returns the encoder of a downstream task with a verbalizer."""
     answer, sentinels = read_answer("[mask] {label}")
-    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=sentinels)
+    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, num_masks=sentinels)
     verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
     is_seq2seq = style == "seq2seq"
     around = make_answer_frame(answer, specials) if is_seq2seq else Frame((), ())

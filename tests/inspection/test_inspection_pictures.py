@@ -63,8 +63,8 @@ def test_texts_beside_points_do_not_cover_one_another():
     from matplotlib.text import Text
 
     figure = Figure(figsize=(5, 5), layout="constrained")
-    axis = figure.add_subplot(projection="3d")
-    points = np.array([[0, 0, 0], [0.01, 0, 0], [0, 0.01, 0], [1, 1, 1], [1, 1, 0.99]])
+    axis = figure.subplots()
+    points = np.array([[0, 0], [0.01, 0], [0, 0.01], [1, 1], [1, 0.99]])
     axis.scatter(*points.T)
     said = [(p, f"word {i}", {"fontsize": 9}) for i, p in enumerate(points)]
     draw._annotate_points(figure, axis, said)

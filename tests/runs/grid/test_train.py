@@ -29,7 +29,7 @@ def test_each_run_is_scored_with_the_threshold_that_it_chose_on_dev():
         task=SimpleNamespace(metric="above"), layout=SimpleNamespace(pad_id=0, side="right"),
         one_batch=lambda rows: None,
     )  # fmt: skip
-    cache = SimpleNamespace(read=lambda split: [batch])
+    cache = SimpleNamespace(batches=lambda split: [batch])
     members = [SimpleNamespace(scorer=scorer, eval_data={"test": part}, cache=cache)] * 2
     values = np.array([[0.1, 0.3, 0.6, 0.9], [0.2, 0.6, 0.7, 0.8]])[..., None]  # [R, B, C]
     programs = SimpleNamespace(
