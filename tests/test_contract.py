@@ -24,7 +24,7 @@ from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.folding import _injection, fields_read, fold
-from jaxprompt.models.model import Model, without_absent_slots, positions_read
+from jaxprompt.models.model import Model, positions_read, without_absent_slots
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
