@@ -158,7 +158,7 @@ class Injection(NamedTuple):
     rows: Array | None = None  # [R, E] vectors that it trains for heads, e.g. label vectors
 
 
-class Asks(NamedTuple):
+class TaskInfo(NamedTuple):
     """What a method knows about a task."""
 
     classes: int = 0  # or choices, if these are the classes

@@ -42,7 +42,7 @@ from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, is_plane, split_trainable, trainable_mask, unflatten
-from jaxprompt.types import Asks, Objective, Role, SharedPrefix
+from jaxprompt.types import Objective, Role, SharedPrefix, TaskInfo
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
 TPU = Target("tpu")
@@ -201,17 +201,17 @@ def make_method(case: Case, dims):
         fields = dict(parts=f"prefix(length={length})+soft(length={length})")
     if case.method == "prefix" and decodes:
         fields |= dict(decoder=length, cross=length)
-    asks = Asks(CLASSES)
+    task_info = TaskInfo(CLASSES)
     if case.method == "dpt":
-        asks = Asks(CLASSES, tuple(((word, word + 1),) for word in range(5, 5 + CLASSES)))
+        task_info = TaskInfo(CLASSES, tuple(((word, word + 1),) for word in range(5, 5 + CLASSES)))
     if case.method == "dart":
         masked, several = not decodes and case.family not in CAUSAL, case.head == "word_rows"
         fields |= {"fluency": 1.0} if masked else {}
         fields |= {"each": "word"} if several else {}
         words = tuple(((word,), (word + 1,))[: 1 + several] for word in range(5, 5 + CLASSES))
-        asks = Asks(CLASSES, words, 4 if masked else -1)
+        task_info = TaskInfo(CLASSES, words, 4 if masked else -1)
     with probes.known():
-        return make_prompt(case.method, dims, asks, **fields)
+        return make_prompt(case.method, dims, task_info, **fields)
 
 
 def make_numbers(case: Case, model):

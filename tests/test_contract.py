@@ -30,7 +30,7 @@ from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
-from jaxprompt.types import Asks, Injection, Objective, Stream
+from jaxprompt.types import Injection, Objective, Stream, TaskInfo
 
 METHODS = sorted([*registry.METHODS.names(), *probes.NAMES])
 FIELDS = {
@@ -129,7 +129,7 @@ def case(request):
         given = DECODER_FIELDS.get(method, DECODER_DEFAULT)
         fields = fields | {name: given[name] for name in given if name in known}
     with probes.known():
-        prompt = make_prompt(method, backbone.dims, Asks(CLASSES), **fields)
+        prompt = make_prompt(method, backbone.dims, TaskInfo(CLASSES), **fields)
     heads = {"main": linear.Classifier(CLASSES, dropout=0.1)} | prompt.modules()
     model = Model(backbone, prompt, heads)
     params = make_params(model, weights)

@@ -13,7 +13,7 @@ from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.text.specials import Specials
 from jaxprompt.errors import InputError, brief
-from jaxprompt.heads import BackboneFacts
+from jaxprompt.heads import BackboneInfo
 from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement
 
@@ -132,10 +132,10 @@ class InMemoryInputs(NamedTuple):
 NO_INPUTS = InMemoryInputs()
 
 
-def backbone_facts(backbone: Backbone) -> BackboneFacts:
+def backbone_facts(backbone: Backbone) -> BackboneInfo:
     """Returns what a head needs to know of a backbone."""
     module = backbone.module
-    return BackboneFacts(
+    return BackboneInfo(
         backbone.family,
         str(backbone.folder),
         module.STYLE,

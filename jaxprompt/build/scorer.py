@@ -19,13 +19,13 @@ from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, num_segments
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, with_article
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, module_for
 from jaxprompt.prompts import Method, with_task
 from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.scoring.relations import check_relations
-from jaxprompt.types import Asks, Role
+from jaxprompt.types import Role, TaskInfo
 
 
 def choose_template(task: Task, head: Kind, style: str, form: str, template: str) -> str:
@@ -68,14 +68,16 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
     return template
 
 
-def task_info(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
+def task_info(
+    task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials
+) -> TaskInfo:
     """Returns what a method needs to know of a task."""
     words = tuple(
         tuple(tuple(ids[ids >= 0].tolist()) for ids in class_words if (ids >= 0).any())
         for class_words in (verbalizer.ids if verbalizer else ())
     )
     masked = specials.style == "masked" and specials.masks
-    return Asks(len(task.labels) or choices, words, specials.masks[0] if masked else -1)
+    return TaskInfo(len(task.labels) or choices, words, specials.masks[0] if masked else -1)
 
 
 def check_fit(
@@ -220,7 +222,7 @@ def _example_encoder(
     setup: TaskSetup,
     kind: Kind,
     head_layout: HeadLayout,
-    facts: BackboneFacts,
+    facts: BackboneInfo,
     max_len: int,
     slots: int,
     demos: Demonstrations | None,
@@ -245,7 +247,7 @@ def _example_encoder(
     )
 
 
-def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) -> None:
+def check_chat(facts: BackboneInfo, form: str, demos: Demonstrations | None) -> None:
     """Raises InputError if a template cannot be a turn of a chat."""
     if facts.style != "causal":
         raise InputError(

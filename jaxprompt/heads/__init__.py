@@ -30,7 +30,7 @@ from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
 from jaxprompt.types import Objective
 
 
-class BackboneFacts(NamedTuple):
+class BackboneInfo(NamedTuple):
     """What a head needs to know of a backbone."""
 
     family: str
@@ -93,7 +93,7 @@ class Kind:
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""
 
-    def check_backbone(self, facts: BackboneFacts) -> None:
+    def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone that does not support this head."""
 
     def check_length(self, max_len: int) -> None:
@@ -130,7 +130,7 @@ class Kind:
         if form == "text" and style == "masked":
             raise InputError("task.form=text needs a generative backbone; use cloze, or a T5")
 
-    def check_encoder(self, facts: BackboneFacts, reads: str) -> None:
+    def check_encoder(self, facts: BackboneInfo, reads: str) -> None:
         """Raises InputError for a backbone that is not bidirectional."""
         if facts.style != "masked":
             raise InputError(
@@ -159,12 +159,12 @@ class Kind:
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template that does not fit this head."""
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Prepares this head for a task and a backbone, which were checked."""
         raise TypeError(f"{type(self).__name__} must define lay_out")
 
     def specials(
-        self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer, sentinels: int = 0
+        self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer, sentinels: int = 0
     ) -> Specials:
         """Returns the special tokens of its input and its output."""
         return read_specials(

@@ -29,7 +29,7 @@ from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
 from jaxprompt.errors import InputError, at_least, check_known
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, class_answers
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup, class_answers
 from jaxprompt.layers.reading import Scores, mask_absent, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import drop_absent
@@ -87,7 +87,7 @@ class Head(Kind):
                 "head.hierarchy out, or set head.bias=False"
             )
 
-    def check_backbone(self, facts: BackboneFacts) -> None:
+    def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone without a replaced-token head."""
         check_discriminator(self, facts)
 
@@ -125,7 +125,7 @@ class Head(Kind):
         """Appends the classes to the task's template (eq. 1)."""
         return f"{task.plain} Class: [classes]." if task.plain else ""
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each class at its first subword."""
         task = setup.task
         if len(task.labels) < 2:
@@ -272,7 +272,7 @@ class Head(Kind):
         yield from class_answers(task, examples, scores.argmax(-1), np.exp(scores))
 
 
-def check_discriminator(head: Kind, facts: BackboneFacts, other: str = "") -> None:
+def check_discriminator(head: Kind, facts: BackboneInfo, other: str = "") -> None:
     """Raises InputError for a backbone without a replaced-token head; `other` is an alternative."""
     if "rtd" not in facts.heads:
         raise InputError(

@@ -22,7 +22,7 @@ from jaxprompt.data.text.target import (
 from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, check_known
-from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup
 from jaxprompt.heads.verbalizer import SCORES, LabelWordHead, choose_words
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
@@ -56,7 +56,7 @@ class Head(LabelWordHead):
                 "task.form=cloze"
             )
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads the single position of a label."""
         style = facts.style
         answer, sentinels = read_answer(setup.answer or default_answer(style))

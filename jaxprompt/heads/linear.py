@@ -9,7 +9,7 @@ from jaxprompt.config import kinds
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, check_known, check_share, with_article
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, mask_absent
 from jaxprompt.scoring.losses import make_loss
@@ -32,7 +32,7 @@ class Head(Kind):
         check_known("head.pooler", self.pooler, ("auto", *POOLERS))
         check_share("head.dropout", self.dropout)
 
-    def check_backbone(self, facts: BackboneFacts) -> None:
+    def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a pooler that the backbone does not have."""
         if self.pooler == "mean" and facts.style in FED:
             raise InputError(
@@ -44,7 +44,7 @@ class Head(Kind):
                 f"{facts.where} has no pooler for head.pooler=checkpoint; use trained, cls or mean"
             )
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads [CLS], a left-to-right model's last input token, or a decoder's first state."""
         task, choice = setup.task, setup.template.uses_choice
         if not (choice or task.labels):
@@ -56,7 +56,7 @@ class Head(Kind):
         layout = HeadLayout(head, {"main": module}, specials)
         return layout._replace(names=[words[0] for words in task.words]) if task.words else layout
 
-    def classifier(self, facts: BackboneFacts, scores: int) -> tuple["Head", "Classifier"]:
+    def classifier(self, facts: BackboneInfo, scores: int) -> tuple["Head", "Classifier"]:
         """Returns itself with the pooler resolved, and the module for this many scores."""
         default = "checkpoint" if "pooler" in facts.heads else "cls"
         head = dataclasses.replace(self, pooler=default if self.pooler == "auto" else self.pooler)

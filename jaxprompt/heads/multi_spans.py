@@ -23,7 +23,7 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.windows import USUAL, TextWindow
 from jaxprompt.errors import InputError, at_least, check_known
-from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
 from jaxprompt.heads.spans import TextSpanHead, known_answers
 from jaxprompt.layers.reading import Scores, select_positions
@@ -104,13 +104,13 @@ class Head(TextSpanHead):
                 f"several; use task.metric={' or '.join(METRICS)}, or head.name=spans"
             )
 
-    def check_backbone(self, facts: BackboneFacts) -> None:
+    def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone that cannot score tokens."""
         self.check_encoder(facts, "token")
         if self.layer == "discriminator":
             check_discriminator(self, facts, "head.layer=linear with another backbone")
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every token of the text."""
         self.check_layout(setup)
         module = JudgedTokens(self.layer, self.score == "original")

@@ -12,7 +12,7 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
-from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup, linear
+from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup, linear
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import squared_error
 from jaxprompt.types import Objective
@@ -33,7 +33,7 @@ class Head(linear.Head):
                 "choices; remove it"
             )
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads the same state as head.name=linear."""
         head, module = self.classifier(facts, 1)
         return HeadLayout(head, {"main": module}, self.specials(facts, setup, tokenizer))

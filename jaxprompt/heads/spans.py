@@ -22,7 +22,7 @@ from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_with_offsets
 from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_loss
@@ -171,11 +171,11 @@ class Head(TextSpanHead):
                 "leave head.tune out"
             )
 
-    def check_backbone(self, facts: BackboneFacts) -> None:
+    def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone that is not bidirectional."""
         self.check_encoder(facts, "token")
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads [CLS] and every token of the text."""
         self.check_layout(setup)
         specials = self.specials(facts, setup, tokenizer)

@@ -23,7 +23,7 @@ from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
 from jaxprompt.errors import InputError, at_least, brief, check_known, check_share
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.scoring import metrics
@@ -76,7 +76,7 @@ class Head(Kind):
         at_least("head.stride", self.stride, USUAL)
         check_known("head.decode", self.decode, DECODES)
 
-    def check_backbone(self, facts: BackboneFacts) -> None:
+    def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone that is not bidirectional."""
         self.check_encoder(facts, "word")
 
@@ -104,7 +104,7 @@ class Head(Kind):
                 f"as in '{{{name}}}'"
             )
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every word at its first subword."""
         specials = self.specials(facts, setup, tokenizer)
         return HeadLayout(self, {"main": TagScores(len(setup.task.labels), self.dropout)}, specials)

@@ -11,7 +11,7 @@ from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import text_loss
@@ -26,7 +26,7 @@ class Head(Kind):
     WRITES: ClassVar[bool] = True
     COLUMNS: ClassVar[tuple[str, ...]] = ("generated",)
 
-    def check_backbone(self, facts: BackboneFacts) -> None:
+    def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone that cannot generate text."""
         if facts.style == "masked":
             raise InputError(
@@ -38,7 +38,7 @@ class Head(Kind):
         """Returns the task's template for a text-to-text model."""
         return task.text
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every token of the target where it is predicted."""
         specials = self.specials(facts, setup, tokenizer)
         return HeadLayout(

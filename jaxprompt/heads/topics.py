@@ -11,7 +11,7 @@ from flax import linen as nn
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.instance import mean_prompt_vector
 from jaxprompt.layers.reading import Scores
 from jaxprompt.scoring.losses import make_loss
@@ -41,7 +41,7 @@ class Head(Kind):
                 f"prompt.name={name} is not; use prompt.name=ipt"
             )
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Prepares this head for a task."""
         specials = self.specials(facts, setup, tokenizer)
         return HeadLayout(self, {"main": Topics(len(setup.task.labels))}, specials)

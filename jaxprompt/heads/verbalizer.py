@@ -25,7 +25,7 @@ from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, check_known
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.quantized import score_table
 from jaxprompt.layers.reading import Scores, mask_absent, select_positions
@@ -41,7 +41,7 @@ class LabelWordHead(Kind):
 
     READS_WORDS: ClassVar[bool] = True
 
-    def check_backbone(self, facts: BackboneFacts) -> None:
+    def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone without a language-model head."""
         if not {"mlm", "lm"} & facts.heads:
             raise InputError(
@@ -91,7 +91,7 @@ class Head(LabelWordHead):
         check_known("head.pieces", self.pieces, PIECES)
         check_known("head.span", self.span, SPANS)
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""
         task, style = setup.task, facts.style
         answer, sentinels = read_answer(setup.answer or default_answer(style, setup.form))

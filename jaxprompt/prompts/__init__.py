@@ -14,7 +14,7 @@ from flax import linen as nn
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.registry import METHODS
-from jaxprompt.types import Asks, Batch, Dims, Injection, Objective
+from jaxprompt.types import Batch, Dims, Injection, Objective, TaskInfo
 
 # Path of an export -> its method and parameters, including those of exports it depends on.
 LoadExport = Callable[[str], tuple["Method", dict[str, Any]]]
@@ -43,7 +43,7 @@ class InitSource(NamedTuple):
 
 
 BASE = re.compile(r"prompt/(.*/)?base")  # leaves in another export, see `with_base`
-_NOT_IN_CONFIG = ("dims", "asks", "seen", "parent", "name")  # fields of the modules
+_NOT_IN_CONFIG = ("dims", "task_info", "seen", "parent", "name")  # fields of the modules
 
 
 _HOOKS = (
@@ -55,7 +55,8 @@ _HOOKS = (
 class Method(nn.Module):
     """The base of all methods. Hyperparameters are fields, so a misspelt one is an error.
 
-    A method that depends on the task also has the field `asks: Asks = Asks()`, which is set for it.
+    A method that depends on the task also has the field `task_info: TaskInfo = TaskInfo()`, which
+    is set for it.
     """
 
     dims: Dims
@@ -261,11 +262,16 @@ def _read_part(node: ast.expr) -> tuple[str, dict[str, Any]]:
     return node.func.id, fields
 
 
-_NO_TASK = Asks()
+_NO_TASK = TaskInfo()
 
 
 def make_prompt(
-    name: str, dims: Dims, asks: Asks = _NO_TASK, init: str = "", seen: str = "", **fields: Any
+    name: str,
+    dims: Dims,
+    task_info: TaskInfo = _NO_TASK,
+    init: str = "",
+    seen: str = "",
+    **fields: Any,
 ) -> Method:
     """Creates a method by name.
 
@@ -297,7 +303,7 @@ def make_prompt(
     # No parent, even if a method of a module calls this.
     prompt = cls(dims=dims, seen=seen, parent=None, **fields)
     prompt.check()
-    return with_task(prompt, asks)
+    return with_task(prompt, task_info)
 
 
 class Component(NamedTuple):
@@ -310,7 +316,7 @@ class Component(NamedTuple):
 
 # Cached, since nearly every hook needs the parts.
 @functools.cache
-def make_parts(text: str, dims: Dims, asks: Asks, seen: str = "") -> tuple[Component, ...]:
+def make_parts(text: str, dims: Dims, task_info: TaskInfo, seen: str = "") -> tuple[Component, ...]:
     """Creates the methods of a string for `read_parts`.
 
     Raises:
@@ -323,13 +329,13 @@ def make_parts(text: str, dims: Dims, asks: Asks, seen: str = "") -> tuple[Compo
         if kind == "compose":
             raise InputError(f"prompt.parts={text!r} contains compose itself; {PARTS_FORM}")
         try:
-            part = make_prompt(kind, dims, asks, init, seen, **fields)
+            part = make_prompt(kind, dims, task_info, init, seen, **fields)
             parts.append(Component(name, part, init))
         except InputError as error:
             raise InputError(f"prompt.parts, {name}: {error}") from error
     return tuple(parts)
 
 
-def with_task(prompt: Method, asks: Asks) -> Method:
+def with_task(prompt: Method, task_info: TaskInfo) -> Method:
     """Passes the task to a method that depends on it."""
-    return prompt.clone(asks=asks) if hasattr(prompt, "asks") else prompt
+    return prompt.clone(task_info=task_info) if hasattr(prompt, "task_info") else prompt

@@ -15,7 +15,7 @@ from jaxprompt.layers.side_by_side import (
     renumber_slots,
 )
 from jaxprompt.prompts import PARTS_FORM, Component, InitSource, LoadExport, Method, make_parts
-from jaxprompt.types import Asks, Batch, Injection, Objective
+from jaxprompt.types import Batch, Injection, Objective, TaskInfo
 
 
 class Prompt(Method):
@@ -28,7 +28,7 @@ class Prompt(Method):
 
     PLAIN = "init= of each of prompt.parts"
 
-    asks: Asks = Asks()
+    task_info: TaskInfo = TaskInfo()
     parts: str = kinds.option(
         "prefix(length=10)+soft(length=10)", "methods with their fields, + between them"
     )
@@ -38,7 +38,7 @@ class Prompt(Method):
         parts, shown = self.components(), f"prompt.parts={self.parts!r}"
         if len(parts) < 2 or not all(part.method.LEARNS for part in parts):
             raise InputError(f"{shown} must combine at least two trainable methods; {PARTS_FORM}")
-        if len(names := [part.name for part in parts if hasattr(part.method, "asks")]) > 1:
+        if len(names := [part.name for part in parts if hasattr(part.method, "task_info")]) > 1:
             raise InputError(
                 f"{shown}: {' and '.join(names)} train vectors for the head; use only one of them"
             )
@@ -114,7 +114,7 @@ class Prompt(Method):
 
     def components(self) -> tuple[Component, ...]:
         """Returns the methods that it consists of."""
-        return make_parts(self.parts, self.dims, self.asks, self.seen)
+        return make_parts(self.parts, self.dims, self.task_info, self.seen)
 
     def _rows(self) -> list[SlotCounts]:
         total, methods = self.num_slots(), [part.method for part in self.components()]

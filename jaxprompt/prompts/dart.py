@@ -14,7 +14,7 @@ from jaxprompt.layers.hiding import fill_masks, mask_text
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.prompts import InitSource, Method
 from jaxprompt.scoring.losses import text_loss
-from jaxprompt.types import Asks, Batch, Injection, Objective, Stream
+from jaxprompt.types import Batch, Injection, Objective, Stream, TaskInfo
 
 
 class Prompt(Method):
@@ -27,7 +27,7 @@ class Prompt(Method):
     """
 
     READ_WITH = {"fluency": "hide", "start=words": "text"}
-    asks: Asks = Asks()
+    task_info: TaskInfo = TaskInfo()
     length: int = kinds.option(3, "rows of the template, one per subword of `text`")
     text: str = kinds.option("", 'words of the template that they start from; "" = N(0, 0.02^2)')
     start: str = kinds.option(
@@ -62,7 +62,7 @@ class Prompt(Method):
 
     def modules(self) -> dict[str, nn.Module]:
         """Returns the head for hidden words. Raises InputError if there is nothing to hide."""
-        if self.fluency and (self.asks.mask < 0 or not self.asks.words):
+        if self.fluency and (self.task_info.mask < 0 or not self.task_info.words):
             raise InputError(
                 f"prompt.fluency={self.fluency:g} needs a masked language model and label words, "
                 "with head.name=label_rows or verbalizer; set prompt.fluency=0"
@@ -76,10 +76,10 @@ class Prompt(Method):
 
     def _hide_words(self, batch: Batch, key) -> Batch:
         """Replaces the masks by the right label, and hides words of the text."""
-        hidden = mask_text(batch.encoder, key, share=self.hide, mask=self.asks.mask)
-        table = np.full((len(self.asks.words), batch.label_pos.shape[1]), -1)  # [C, M]
+        hidden = mask_text(batch.encoder, key, share=self.hide, mask=self.task_info.mask)
+        table = np.full((len(self.task_info.words), batch.label_pos.shape[1]), -1)  # [C, M]
         first_slots = self.length + np.cumsum([0, *map(len, self._words()[:-1])])
-        for row, words, slot in zip(table, self.asks.words, first_slots, strict=True):
+        for row, words, slot in zip(table, self.task_info.words, first_slots, strict=True):
             label = [slot] if self.labels else words[0]
             row[: len(label)] = label  # masks after a short word are removed (eq. 8)
         field = "slot" if self.labels else "ids"
@@ -91,8 +91,8 @@ class Prompt(Method):
     def _words(self) -> list[list[tuple[tuple[int, ...], ...]]]:
         """Lists the words of each label vector, by class."""
         if self.each == "class":
-            return [[words] for words in self.asks.words]
-        return [[(word,) for word in words] for words in self.asks.words]
+            return [[words] for words in self.task_info.words]
+        return [[(word,) for word in words] for words in self.task_info.words]
 
     def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Copies the embeddings of the template's words and of the label words. -> params"""

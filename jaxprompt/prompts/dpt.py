@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.config import kinds
 from jaxprompt.errors import at_least
 from jaxprompt.prompts import InitSource, Method
-from jaxprompt.types import Asks, Batch, Injection, Stream
+from jaxprompt.types import Batch, Injection, Stream, TaskInfo
 
 
 class Prompt(Method):
@@ -20,7 +20,7 @@ class Prompt(Method):
     """
 
     READ_WITH = {"length": "scale"}
-    asks: Asks = Asks()
+    task_info: TaskInfo = TaskInfo()
     length: int = kinds.option(0, "soft tokens")
     scale: float = kinds.option(0.02, "standard deviation of the soft tokens at the start")
 
@@ -60,4 +60,4 @@ class Prompt(Method):
 
     def _subwords(self) -> list[int]:
         """Lists the subwords of each class's first word, class by class."""
-        return [number for words in self.asks.words for number in words[0]]
+        return [number for words in self.task_info.words for number in words[0]]

@@ -28,14 +28,16 @@ def measure(args: argparse.Namespace) -> list[dict]:
     for base in BASES:
         own = {"base": base, "data": args.data, "count": args.count}
         with contextlib.ExitStack() as stack:
-            asks = {
+            task_info = {
                 way: stack.enter_context(
                     worker(side("instances", "serve", way=way, **own), args.cores)
                 )
                 for way in WAYS
             }
-            found = {way: ask(2) for way, ask in asks.items()}
-            turns = [{way: ask(args.steps) for way, ask in asks.items()} for _ in range(args.parts)]
+            found = {way: ask(2) for way, ask in task_info.items()}
+            turns = [
+                {way: ask(args.steps) for way, ask in task_info.items()} for _ in range(args.parts)
+            ]
         seconds = {way: [turn[way]["seconds"] for turn in turns] for way in WAYS}
         for way in WAYS:
             ratios = (a / b for a, b in zip(seconds[way], seconds["shared"], strict=True))

@@ -22,7 +22,7 @@ from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import InitSource, make_prompt
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.tree import flatten
-from jaxprompt.types import Asks, Dims, Role
+from jaxprompt.types import Dims, Role, TaskInfo
 
 torch = pytest.importorskip("torch")
 
@@ -194,7 +194,7 @@ def test_copies_start_as_the_words_and_train_beside_the_vocabulary(backbone, fol
 def test_copies_are_of_all_subwords_of_the_first_word_of_each_class():
     words = (((11, 12), (13,)), ((21,), (22, 23)))
     dims = Dims(vocab=60, width=4, embed=2, layers=1, heads=1, head_dim=4, max_len=8)
-    prompt = make_prompt("dpt", dims, Asks(2, words, -1))
+    prompt = make_prompt("dpt", dims, TaskInfo(2, words, -1))
     table = np.arange(120, dtype=np.float32).reshape(60, 2)
     given = InitSource(None, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
     begun = prompt.begin({"rows": np.zeros((3, 2))}, given)

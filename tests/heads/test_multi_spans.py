@@ -12,7 +12,7 @@ from jaxprompt.data.tasks.readers.reading import read_all, read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.text.template import parse
 from jaxprompt.errors import InputError
-from jaxprompt.heads import BackboneFacts, make_head
+from jaxprompt.heads import BackboneInfo, make_head
 from jaxprompt.heads.multi_spans import JudgedTokens
 from jaxprompt.types import Injection
 
@@ -249,7 +249,7 @@ def test_tasks_backbones_and_templates_that_do_not_fit():
     head.check_task(TASK)
     with pytest.raises(InputError, match="cmrc_f1"):
         head.check_task(get_task("cmrc2018"))
-    facts = BackboneFacts("bert", "folder", "masked", frozenset({"mlm"}), 2, 0, "")
+    facts = BackboneInfo("bert", "folder", "masked", frozenset({"mlm"}), 2, 0, "")
     make_head("multi_spans", layer="linear").check_backbone(facts)
     with pytest.raises(InputError, match="no replaced-token head.*or head.layer=linear"):
         head.check_backbone(facts)

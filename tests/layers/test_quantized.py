@@ -27,7 +27,7 @@ from jaxprompt.models.text_keys import text_keys
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.tree import BLOCK, count, flatten
-from jaxprompt.types import Asks
+from jaxprompt.types import TaskInfo
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -207,8 +207,8 @@ def label_words():
 def test_scores_of_a_whole_vocabulary_keep_codes_alone(prompt, head):
     backbone, weights = make_quantizable("bert")
     codes = quantize_params(weights, 4)
-    asks = Asks(3, (((5,),), ((6,),), ((7,),)), mask=3)
-    model = Model(backbone, make_prompt(prompt, backbone.dims, asks, length=2), {"main": head})
+    task_info = TaskInfo(3, (((5,),), ((6,),), ((7,),)), mask=3)
+    model = Model(backbone, make_prompt(prompt, backbone.dims, task_info, length=2), {"main": head})
     params = make_params(model, codes)
     numbers = params | {"backbone": dequantize_tree(codes, jnp.float32)}
     batch = make_batch(slots=model.prompt.num_slots())

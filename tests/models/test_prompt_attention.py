@@ -33,9 +33,9 @@ def measure(model, params, batch):
     return jax.device_get(jit(lambda p, b: attend_prompt(model, p, b))(params, batch))
 
 
-def average(mass, asks):
+def average(mass, task_info):
     """Means over the queries that count. [B, N, T], bool [B, T] -> [B, N]"""
-    return np.array([row[:, keep].mean(-1) for row, keep in zip(mass, asks, strict=True)])
+    return np.array([row[:, keep].mean(-1) for row, keep in zip(mass, task_info, strict=True)])
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +105,12 @@ def test_soft_tokens_draw_what_transformers_says(bert):
             position_ids=tensor(tokens.positions), attention_mask=tensor(tokens.mask) * 1.0,
             output_attentions=True,
         )  # fmt: skip
-    asks = np.asarray(tokens.mask) & ~is_soft
+    task_info = np.asarray(tokens.mask) & ~is_soft
     for layer, probs in enumerate(out.attentions):
         mass = (probs.numpy() * is_soft[:, None, None]).sum(-1)
-        np.testing.assert_allclose(found.tokens[:, layer], average(mass, asks), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            found.tokens[:, layer], average(mass, task_info), rtol=0, atol=1e-5
+        )
     np.testing.assert_allclose(found.uniform, LENGTH / np.asarray(tokens.mask).sum(-1), rtol=1e-6)
 
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.errors import at_least
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.losses import make_loss
@@ -49,7 +49,7 @@ class Cosine(Kind):
 
     scale: float = kinds.option(10.0, "of the similarities")
 
-    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads [CLS], or the end of a left-to-right model's input."""
         module = CosineScores(len(setup.task.labels), self.scale)
         return HeadLayout(self, {"main": module}, self.specials(facts, setup, tokenizer))

@@ -6,7 +6,7 @@ from flax import linen as nn
 from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.losses import cross_entropy
-from jaxprompt.types import Asks, Batch, Injection, Objective, Role, Stream
+from jaxprompt.types import Batch, Injection, Objective, Role, Stream, TaskInfo
 
 
 class LabelRows(Scores):
@@ -21,7 +21,7 @@ class LabelRows(Scores):
 class Prompt(Method):
     """Soft tokens, and label rows that a view of its own lays into the text."""
 
-    asks: Asks = Asks()
+    task_info: TaskInfo = TaskInfo()
     length: int = 3
 
     def num_slots(self) -> int:
@@ -49,5 +49,5 @@ class Prompt(Method):
         draw = lambda name, rows: self.param(
             name, nn.initializers.normal(0.5), (rows, self.dims.embed)
         )
-        table, rows = draw("table", self.length), draw("labels", self.asks.classes)
+        table, rows = draw("table", self.length), draw("labels", self.task_info.classes)
         return Injection(Stream(slots=jnp.concatenate([table, rows])[None]), rows=rows)

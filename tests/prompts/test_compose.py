@@ -9,15 +9,15 @@ from tiny import assert_equal, fill, make_batch
 from jaxprompt.errors import InputError
 from jaxprompt.layers.side_by_side import check_prefixes_agree
 from jaxprompt.prompts import InitSource, make_prompt, read_parts
-from jaxprompt.types import Asks, Batch, Dims, Role, Tokens
+from jaxprompt.types import Batch, Dims, Role, TaskInfo, Tokens
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=60)
 T5_DIMS = DIMS._replace(decoder_layers=3)
-ASKS = Asks(3, (((11,),), ((21, 22),), ((31,),)), 4)
+ASKS = TaskInfo(3, (((11,),), ((21, 22),), ((31,),)), 4)
 
 
-def compose(parts, dims=DIMS, asks=ASKS):
-    return make_prompt("compose", dims, asks, parts=parts)
+def compose(parts, dims=DIMS, task_info=ASKS):
+    return make_prompt("compose", dims, task_info, parts=parts)
 
 
 def injected(prompt, batch, **options):

@@ -43,7 +43,7 @@ from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.features.cache import FeatureCache, FeatureCachePlan
 from jaxprompt.training.one_run import Feed
 from jaxprompt.tree import Flat
-from jaxprompt.types import Asks
+from jaxprompt.types import TaskInfo
 
 _OTHER_WORDS = (
     "prompt.name={} depends on the label words, so all runs of a grid must share them, but this "
@@ -181,9 +181,9 @@ def _plan_caches(
     return cached_members, fill
 
 
-def _task_info(scorer: Scorer) -> Asks:
+def _task_info(scorer: Scorer) -> TaskInfo:
     """Returns what the method reads of the task; empty if it does not depend on the task."""
-    return getattr(scorer.model.prompt, "asks", Asks())
+    return getattr(scorer.model.prompt, "task_info", TaskInfo())
 
 
 def _member(run: GridRun, prepared: PreparedTask) -> Member:

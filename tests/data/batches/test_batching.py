@@ -117,11 +117,11 @@ def test_choices_are_counted():
     assert mixed.min(axis=1).tolist() == [NO_LIMIT, 0] and mixed[1].tolist() == [3, 2, 0]
 
 
-def packed(*lengths, asks=False):
-    """A row of documents, in a decoder too where `asks`."""
+def packed(*lengths, with_decoder=False):
+    """A row of documents, in a decoder too where `with_decoder`."""
     segments = np.repeat(np.arange(1, len(lengths) + 1), lengths).astype(np.int32)
     row = encoded(len(segments), slots=0)._replace(segments=segments)
-    return row._replace(decoder=Row(*row[:5], segments)) if asks else row
+    return row._replace(decoder=Row(*row[:5], segments)) if with_decoder else row
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -147,10 +147,10 @@ def test_documents_of_a_row_keep_their_numbers(side):
 
 def test_documents_of_a_decoder():
     pad = dict(batch=2, length=6, decoder_length=8, pad_id=9, label_width=1)
-    batch = collate([[packed(4, 2, asks=True)]], [0], [0], **pad)
+    batch = collate([[packed(4, 2, with_decoder=True)]], [0], [0], **pad)
     assert batch.decoder.segments.tolist() == [[1, 1, 1, 1, 2, 2, 0, 0], [0] * 8]
     assert batch.encoder.segments.tolist() == [[1, 1, 1, 1, 2, 2], [0] * 6]
-    plain = packed(6, asks=True)._replace(segments=None)
+    plain = packed(6, with_decoder=True)._replace(segments=None)
     plain = plain._replace(decoder=plain.decoder._replace(segments=None))
     batch = collate([[plain]], [0], [0], **pad)
     assert batch.encoder.segments is batch.decoder.segments is None
