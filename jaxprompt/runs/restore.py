@@ -59,6 +59,17 @@ def is_zero_shot(config: RunConfig) -> bool:
     return not get_method(config).LEARNS and not config.trainable and get_head(config).READS_WORDS
 
 
+def _changeable_fields(config: RunConfig, from_text: bool) -> list[str]:
+    """Returns the fields that may differ from those of the run."""
+    head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
+    after_training = [
+        field
+        for field in (*CHANGEABLE_AFTER_TRAINING, *head_fields)
+        if not (from_text and field in DATA_FIELDS)
+    ]
+    return [*CHANGEABLE_FIELDS, *after_training]
+
+
 def restore_run(
     config: RunConfig,
     workdir: str,
@@ -76,13 +87,8 @@ def restore_run(
     from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(prompt_starts(config))
     record, best_step = None, None
     if not is_zero_shot(config):
-        head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
-        free = [
-            field
-            for field in (*CHANGEABLE_AFTER_TRAINING, *head_fields)
-            if not (from_text and field in DATA_FIELDS)
-        ]
-        record, best_step = read_trained(workdir, config, (*CHANGEABLE_FIELDS, *free), TaskRecord)
+        changeable = _changeable_fields(config, from_text)
+        record, best_step = read_trained(workdir, config, changeable, TaskRecord)
     placement = build_placement(config)
     backbone = open_checked_backbone(config, placement, restored=True)
     if from_text:

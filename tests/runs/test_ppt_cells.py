@@ -99,7 +99,7 @@ def open_cell(task, method, name, tokenizer, patterns=""):
     made = apply_form(c, read_task(c.task))
     example = example_of(made)
     backbone = Backbone(c.backbone, Path("x"), family, {}, module, tokenizer)
-    one = types.SimpleNamespace(share=lambda: (0, 1))
+    one = types.SimpleNamespace(batch_part=lambda: (0, 1))
     return c, scorer_from_config(
         c, backbone, Examples(made, max(len(example.choices), 1), {"train": [example]}), one
     )
