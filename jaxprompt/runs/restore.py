@@ -59,7 +59,7 @@ def is_zero_shot(config: RunConfig) -> bool:
     return not get_method(config).LEARNS and not config.trainable and get_head(config).READS_WORDS
 
 
-def _changeable_fields(config: RunConfig, from_text: bool) -> list[str]:
+def _changeable_fields(config: RunConfig, from_text: bool) -> tuple[str, ...]:
     """Returns the fields that may differ from those of the run."""
     head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
     after_training = [
@@ -67,7 +67,7 @@ def _changeable_fields(config: RunConfig, from_text: bool) -> list[str]:
         for field in (*CHANGEABLE_AFTER_TRAINING, *head_fields)
         if not (from_text and field in DATA_FIELDS)
     ]
-    return [*CHANGEABLE_FIELDS, *after_training]
+    return (*CHANGEABLE_FIELDS, *after_training)
 
 
 def restore_run(

@@ -60,7 +60,7 @@ def test_utilisation_is_of_the_dtypes_peak(monkeypatch, dtype, peak):
 def test_processes_that_hold_the_same_rows_count_once(monkeypatch):
     """With a model axis over two processes both read the same half of a batch."""
     monkeypatch.setattr(jax, "process_count", lambda: 4)
-    monkeypatch.setattr(Placement, "share", lambda self: (0, 2))
+    monkeypatch.setattr(Placement, "batch_part", lambda self: (0, 2))
     meter = Meter(batches([5]), score, 1.0, "float32", MESH)
     meter.next_batch()
     assert meter.describe(MEASURED, 1, 1.0)["time"]["tokens_per_second"] == 10.0
