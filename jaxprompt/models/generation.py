@@ -56,7 +56,7 @@ def generate(
         score over `max_new_tokens` tokens if longer is better; True ends the row without this
         comparison.
       shared_kv: the result of `Model.run_shared_prefix` with these parameters, if any.
-      checked: whether `check_room` has checked the batch. Under jit only the padded length is
+      checked: whether `check_new_tokens` has checked the batch. Under jit only the padded length is
         known.
 
     Raises:
@@ -246,7 +246,7 @@ def _score(backbone, x):
 def check_generation(
     model: Model, batch: Batch, max_new_tokens: int, num_beams: int, ends: Sequence[int] = ()
 ) -> None:
-    """Raises InputError like `check_search` and `check_room`."""
+    """Raises InputError like `check_search` and `check_new_tokens`."""
     check_search(model, batch, max_new_tokens, num_beams, ends=ends)
     check_new_tokens(model, batch, max_new_tokens)
 

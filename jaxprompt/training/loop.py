@@ -51,7 +51,7 @@ class DispatchedSteps:
         self.finished_step: int | None = None  # newest step known to be done
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
-        """Adds a dispatched step; waits for the step _AHEAD before it."""
+        """Adds a dispatched step; waits for the step `_MAX_AHEAD` before it."""
         self._unread.append((step, metrics["streak"], metrics["skipped"]))
         jax.block_until_ready(self._unread[-_MAX_AHEAD - 1 : -_MAX_AHEAD])
         recent = self._unread[-_MAX_AHEAD - 1 :]

@@ -93,7 +93,7 @@ def label_rows(labels: Sequence[Sequence[int]], length: int, fallback: Callable[
 
 
 def text_rows(tokenizer: Tokenizer, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
-    """Returns for row i token i of a text, up to `length`, then the fallback as in class_labels."""
+    """Returns for row i token i of a text, up to `length`, then the fallback as in label_rows."""
     ids = starting_ids(tokenizer, text.strip())
     if not ids:
         raise InputError(f"prompt text {text!r} has no tokens; use other words")
