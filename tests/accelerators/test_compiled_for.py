@@ -47,7 +47,7 @@ MESHES = {
 HALF = dict(backbone__dtype="bfloat16")
 FIELDS = {path: HALF for path in SHIPPED if path.startswith("ppt/")}
 FIELDS |= {path: HALF | dict(backbone__remat="full") for path in PRETRAINING}
-# libtpu 0.0.42.1 crashes on these for v6e, unless the layers are computed again in the backward pass.
+# libtpu 0.0.42.1 crashes on these for v6e, unless layers are recomputed in the backward pass.
 CRASHING = (
     "ipt/few_shot.py", "ipt/knowledge.py", "ipt/prompt_length.py", "p_tuning/lama.py",
     "ppt/cells.py", "ptuning_v2/prompt_length.py", "ptuning_v2/superglue.py",
