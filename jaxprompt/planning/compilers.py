@@ -186,6 +186,17 @@ class Compiled(NamedTuple):
     text: str  # HLO
 
 
+def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "tile sizes" not in str(error):
+            raise
+        # Without a GPU on which XLA can try them, no tiles of its Triton kernels fit some products,
+        # such as 3,904 rows in float32; cuBLAS computes these.
+        return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
 def compile_for(placement: Placement, step: Callable, *args: Any, **settings: Any) -> Compiled:
     """Compiles a step that runs `within` a placement for its devices, from shapes alone.
 
@@ -195,7 +206,7 @@ def compile_for(placement: Placement, step: Callable, *args: Any, **settings: An
     with silence_stderr(), trace_without_gpu(placement.target):
         lowered = jax.jit(step, **settings).lower(*args)
         try:
-            program = lowered.compile()
+            program = _compile(lowered)
         except jax.errors.JaxRuntimeError as error:
             raise InputError(f"the compiler failed: {str(error).splitlines()[0]}") from error
     memory, text = read_memory(program), hlo_text(program)
