@@ -40,12 +40,12 @@ def first_line(error: BaseException) -> str:
     return lines[0][:200].rstrip(". ")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggests names for an unknown `name`: close matches, else up to 12 of `known`."""
-    known = sorted(known)
-    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    names = matches or known[:12]
-    remainder = "" if matches or len(known) <= 12 else f", ... ({len(known)} in all)"
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Suggests names for an unknown `name`: close matches, else up to 12 of `choices`."""
+    choices = sorted(choices)
+    matches = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    names = matches or choices[:12]
+    remainder = "" if matches or len(choices) <= 12 else f", ... ({len(choices)} in all)"
     return ("nearest: " if matches else "known: ") + ", ".join(names) + remainder
 
 
@@ -83,16 +83,16 @@ def check_share(name: str, value: float) -> None:
         raise InputError(f"{name}={value} must be in [0, 1)")
 
 
-def check_known(name: str, value: Any, known: Collection[str]) -> str:
-    """Returns `value` if it is one of `known`; `name` is a field, or words such as "the task".
+def check_known(name: str, value: Any, choices: Collection[str]) -> str:
+    """Returns `value` if it is one of `choices`; `name` is a field, or words such as "the task".
 
     Raises InputError.
     """
     setting = f"{name}{' ' if ' ' in name else '='}{brief(value)}"
     if not isinstance(value, str):
-        raise InputError(f"{setting} must be text; {nearest('', known)}")
-    if value not in known:
-        raise InputError(f"{setting} is unknown; {nearest(value, known)}")
+        raise InputError(f"{setting} must be text; {nearest('', choices)}")
+    if value not in choices:
+        raise InputError(f"{setting} is unknown; {nearest(value, choices)}")
     return value
 
 

@@ -308,7 +308,7 @@ def _check_ending(output: str, path: Path, suffix: str) -> None:
         )
 
 
-def check_foreign_files(folder: str | os.PathLike, known: Collection[str], writer: str) -> None:
+def check_foreign_files(folder: str | os.PathLike, expected: Collection[str], writer: str) -> None:
     """Raises InputError if a folder contains files that `writer` does not create."""
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -316,7 +316,7 @@ def check_foreign_files(folder: str | os.PathLike, known: Collection[str], write
         return
     except OSError as error:
         raise write_error(folder, error) from error
-    if foreign := [name for name in names if name not in known]:
+    if foreign := [name for name in names if name not in expected]:
         raise InputError(
             f"{folder} contains {foreign[0]}, which is not part of this {writer}; delete it, or "
             "give another folder"

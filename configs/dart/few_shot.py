@@ -65,21 +65,24 @@ ABLATIONS = ("", "no_fluency", "fixed_template", "fixed_labels", "frozen", "full
 def get_config(name="sst2"):
     """Returns one run."""
     task, _, ablation = name.partition(",")
-    own = TASKS[check_known("the task", task, TASKS)]
+    prompt_words = TASKS[check_known("the task", task, TASKS)]
     check_known("the ablation", ablation, ABLATIONS)
     c = base()
     if ablation == "full":  # fine-tuning with a linear head, the text alone
         heads.linear(c)
         methods.full(c, lr=FULL_RATES[0])
     else:
-        methods.dart(c, length=own.length, text=own.text, lr=RATES[0])
-        c.task.template = own.template
+        methods.dart(c, length=prompt_words.length, text=prompt_words.text, lr=RATES[0])
+        c.task.template = prompt_words.template
     c.backbone.path = "FacebookAI/roberta-large"
     c.task.name = task
     c.data.protocol = {"name": "kshot", "k": 16}
-    c.data.max_len, c.data.batch = own.max_len, 8  # a batch that all grids of appendix A.1 have
+    c.data.max_len, c.data.batch = (
+        prompt_words.max_len,
+        8,
+    )  # a batch that all grids of appendix A.1 have
     c.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
-    c.train.total_epochs = own.epochs
+    c.train.total_epochs = prompt_words.epochs
     c.train.eval_epochs = 1.0
     if ablation == "no_fluency":
         c.prompt.fluency = 0.0
@@ -87,12 +90,17 @@ def get_config(name="sst2"):
         c.trainable = (r"prompt/rows", r"head/.*", r"backbone/.*")
     elif ablation == "p_tuning":  # no word is an anchor (appendix A)
         heads.verbalizer(c)
-        c.prompt = make_block("prompt", "p_tuning", length=own.length)
+        c.prompt = make_block("prompt", "p_tuning", length=prompt_words.length)
         c.trainable = (r"prompt/.*", r"backbone/.*")
     elif ablation == "fixed_labels":
         heads.verbalizer(c)
         c.prompt = make_block(
-            "prompt", "dart", length=own.length, text=own.text, fluency=1.0, labels=False
+            "prompt",
+            "dart",
+            length=prompt_words.length,
+            text=prompt_words.text,
+            fluency=1.0,
+            labels=False,
         )
         c.trainable = (r"prompt/.*", r"backbone/.*")
     elif ablation == "frozen":  # not the paper's: the rows and a bias alone

@@ -65,22 +65,22 @@ TABLES = ("sem_eval_2010_task_8", "tacred_revisited", "wiki80", "chemprot")
 
 def get_config(name="sem_eval_2010_task_8,8"):
     """Returns one run."""
-    known, shots, method = read_name(name)
-    own, task = TASKS[known], get_task(known)
+    task_name, shots, method = read_name(name)
+    recipe, task = TASKS[task_name], get_task(task_name)
     c = base()
-    c.backbone.path, c.task.name, c.task.metric = own.backbone, known, own.metric
+    c.backbone.path, c.task.name, c.task.metric = recipe.backbone, task_name, recipe.metric
     if method.startswith("gpt2"):
         c.backbone.path = GPT2
     if method in ("fine_tuning", "gpt2_fine_tuning", "lm_bff"):  # words mark (section 5.2)
-        methods.full(c, lr=own.rates[0])
+        methods.full(c, lr=recipe.rates[0])
         if method == "lm_bff":
             heads.verbalizer(c)
             c.trainable = (r"backbone/.*",)
     elif method == "gpt2":
-        methods.dart(c, length=9, text=f"{MARKERS} {CAUSAL}", fluency=0.0, lr=own.rates[0])
+        methods.dart(c, length=9, text=f"{MARKERS} {CAUSAL}", fluency=0.0, lr=recipe.rates[0])
         c.task.template = with_causal_rows(task.causal)
     else:
-        methods.dart(c, length=7, text=f"{MARKERS} {TEXT}", lr=own.rates[0])
+        methods.dart(c, length=7, text=f"{MARKERS} {TEXT}", lr=recipe.rates[0])
         c.task.template = with_rows(task.template)
     if method == "no_fluency":
         c.prompt.fluency = 0.0
@@ -94,13 +94,13 @@ def get_config(name="sem_eval_2010_task_8,8"):
         c.trainable = (r"prompt/.*", r"backbone/.*")
     if shots != "full":
         c.data.protocol = {"name": "kshot", "k": int(shots), "on_shortage": "use_fewer"}
-    elif own.dev:
-        c.data.protocol = {"name": "holdout", "size": own.dev}
-    c.data.max_len, c.optim.accumulate = own.max_len, own.passes
-    c.data.batch = own.batch * own.passes
+    elif recipe.dev:
+        c.data.protocol = {"name": "holdout", "size": recipe.dev}
+    c.data.max_len, c.optim.accumulate = recipe.max_len, recipe.passes
+    c.data.batch = recipe.batch * recipe.passes
     c.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
-    c.optim.weight_decay = own.decay
-    c.train.total_epochs = own.epochs
+    c.optim.weight_decay = recipe.decay
+    c.train.total_epochs = recipe.epochs
     return c
 
 
@@ -108,11 +108,11 @@ def read_name(name):
     """Returns task, K and method."""
     if name.count(",") > 2:
         raise InputError(f"{name!r} has more than three parts; give TASK,K,METHOD")
-    known, shots, method = [*name.split(","), "", ""][:3]
-    check_known("the task", known, TASKS)
-    shown = [FEWER[known]] if known in FEWER else []
+    task_name, shots, method = [*name.split(","), "", ""][:3]
+    check_known("the task", task_name, TASKS)
+    shown = [FEWER[task_name]] if task_name in FEWER else []
     check_known("the number of examples per class", shots or "8", [*shown, *SHOTS])
-    return known, shots or "8", check_known("the method", method or "dart", METHODS)
+    return task_name, shots or "8", check_known("the method", method or "dart", METHODS)
 
 
 def with_rows(template):
@@ -135,5 +135,5 @@ def sweep():
             for method in ("dart", "fine_tuning"):
                 for seed in SEEDS if shots != "full" else SEEDS[:1]:
                     for lr in TASKS[task].rates:
-                        own = {"data.seed": seed, "optim.lr": lr}
-                        yield {"config": f"{task},{shots},{method}"} | own
+                        recipe = {"data.seed": seed, "optim.lr": lr}
+                        yield {"config": f"{task},{shots},{method}"} | recipe

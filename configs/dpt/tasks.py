@@ -60,25 +60,25 @@ def get_config(name="sst2"):
     if len(parts) > 4:
         raise InputError(f"{name!r} has {len(parts)} parts; give TASK,SETTING,SYSTEM,SIZE")
     task, setting, system, size = (*parts, *("sst2", "full", "dpt", "base")[len(parts) :])
-    own = TASKS[check_known("the task", task, TASKS)]
+    recipe = TASKS[check_known("the task", task, TASKS)]
     check_known("the setting", setting, SETTINGS)
-    check_known("the system", system, [x for x in SYSTEMS if own.words or x != "released"])
+    check_known("the system", system, [x for x in SYSTEMS if recipe.words or x != "released"])
     c = base()
     c.task.name = task
     c.data.batch, c.train.total_epochs = SIZES[check_known("the size", size, SIZES)], EPOCHS
     c.optim.schedule, c.optim.weight_decay = {"name": "linear"}, 0.0  # released code of classes
-    if not own.words:
+    if not recipe.words:
         _spans(c, system)
     elif system in FOLDERS:
         methods.full(c, lr=RATE)
         heads.linear(c, pooler=POOLERS[system])
     else:
-        _classes(c, own, system)
+        _classes(c, recipe, system)
     c.backbone.path = FOLDERS.get(system, FOLDERS["electra"]).format(size)
     if setting == "low":
-        holdout = 0.0 if own.dev else 0.1
+        holdout = 0.0 if recipe.dev else 0.1
         c.data.protocol = {"name": "fraction", "ratio": 0.1, "holdout": holdout}
-    elif not own.dev:
+    elif not recipe.dev:
         c.data.protocol = {"name": "fraction", "ratio": 0.9, "holdout": 0.1}
     return c
 
@@ -97,14 +97,14 @@ def _spans(c, system):
     c.optim.schedule, c.train.total_epochs = {"name": "constant"}, 20.0
 
 
-def _classes(c, own, system):
+def _classes(c, recipe, system):
     if system != "released":
         methods.dpt_words(c, lr=RATE, score="replaced" if system == "sigma" else "original")
-        c.task.words = own.words
+        c.task.words = recipe.words
         return
     methods.dpt(c, lr=RATE, bias=True, loss="mean", separator=" ")
-    c.task.words = tuple(f"{word} ," for word in own.words)
-    c.task.template = f"{{{own.field}}} [sep] {own.released} : _ [classes]"
+    c.task.words = tuple(f"{word} ," for word in recipe.words)
+    c.task.template = f"{{{recipe.field}}} [sep] {recipe.released} : _ [classes]"
 
 
 def sweep():

@@ -111,8 +111,10 @@ def _method(c, system, place, length, utilization, hidden):
         if system == "ppt":
             c.prompt.init = "prompts/nsp"
     elif system in ENCODERS:
-        own = dict(encoder=system, hidden=hidden, utilization=utilization, length=length, **added)
-        methods.ipt_encoder(c, lr=RATES[1], on=on, pretrained=export_of(system, place), **own)
+        fields = dict(
+            encoder=system, hidden=hidden, utilization=utilization, length=length, **added
+        )
+        methods.ipt_encoder(c, lr=RATES[1], on=on, pretrained=export_of(system, place), **fields)
     else:
         methods.ipt(c, lr=RATES[1], on=on, length=length, **added)
         c.prompt.pretrained = export_of(system, place) if system == "pretrained" else ""

@@ -14,11 +14,11 @@ SIZES = {"cnn": (12, 24, 48, 96), "lstm": (12, 24, 48, 96), "mlp": (64, 128, 256
 
 def get_config(cell="rte,cnn,prompt,48"):
     """Returns one run."""
-    *own, hidden = read_cell(cell, ("HIDDEN", "48"))
-    check_known("the encoder", own[1], ENCODERS)
+    *parts, hidden = read_cell(cell, ("HIDDEN", "48"))
+    check_known("the encoder", parts[1], ENCODERS)
     if not hidden.isdigit():
         raise InputError(f"the size of an encoder is a whole number, as 48; not {hidden!r}")
-    c = tune(*own, hidden=int(hidden))
+    c = tune(*parts, hidden=int(hidden))
     c.prompt.pretrained = ""
     return c
 

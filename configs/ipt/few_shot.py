@@ -14,8 +14,8 @@ FOLDS = ("0", "1", "2", "3")
 
 def get_config(cell="rte,random,prefix"):
     """Returns one run."""
-    *own, fold = read_cell(cell, ("FOLD", ""))
-    c = tune(*own)
+    *parts, fold = read_cell(cell, ("FOLD", ""))
+    c = tune(*parts)
     few_shot(c)
     if fold:
         check_known("the fold", fold, FOLDS)

@@ -18,8 +18,8 @@ ROWS = ("random,prefix,", "random,prefix,hard", "pretrained,prefix,")
 
 def get_config(cell="sst2,random,prefix"):
     """Returns one run."""
-    task, *own, words = read_cell(cell, ("WORDS", ""))
-    c = tune(check_known("the task", task, TEMPLATES), *own)
+    task, *parts, words = read_cell(cell, ("WORDS", ""))
+    c = tune(check_known("the task", task, TEMPLATES), *parts)
     if check_known("the words", words, ("", "hard")):
         c.task.template = TEMPLATES[task]
     return c

@@ -12,8 +12,8 @@ SYSTEMS = ("task", "pretrained")
 
 def get_config(cell="rte,pretrained,prompt,16"):
     """Returns one run."""
-    *own, length = read_cell(cell, ("LENGTH", "16"))
-    return tune(*own, length=int(check_known("the length", length, list(map(str, LENGTHS)))))
+    *parts, length = read_cell(cell, ("LENGTH", "16"))
+    return tune(*parts, length=int(check_known("the length", length, list(map(str, LENGTHS)))))
 
 
 def sweep():

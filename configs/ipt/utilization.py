@@ -11,10 +11,10 @@ PERCENTS = ("0.2", "1.3", "3", "5", "10", "21", "26", "30")  # table 6
 
 def get_config(cell="boolq,cnn,prompt,26"):
     """Returns one run."""
-    *own, percent = read_cell(cell, ("PERCENT", "26"))
-    check_known("the encoder", own[1], ENCODERS)
+    *parts, percent = read_cell(cell, ("PERCENT", "26"))
+    check_known("the encoder", parts[1], ENCODERS)
     share = round(float(check_known("the percentage", percent, PERCENTS)) / 100, 5)
-    return tune(*own, utilization=share)
+    return tune(*parts, utilization=share)
 
 
 def sweep():

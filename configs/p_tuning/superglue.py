@@ -57,12 +57,12 @@ TASKS = {
 def get_config(name="rte"):
     """Returns one run."""
     task, _, body = name.partition(",")
-    own = TASKS[check_known("the task", task, TASKS)]
+    recipe = TASKS[check_known("the task", task, TASKS)]
     check_known("the body", body, ("", "frozen"))
     c = base()
     c.backbone.path = "albert/albert-xxlarge-v2"
-    c.task.name, c.task.template = task, own.template
-    methods.p_tuning(c, length=own.length, lr=own.rate)
+    c.task.name, c.task.template = task, recipe.template
+    methods.p_tuning(c, length=recipe.length, lr=recipe.rate)
     heads.verbalizer(c)
     if body == "frozen":
         c.optim.lr = 1e-3  # not the paper's
@@ -71,12 +71,12 @@ def get_config(name="rte"):
         c.optim.lr_backbone, c.optim.weight_decay = 1e-5, 0.1
         c.optim.no_decay += (r"prompt/.*",)  # the optimizer of the pseudo tokens has none
     c.optim.schedule = {"name": "linear"}
-    if own.warmup:
-        c.optim.schedule = {"name": "warmup_linear", "warmup_steps": own.warmup}
+    if recipe.warmup:
+        c.optim.schedule = {"name": "warmup_linear", "warmup_steps": recipe.warmup}
     c.optim.clip = 1.0
     c.data.protocol = {"name": "balanced", "n": 32}
-    c.data.max_len, c.data.batch = own.max_len, 16
-    c.train.total_epochs, c.train.total_steps = 0.0, own.steps
+    c.data.max_len, c.data.batch = recipe.max_len, 16
+    c.train.total_epochs, c.train.total_steps = 0.0, recipe.steps
     c.train.eval_steps, c.train.patience = 20, 10
     return c
 

@@ -124,11 +124,11 @@ TASKS = {
 def pt(c, task="rte", kind="t5"):
     """Prompt tuning: 100 soft tokens from noise, as the released code has it (section 4.1)."""
     _few_shot(c, task, kind)
-    own, (kind, deep) = TASKS[task], ALL_KINDS[kind]
+    question, (kind, deep) = TASKS[task], ALL_KINDS[kind]
     if deep:
-        methods.prefix(c, length=100, lr=own.lr, dropout=0.0)
+        methods.prefix(c, length=100, lr=question.lr, dropout=0.0)
     else:
-        methods.soft(c, length=100, lr=own.lr, start="normal")
+        methods.soft(c, length=100, lr=question.lr, start="normal")
         c.prompt.scale = kind.scale
     c.optim.weight_decay = 1e-2  # of soft tokens too
 
@@ -204,37 +204,37 @@ FULL_RATES = {
 
 
 def _with_words(c, task):
-    own = TASKS[task]
-    if own.topics:
-        _cloze(c, own, own.topics)
+    question = TASKS[task]
+    if question.topics:
+        _cloze(c, question, question.topics)
     else:
         c.ppt.hard = True
 
 
-def _cloze(c, own, template):
+def _cloze(c, question, template):
     if c.ppt.patterns.endswith("_end"):
         template = template.partition("[mask]")[0] + "[mask]"
     c.task.form, c.task.fields, c.task.template = "cloze", (), template
-    c.task.spaced = str(get_pattern(own.group, own.patterns).space).lower()
+    c.task.spaced = str(get_pattern(question.group, question.patterns).space).lower()
 
 
 def _few_shot(c, task, kind):
     kind, deep = ALL_KINDS[check_known("the kind of backbone", kind, ALL_KINDS)]
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
-    own = TASKS[task]
-    c.task.name, c.task.words, c.task.eos = own.name or task, own.words, False
-    c.task.form, c.task.fields = own.group, own.texts
-    c.ppt.patterns = kind.patterns(own.patterns)
-    if own.plain:
-        _cloze(c, own, own.plain)
+    question = TASKS[task]
+    c.task.name, c.task.words, c.task.eos = question.name or task, question.words, False
+    c.task.form, c.task.fields = question.group, question.texts
+    c.ppt.patterns = kind.patterns(question.patterns)
+    if question.plain:
+        _cloze(c, question, question.plain)
     heads.verbalizer(c, scores="full", span="target")
-    if len(own.words) > 5:  # section 4.1: 8 rows per label, as many for dev
+    if len(question.words) > 5:  # section 4.1: 8 rows per label, as many for dev
         c.data.protocol = {"name": "kshot", "k": 8}
     else:  # 32 rows, as many for dev
         c.data.protocol = {"name": "balanced", "n": 32}
-    c.data.test_split = own.scored
-    c.data.max_len, c.data.multiple = min(own.length, kind.positions - 100 * deep), 64
+    c.data.test_split = question.scored
+    c.data.max_len, c.data.multiple = min(question.length, kind.positions - 100 * deep), 64
     c.data.batch = 16  # 8 a group of 4 GPUs on 8 of them (few-shot scripts)
     c.optim.schedule = {"name": "constant"}
     c.optim.clip = 1.0

@@ -88,7 +88,7 @@ def pretrain(task, kind="t5"):
     soft tokens.
     """
     check_known("the kind of backbone", kind, ALL_KINDS)
-    own, (kind, deep) = PRETRAINING[task], ALL_KINDS[kind]
+    recipe, (kind, deep) = PRETRAINING[task], ALL_KINDS[kind]
     c = base()
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
@@ -100,14 +100,14 @@ def pretrain(task, kind="t5"):
     else:
         methods.soft(c, length=100, lr=kind.lr, start="normal")
         c.prompt.scale = kind.scale
-    c.data.max_len = min(own.max_len, kind.positions - 100 * deep)
+    c.data.max_len = min(recipe.max_len, kind.positions - 100 * deep)
     c.data.batch = c.data.eval_batch = 128  # 64 a group of 4 GPUs on 8 of them
     c.corpus.held_out = 0.05
     c.corpus.dev_rows = 100 * 128  # 100 batches
     c.optim.schedule = {"name": "inverse_sqrt"}
     c.optim.weight_decay = 1e-2  # of soft tokens too
     c.optim.clip = 1.0
-    c.train.total_epochs, c.train.total_steps = 0.0, own.steps
+    c.train.total_epochs, c.train.total_steps = 0.0, recipe.steps
     c.train.eval_steps = c.train.save_steps = 2_000
     return c
 

@@ -67,8 +67,8 @@ class BankedModel:
         answers = answer_requests(self.bank, requests)
         metrics: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}
         for index, answered in answers.items():
-            metrics[self.names[index]] = answered.measured | {"examples": answered.known}
-        num_known = sum(answered.known for answered in answers.values())
+            metrics[self.names[index]] = answered.measured | {"examples": answered.num_labelled}
+        num_known = sum(answered.num_labelled for answered in answers.values())
         if not num_known:
             raise InputError(
                 "no row has a known label of its prompt's task; give rows with such labels"
@@ -77,13 +77,13 @@ class BankedModel:
         return metrics
 
 
-def warn_unlabelled(known: int, count: int, stacklevel: int = 3) -> None:
+def warn_unlabelled(num_labelled: int, count: int, stacklevel: int = 3) -> None:
     """Warns that the metrics leave out rows without a known label of the task.
 
     `stacklevel` is that of `warnings.warn`, to point to the caller's line.
     """
-    if known < count:
-        message = f"{count - known} of {count} rows are left out: they have no known label"
+    if num_labelled < count:
+        message = f"{count - num_labelled} of {count} rows are left out: they have no known label"
         warnings.warn(message, stacklevel=stacklevel)
 
 

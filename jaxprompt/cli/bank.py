@@ -162,7 +162,7 @@ def answer_requests(
         if answers.cut:
             length = bank.scorers[number].layout.max_len
             _log(f"{name}: texts cut to {length} tokens: {answers.cut} of {len(answers.columns)}")
-        metrics[name] = {"examples": answers.known, **answers.measured}
+        metrics[name] = {"examples": answers.num_labelled, **answers.measured}
     return answers_by_prompt, metrics
 
 

@@ -162,7 +162,7 @@ def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     if not _examples(records):
         return {}
     _, answers = answer_encodable(answer_records, mark, records)
-    return {"examples": answers.known, **answers.measured} if answers.known else {}
+    return {"examples": answers.num_labelled, **answers.measured} if answers.num_labelled else {}
 
 
 def _examples(records: Sequence[Any]) -> list[Any]:

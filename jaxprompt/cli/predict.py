@@ -289,9 +289,9 @@ def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
     if answers.cut:
         yield f"texts cut to {max_len} tokens: {answers.cut} of {total}"
     yield from unmarked_messages({"the input": (answers.unmarked, total)})
-    if answers.known:
+    if answers.num_labelled:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in answers.measured.items())
-        yield f"{scores} on {answers.known} of {total} examples, those with a label"
+        yield f"{scores} on {answers.num_labelled} of {total} examples, those with a label"
 
 
 def _log(line: str) -> None:

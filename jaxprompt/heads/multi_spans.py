@@ -171,11 +171,11 @@ class Head(TextSpanHead):
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the questions with known answers."""
-        known = known_answers(split, _words_of(split, outputs))
-        if not known:
+        labelled = known_answers(split, _words_of(split, outputs))
+        if not labelled:
             return {}, 0
-        references, words = zip(*known, strict=True)
-        return self._compare(metric, references, words, self.threshold), len(known)
+        references, words = zip(*labelled, strict=True)
+        return self._compare(metric, references, words, self.threshold), len(labelled)
 
     def fitted(self, dev: Mapping[str, float]) -> "Head":
         """Returns a copy with the threshold that was best on dev."""

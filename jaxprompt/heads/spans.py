@@ -135,8 +135,10 @@ def known_answers(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[s
     If any question has an answer, an empty list means no answer; otherwise all are unknown.
     """
     pairs = zip(split.references, answers, strict=True)
-    known: list[tuple[Sequence[str], Any]] = [(right, answer) for right, answer in pairs if right]
-    return known if any(any(right) for right, _ in known) else []
+    labelled: list[tuple[Sequence[str], Any]] = [
+        (right, answer) for right, answer in pairs if right
+    ]
+    return labelled if any(any(right) for right, _ in labelled) else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,10 +265,10 @@ class Head(TextSpanHead):
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the questions with known answers."""
-        known = known_answers(split, (answer.text for answer in self._answers(split, outputs)))
-        if not known:
+        labelled = known_answers(split, (answer.text for answer in self._answers(split, outputs)))
+        if not labelled:
             return {}, 0
-        return metrics.score_spans(metric, *zip(*known, strict=True)), len(known)
+        return metrics.score_spans(metric, *zip(*labelled, strict=True)), len(labelled)
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int

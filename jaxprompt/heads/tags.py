@@ -192,13 +192,13 @@ class Head(Kind):
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the texts with known tags."""
         pairs = zip(split.parts.gold, self._read(split, outputs), strict=True)
-        known = [(gold, tags) for gold, (tags, _) in pairs if gold]
-        if not known:
+        labelled = [(gold, tags) for gold, (tags, _) in pairs if gold]
+        if not labelled:
             return {}, 0
-        gold, tags = zip(*known, strict=True)
+        gold, tags = zip(*labelled, strict=True)
         has_predicates = split.parts.has_predicates
         scores = metrics.score_tags(metric, gold, tags, has_predicates=has_predicates)
-        return scores, len(known)
+        return scores, len(labelled)
 
     def columns(self, task: Task) -> tuple[str, ...]:
         """Returns the names of the columns of `answers`."""

@@ -84,10 +84,10 @@ class Head(Kind):
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the texts with a reference."""
         pairs = zip(split.references, texts, strict=True)
-        known = [(references, text) for references, text in pairs if references]
-        if not known:
+        labelled = [(references, text) for references, text in pairs if references]
+        if not labelled:
             return {}, 0
-        return metrics.score_texts(metric, *zip(*known, strict=True)), len(known)
+        return metrics.score_texts(metric, *zip(*labelled, strict=True)), len(labelled)
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, texts: Sequence[str],

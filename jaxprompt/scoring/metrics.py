@@ -55,17 +55,17 @@ def all_metrics() -> tuple[str, ...]:
 def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
     """Raises InputError for a metric that is unknown or does not fit the task.
 
-    `kind` is the type of the task's answers, a key of `OF`; `num_classes` is used for classes.
+    `kind` is the type of the answers, a key of `METRICS_OF`; `num_classes` is used for classes.
     """
-    known = METRICS_OF[kind]
-    if name not in known:
+    supported = METRICS_OF[kind]
+    if name not in supported:
         others = [other for other, names in METRICS_OF.items() if name in names]
         if others:
             raise InputError(
                 f"metric {name} compares {others[0]}, but the task {_DESCRIPTIONS[kind]}; use "
-                f"{', '.join(known)}"
+                f"{', '.join(supported)}"
             )
-        raise InputError(f"unknown metric {name!r}; {nearest(name, known)}")
+        raise InputError(f"unknown metric {name!r}; {nearest(name, supported)}")
     if name in ("f1", *questions.METRICS) and num_classes != 2 and kind == "classes":
         raise InputError(
             f"metric {name} needs 2 classes, but the task has {num_classes}; use macro_f1"

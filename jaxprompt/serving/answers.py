@@ -21,7 +21,7 @@ class Answers(NamedTuple):
 
     columns: list[dict[str, Any]]  # of each example, by column name
     measured: dict[str, float]  # metrics over examples with a known label, {} if there are none
-    known: int  # number of examples with a known label
+    num_labelled: int  # number of examples with a known label
     cut: int  # number of texts that were truncated
     unmarked: int = 0  # number of examples with an entity that is not marked
 
@@ -39,10 +39,10 @@ def make_answers(
         batches = EvalBatches(split.rows, split.labels, scorer.layout)
         scores = predict({}, dict(params), batches, len(split.rows))
         head.check_outputs(split.average(scores))
-        metrics, known = scorer.measure_known(split, scores)
+        metrics, num_labelled = scorer.measure_known(split, scores)
         columns = list(scorer.answers(examples, split, scores))
         unmarked = split.metric_data.unmarked if split.metric_data else 0
-        return Answers(columns, metrics, known, count_cut(split.by_example()), unmarked)
+        return Answers(columns, metrics, num_labelled, count_cut(split.by_example()), unmarked)
 
     return answer
 

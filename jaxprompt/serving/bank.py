@@ -289,10 +289,12 @@ def answer_requests(bank: PromptBank, requests: Sequence[tuple[int, Record]]) ->
     for index, split in splits.items():
         scorer, scores = bank.scorers[index], scores_by_prompt[index]
         scorer.head.check_outputs(split.average(scores))
-        metrics, known = scorer.measure_known(split, scores)
+        metrics, num_labelled = scorer.measure_known(split, scores)
         columns = list(scorer.answers(_examples(records[index]), split, scores))
         unmarked = split.metric_data.unmarked if split.metric_data else 0
-        answers[index] = Answers(columns, metrics, known, count_cut(split.by_example()), unmarked)
+        answers[index] = Answers(
+            columns, metrics, num_labelled, count_cut(split.by_example()), unmarked
+        )
     return answers
 
 
