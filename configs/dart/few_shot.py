@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from configs.parts.arguments import read_argument
+from jaxprompt.config.load import read_argument
 from jaxprompt.config.open_blocks import make_block
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF

@@ -10,7 +10,7 @@ command for in_context.
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from configs.parts.arguments import read_argument
+from jaxprompt.config.load import read_argument
 
 SEEDS = (13, 21, 42, 87, 100)  # of the splits (section 3)
 RATES = (1e-5, 2e-5, 5e-5)  # searched on dev, with BATCHES

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from configs.parts.arguments import read_argument
+from jaxprompt.config.load import read_argument
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import check_known
 

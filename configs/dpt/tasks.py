@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from configs.parts.arguments import read_argument
+from jaxprompt.config.load import read_argument
 from jaxprompt.errors import check_known
 
 SEEDS = tuple(range(10))  # section 4, evaluation protocols

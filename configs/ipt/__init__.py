@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from configs.parts.arguments import read_argument
+from jaxprompt.config.load import read_argument
 from jaxprompt.errors import check_known
 
 SEEDS = (0, 1, 2, 3, 4)  # section 5.1: five, not named

@@ -17,7 +17,7 @@ Adam at 0.003, batches of 32, 10 epochs.
 from configs.base import get_config as base
 from configs.ipt import LENGTH
 from configs.parts import heads, methods
-from configs.parts.arguments import read_argument
+from jaxprompt.config.load import read_argument
 
 ENCODERS = ("cnn", "lstm", "mlp", "none")
 PLACES = ("prompt", "prefix")

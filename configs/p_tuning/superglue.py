@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from configs.parts.arguments import read_argument
+from jaxprompt.config.load import read_argument
 
 SEEDS = (0, 1, 2)  # the code repeats each run 3 times
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import backbones, heads, methods
-from configs.parts.arguments import read_argument
 from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, RATES, SEEDS, TASKS
+from jaxprompt.config.load import read_argument
 from jaxprompt.errors import check_known
 
 

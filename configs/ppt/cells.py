@@ -6,8 +6,8 @@ prompts/nsp, prompts/nss, prompts/cls or prompts/unified.
 """
 
 from configs.base import get_config as base
-from configs.parts.arguments import read_argument
 from configs.parts.ppt import ALL_KINDS, METHODS, TASKS
+from jaxprompt.config.load import read_argument
 
 
 def get_config(cell=""):

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import methods
-from configs.parts.arguments import read_argument
+from jaxprompt.config.load import read_argument
 
 SEEDS = (11,)  # of most released scripts, which run once
 RATES = (5e-3, 7e-3, 1e-2)  # learning rates of the released search

@@ -4,8 +4,8 @@ The argument is TASK,ORDER,COUNT: `--config=configs/ptuning_v2/depth.py:rte,desc
 prompts in layers 17 to 24 of BERT-large.
 """
 
-from configs.parts.arguments import read_argument
 from configs.ptuning_v2.superglue import tune
+from jaxprompt.config.load import read_argument
 
 TASKS, ORDERS = ("rte", "boolq"), ("ascending", "descending")
 COUNTS = (4, 8, 12, 16, 20, 24)  # ours: the paper's text does not list those of the figure

@@ -9,8 +9,8 @@ semantic roles: add its file to `shared.tasks`.
 
 from pathlib import Path
 
-from configs.parts.arguments import read_argument
 from configs.ptuning_v2 import MODELS, qa, tagging
+from jaxprompt.config.load import read_argument
 
 KINDS = {"ner": tagging.NER, "srl": tagging.SRL, "qa": qa.TASKS}
 TASKS = Path(__file__).parent / "tasks"

@@ -3,8 +3,8 @@
 The argument is TASK,FORM,LENGTH: `--config=configs/ptuning_v2/prompt_length.py:rte,mlp,32`.
 """
 
-from configs.parts.arguments import read_argument
 from configs.ptuning_v2 import LENGTHS, superglue, tagging
+from jaxprompt.config.load import read_argument
 
 TASKS = ("rte", "conll04", "boolq", "conll12")
 FORMS = ("embedding", "mlp")

@@ -5,9 +5,9 @@ the paper's. It does not say where the mask is: here it follows the texts.
 """
 
 from configs.parts import heads
-from configs.parts.arguments import read_argument
 from configs.ptuning_v2 import searched
 from configs.ptuning_v2.superglue import RELEASED, WORDS, max_len_of, tune
+from jaxprompt.config.load import read_argument
 from jaxprompt.data.tasks.registry import get_task
 
 HEADS = ("linear", "verbalizer")
