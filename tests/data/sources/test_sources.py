@@ -145,10 +145,10 @@ def test_folder_names(tmp_path):
     assert list(sources.read_split(TASK, "dev", **where)) == ROWS
     assert sources.has_split(TASK, "dev", **where)
     assert not sources.has_split(TASK, "train", **where)
-    with pytest.raises(InputError, match=r"no train file in .*train.jsonl.*has: validation"):
+    with pytest.raises(InputError, match=r"one train file, .*has 0; .*: validation.jsonl"):
         sources.read_split(TASK, "train", **where)
     write_csv(tmp_path / "dev.csv")
-    with pytest.raises(InputError, match=r"2 files for dev: dev.csv, validation.jsonl"):
+    with pytest.raises(InputError, match=r"has 2; its files: dev.csv, validation.jsonl"):
         sources.read_split(TASK, "dev", **where)
 
 
@@ -159,7 +159,7 @@ def test_named_files(tmp_path):
     assert list(sources.read_split(TASK, "train", files=files)) == ROWS
     assert sources.has_split(TASK, "train", files=files)
     assert not sources.has_split(TASK, "dev", files=files)
-    with pytest.raises(InputError, match=r"data.files has no 'dev' file; it has: train"):
+    with pytest.raises(InputError, match=r"data.files has no dev split .*; it has: train"):
         sources.read_split(TASK, "dev", files=files)
 
 
@@ -170,7 +170,7 @@ def test_set_in_the_package():
     assert all(sources.has_split(task, name) for name in sizes)
     row = sources.read_split(task, "train", source="package")[0]
     assert row["label"] in task.labels
-    with pytest.raises(InputError, match="task sst2 is not included"):
+    with pytest.raises(InputError, match="task sst2 has no data of its own"):
         sources.read_split(get_task("sst2"), "train", source="package")
 
 
@@ -230,7 +230,7 @@ def test_missing_files(tmp_path):
     (tmp_path / "dir.jsonl").mkdir()
     with pytest.raises(InputError, match=r"dir.jsonl: is a folder"):
         read_file(tmp_path / "dir.jsonl")
-    with pytest.raises(InputError, match=r"task custom has no default data"):
+    with pytest.raises(InputError, match=r"task custom has no data of its own"):
         sources.read_split(TASK, "train")
 
 
@@ -427,7 +427,7 @@ def test_tfds(tfds_folder):
     assert len(sources.read_split(TASK, "dev", **where)) == 2
     assert sources.has_split(TASK, "dev", **where)
     assert not sources.has_split(TASK, "test", **where)
-    with pytest.raises(InputError, match="tfds:toy_polarity has no test split; it has: train, val"):
+    with pytest.raises(InputError, match="tfds:toy_polarity has no test split .*: train, val"):
         sources.read_split(TASK, "test", **where)
 
 
@@ -462,15 +462,7 @@ def test_tfds_runs_no_code_of_other_namespaces(name, monkeypatch):
         sources.has_split(TASK, "train", source=f"tfds:{name}")
 
 
-def test_tfds_errors(tmp_path, monkeypatch):
+def test_tfds_errors(tmp_path):
     where = {"source": "tfds:no_such_set", "cache_dir": str(tmp_path)}
     with pytest.raises(InputError, match="tfds:no_such_set cannot be loaded .*; check the name"):
-        sources.read_split(TASK, "train", **where)
-    import tensorflow_datasets as tfds
-
-    def needs_tensorflow(*args, **kwargs):
-        raise ImportError("No module named 'tensorflow'", name="tensorflow")
-
-    monkeypatch.setattr(tfds, "builder", needs_tensorflow)
-    with pytest.raises(InputError, match="pip install tensorflow"):
         sources.read_split(TASK, "train", **where)
