@@ -134,31 +134,24 @@ def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) 
 
 def unknown_label_messages(task: Task, records: Iterable[Record]) -> list[str]:
     """Returns a message with the number of labels unknown to the task, and the first of them."""
+    if task.kind not in ("tags", "classes"):
+        return []
     examples = [
         (record.origin, record.row, record.example)
         for record in records
         if record.row is not None and record.example is not None
     ]
-    if task.kind == "tags":
-        origins = [
-            origin for origin, row, example in examples if not example.tags and has_label(task, row)
-        ]
-        if not origins:
-            return []
-        count = f"tags unknown to task {task.name}: {len(origins)} of {len(examples)} examples"
-        return [f"{count}, the first at {origins[0]}; they are treated as untagged"]
-    if task.kind != "classes":
-        return []
     unknown = [
-        (origin, row[task.label])
-        for origin, row, example in examples
-        if example.label < 0 and has_label(task, row)
+        (record.origin, row[task.tags or task.label])
+        for record, row, example in examples
+        if example.label < 0 and not example.tags and has_label(task, row)
     ]
     if not unknown:
         return []
     origin, label = unknown[0]
+    noun = "tags" if task.tags else "labels"
     return [
-        f"labels unknown to task {task.name}: {len(unknown)} of {len(examples)} examples, the "
+        f"{noun} unknown to task {task.name}: {len(unknown)} of {len(examples)} examples, the "
         f"first {label!r:.40} at {origin}; they are treated as unlabelled"
     ]
 
@@ -185,14 +178,14 @@ def output_lines(
         output = {prefix + name: value for name, value in answer.items()}
         row = {name: _json_value(value) for name, value in (record.row or {}).items()}
         try:
-            yield _to_json({**row, **output}) + "\n"
+            # Values that JSON lacks, such as Parquet's dates, become strings.
+            line = json.dumps({**row, **output}, ensure_ascii=False, default=str, allow_nan=False)
         except ValueError as error:
             raise InputError(
                 f"{record.origin}: the scores are not finite; the prompt's values are too large "
                 "for this backbone: try --dtype=float32, and train again with a lower optim.lr"
             ) from error
-    if next(answers, None) is not None:
-        raise RuntimeError("there are more answers than records with an example")
+        yield line + "\n"
 
 
 def _json_value(value: Any) -> Any:
@@ -204,16 +197,3 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_value(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _to_json(row: Mapping[str, Any]) -> str:
-    """Returns an object as JSON; values that JSON lacks, such as Parquet's dates, become strings.
-
-    Raises ValueError for NaN and the infinities.
-    """
-    text = json.dumps(row, ensure_ascii=False, default=str, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which only an escape can represent
-        return json.dumps(row, default=str, allow_nan=False)
-    return text
