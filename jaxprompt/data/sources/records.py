@@ -142,8 +142,8 @@ def unknown_label_messages(task: Task, records: Iterable[Record]) -> list[str]:
         if record.row is not None and record.example is not None
     ]
     unknown = [
-        (record.origin, row[task.tags or task.label])
-        for record, row, example in examples
+        (origin, row[task.tags or task.label])
+        for origin, row, example in examples
         if example.label < 0 and not example.tags and has_label(task, row)
     ]
     if not unknown:
