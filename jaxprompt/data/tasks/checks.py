@@ -1,14 +1,13 @@
 """Checks whether the parts of a task fit together."""
 
 import dataclasses
-import string
 
 from jaxprompt.data.tasks.readers.candidates import check_candidates
 from jaxprompt.data.tasks.readers.entities import check_entities, check_negative, relation_words
 from jaxprompt.data.tasks.readers.predicates import check_predicate
 from jaxprompt.data.tasks.tags import NO_SCHEME, OUTSIDE, iob2_labels
 from jaxprompt.data.tasks.task import BINARY_METRICS, Task, check_column
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, nearest
 
 
 def _iob2(labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -105,20 +104,13 @@ def _check_classes(task: Task) -> None:
             f"task.fields includes {task.label!r}, the label column, so the input would contain "
             "the answer; remove it"
         )
-    if len(set(task.labels)) < len(task.labels):
-        raise InputError(f"task.labels lists a class twice: {', '.join(task.labels)}; remove one")
-    if len(task.labels) == 1:
-        raise InputError(f"task.labels has one class, {task.labels[0]!r}; a task needs 2 or more")
-    if task.choices and len(task.words) > len(string.ascii_uppercase):
+    if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1:
+        raise InputError(f"task.labels={','.join(task.labels)} must be 2 or more distinct classes")
+    words = [word for group in task.words for word in group]
+    if not all(name.strip() for name in (*task.labels, *words)):
         raise InputError(
-            f"task.words has {len(task.words)} names for choices; give at most "
-            f"{len(string.ascii_uppercase)}"
+            f"task.labels={task.labels!r} and task.words={task.words!r} must not have empty names"
         )
-    for name, group in zip(task.labels or string.ascii_uppercase, task.words, strict=False):
-        if not group or not all(isinstance(w, str) and w.strip() for w in group):
-            raise InputError(f"task.words of class {name!r} is {group!r}; give 1 or more words")
-    if not all(name.strip() for name in task.labels):
-        raise InputError(f"task.labels has an empty class name: {task.labels!r}; name every class")
 
 
 def _fit_classes(task: Task) -> Task:
@@ -149,6 +141,6 @@ def check_positive(task: Task) -> None:
         )
     if task.labels and task.positive not in task.labels:
         raise InputError(
-            f"task.positive={task.positive!r} is not a class of task {task.name}; its classes: "
-            f"{', '.join(task.labels[:20])}{', ...' if len(task.labels) > 20 else ''}"
+            f"task.positive={task.positive!r} is not a class of task {task.name}; "
+            f"{nearest(task.positive, task.labels)}"
         )

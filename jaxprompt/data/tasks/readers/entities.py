@@ -17,9 +17,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxprompt.data.tasks.cells import cell_text, whole_number
+from jaxprompt.data.tasks.cells import cell_text, get_cell, whole_number
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, check_known, nearest, show_columns
+from jaxprompt.errors import InputError, check_known, nearest
 
 OFFSETS = ("tags", "characters", "words", "last_word", "text")
 ABSENT = (-1, -1)  # of an entity that is not marked
@@ -65,14 +65,15 @@ def check_entities(task: Task) -> None:
             "task.entities is only valid for a task with classes and without choices; remove "
             "task.target, task.tags, task.answers and task.choices"
         )
+    max_parts = 1 if task.offsets == "text" else 2
     for entry in task.entities:
         parts = entry.split("|")
-        if not all(map(str.strip, parts)) or len(parts) > 2 - (task.offsets == "text"):
+        are_two_tags = task.offsets != "tags" or len(set(parts)) == 2
+        if not all(map(str.strip, parts)) or len(parts) > max_parts or not are_two_tags:
             raise InputError(
-                f"task.entities: {entry!r} is not valid with task.offsets={task.offsets}"
+                f"task.entities: {entry!r} is not valid with task.offsets={task.offsets}; give "
+                "tags as '<e1>|</e1>', positions as a column or as 'start|end', texts as a column"
             )
-        if task.offsets == "tags" and len(set(parts)) < 2:
-            raise InputError(f"task.entities: {entry!r} must be two tags, as in '<e1>|</e1>'")
     if task.markers and len(task.markers) != 2 * len(task.entities):
         raise InputError(
             f"task.markers has {len(task.markers)} words for {len(task.entities)} entities; give "
@@ -92,11 +93,7 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> MarkedText:
     the text or overlaps another, or a tag is missing.
     """
     column = task.fields[0]
-    if column not in row:
-        raise InputError(
-            f"{where}: column {column!r} of task {task.name} is missing; {show_columns(row)}"
-        )
-    value = row[column]
+    value = get_cell(row, column, where)
     if task.offsets in ("words", "last_word"):
         marked = _read_words(task, row, _words(value, column, where), where)
     else:
@@ -175,16 +172,11 @@ def _nearest(
         return re.sub(r"\W", "", word).casefold()
 
     column = task.called[index]
-    name = cell_text(_column(row, column, index + 1, where), column, where)
-    name_words, all_words = (
-        [normalize(word) for word in name.split()],
-        [normalize(word) for word in words],
-    )
-    positions = [
-        i
-        for i in range(len(words))
-        if name_words and all_words[i : i + len(name_words)] == name_words
-    ]
+    name = cell_text(_column(row, column, where), column, where)
+    name_words = [normalize(word) for word in name.split()]
+    all_words = [normalize(word) for word in words]
+    starts = range(len(words) if name_words else 0)
+    positions = [i for i in starts if all_words[i : i + len(name_words)] == name_words]
     if not positions:
         raise InputError(
             f"{where}: entity {index + 1}, {name!r:.40} in {column!r}, does not occur in "
@@ -202,7 +194,7 @@ def _read_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Ma
     """
     names, candidates = [], []
     for i, column in enumerate(task.entities, 1):
-        names.append(cell_text(_column(row, column, i, where), column, where).strip())
+        names.append(cell_text(_column(row, column, where), column, where).strip())
         if not names[-1]:
             raise InputError(f"{where}: entity {i}, column {column!r}, is empty; write its text")
         # ABSENT comes last, so of combinations that mark as many entities the first ones win.
@@ -253,50 +245,36 @@ def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> MarkedT
 
 def _check_span(span: tuple[int, int], number: int, size: int, unit: str, where: str) -> None:
     start, end = span
-    if start == end:
-        raise InputError(
-            f"{where}: entity {number} is empty, {unit} {start} to {end}; the end must be after "
-            f"its last {unit[:-1]}: fix its position"
-        )
     if not 0 <= start < end <= size:
         raise InputError(
-            f"{where}: entity {number} is {unit} {start} to {end}, but the text has {size}; fix "
-            "its position"
+            f"{where}: entity {number} is {unit} {start} to {end}, but the text has {size}, and "
+            f"the end must be after its last {unit[:-1]}; fix its position"
         )
 
 
 def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tuple[int, int]:
     parts, number = task.entities[index].split("|"), index + 1
-    value: Any = [_column(row, part, number, where) for part in parts]
+    value: Any = [_column(row, part, where) for part in parts]
     if len(parts) == 1:
         (value,) = value
         if isinstance(value, Mapping):
             value = [value.get("start"), value.get("end")]
-    numbers = _numbers(value)
-    if len(numbers) != 2:
+    is_list = isinstance(value, (list, tuple))
+    numbers = [whole_number(str(part)) for part in value] if is_list else []
+    if len(numbers) != 2 or not all(re.fullmatch("-?[0-9]{1,9}", text) for text in numbers):
         raise InputError(
             f"{where}: entity {number}, {task.entities[index]}, must be a start and an end in "
             f"whole numbers, got {value!r:.40}"
         )
-    return numbers[0], numbers[1]
+    return int(numbers[0]), int(numbers[1])
 
 
-def _numbers(value: Any) -> list[int]:
-    if not isinstance(value, (list, tuple)):
-        return []
-    spellings = [whole_number(str(part)) for part in value if not isinstance(part, bool)]
-    numbers = [int(part) for part in spellings if re.fullmatch("-?[0-9]{1,9}", part)]
-    return numbers if len(numbers) == len(value) else []
-
-
-def _column(row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
+def _column(row: Mapping[str, Any], name: str, where: str) -> Any:
     """Looks up a column; a dot selects a key of an object."""
     value: Any = row
     for part in (name,) if name in row else name.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise InputError(
-                f"{where}: column {name!r} of entity {number} is missing; {show_columns(row)}"
-            )
+            return get_cell(row, name, where)  # which is missing
         value = value[part]
     return value
 
