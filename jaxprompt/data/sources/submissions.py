@@ -49,15 +49,10 @@ def submission_file_name(name: str, task: Task, columns: Sequence[str]) -> str:
       InputError: if the format has no file for the task or cannot hold its answers.
     """
     if name == "squad":
-        if task.kind != "spans":
+        if task.kind != "spans" or "spans" in columns:
             raise InputError(
-                f"--format=squad is only valid for spans in a text, but task {task.name} predicts "
-                f"{task.kind}; remove --format"
-            )
-        if "spans" in columns:
-            raise InputError(
-                "--format=squad takes one span per question, but this prompt's head predicts all "
-                "spans; remove --format"
+                f"--format=squad takes one span per question, but task {task.name} with this "
+                f"prompt's head predicts {', '.join(columns)}; remove --format"
             )
         return "predictions.json"
     files = FORMATS[name]
@@ -75,7 +70,7 @@ def check_submission(name: str, task: Task, records: Sequence[Record]) -> None:
     for record in records:
         row_id: str | int | tuple[Any, ...]
         if name == "squad":
-            row_id = str(_id_column(record, "id"))
+            row_id = str(_id(record, "id"))
         elif parts and name == "superglue":
             row_id = tuple(_integer_id(record, part) for part in parts)
             if task.name == "record":  # a query has a record for each of its candidates
@@ -152,14 +147,14 @@ def _row(record: Record) -> Mapping[str, Any]:
     return record.row or {}
 
 
-def _id_column(record: Record, column: str) -> Any:
-    value = _row(record).get(column)
-    if value is None:
+def _id(record: Record, column: str) -> Any:
+    row = _row(record)
+    if row.get(column) is None:
         raise InputError(
             f"{record.origin}: there is no column {column!r}, which identifies the benchmark's "
             "rows; use the benchmark's file, or remove --format"
         )
-    return value
+    return row[column]
 
 
 def _glue_index(record: Record) -> int:
@@ -170,12 +165,13 @@ def _glue_index(record: Record) -> int:
 
 def _integer_id(record: Record, part: str = "", column: str = "idx") -> int:
     """Reads the id of a row, or one `part` of an id with several."""
-    raw = value = _id_column(record, column)
+    value = _id(record, column)
+    number = value
     if part:
-        value = value.get(part) if isinstance(value, Mapping) else None
+        number = value.get(part) if isinstance(value, Mapping) else None
     elif isinstance(value, str) and value.isdecimal():  # a cell of a table
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
+        number = int(value)
+    if type(number) is not int:
         expected = f"an object with a whole number {part!r}" if part else "a whole number"
-        raise InputError(f"{record.origin}: {column} is {raw!r:.60}; it must be {expected}")
-    return value
+        raise InputError(f"{record.origin}: {column} is {value!r:.60}; it must be {expected}")
+    return number

@@ -15,8 +15,8 @@ def get_cell(row: Mapping[str, Any], column: str, where: str) -> Any:
     """Returns a cell of a row. Raises InputError, starting with `where`, if there is no column."""
     if column not in row:
         raise InputError(
-            f"{where}: there is no column {column!r}; {show_columns(row)}; rename one, or name the "
-            "columns of your file by task.fields, task.label etc. with task.name=custom"
+            f"{where}: there is no column {column!r}; {show_columns(row)}; rename one, or set "
+            "task.fields, task.label etc. of task.name=custom to the columns of your file"
         )
     return row[column]
 

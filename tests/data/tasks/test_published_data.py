@@ -64,9 +64,9 @@ def test_hidden_tags_are_no_tags():
     assert read_example(task, row, "x:1", need_label=False).tags == ()
     assert not has_label(task, row) and has_label(task, row | {"tags": ["O", "B-X"]})
     for tags in ([-1, -1], []):
-        with pytest.raises(InputError, match="x:1: there are no tags in column 'tags'"):
+        with pytest.raises(InputError, match="x:1: column 'tags' has no tags"):
             read_example(task, row | {"tags": tags}, "x:1")
-    with pytest.raises(InputError, match="x:1: tag 2 of column 'tags' is -1"):
+    with pytest.raises(InputError, match="x:1: column 'tags' has the tag -1"):
         read_example(task, row | {"tags": ["O", -1]}, "x:1", need_label=False)
 
 

@@ -114,49 +114,38 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> MarkedText:
 
 def _read_tagged(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
     """Removes the tags; the text itself may contain a closing tag elsewhere."""
-    tags: list[tuple[int, int, int]] = []  # position, length, entity
-    for i, entry in enumerate(task.entities):
+    tags: list[tuple[int, int]] = []  # position, length; two per entity
+    for i, entry in enumerate(task.entities, 1):
         opens, closes = entry.split("|")
         start = text.find(opens)
         end = text.find(closes, start + len(opens))
         if text.count(opens) != 1 or end < 0:
             raise InputError(
-                f"{where}: column {task.fields[0]!r} must contain {opens.strip()} of entity "
-                f"{i + 1} once and {closes.strip()} after it; tag the entity, or remove the example"
+                f"{where}: column {task.fields[0]!r} must contain {opens.strip()} of entity {i} "
+                f"once and {closes.strip()} after it; tag the entity, or remove the example"
             )
-        tags += [(start, len(opens), i), (end, len(closes), i)]
-    pieces, start_of_rest, num_removed = [], 0, 0
-    bounds: list[list[int]] = [[] for _ in task.entities]
-    for position, length, i in sorted(tags):
-        # Positions in the text without the tags before them.
-        bounds[i].append(position - num_removed)
-        pieces.append(text[start_of_rest:position])
-        start_of_rest, num_removed = position + length, num_removed + length
-    plain = "".join([*pieces, text[start_of_rest:]])
-    spans = [(start, end) for start, end in bounds]
-    for i, span in enumerate(spans, 1):
-        _check_span(span, i, len(plain), "characters", where)
-    return _trimmed(plain, spans, where)
+        tags += [(start, len(opens)), (end, len(closes))]
+    # Positions in the text without the tags before them.
+    bounds = [at - sum(length for other, length in tags if other < at) for at, _ in tags]
+    for position, length in sorted(tags, reverse=True):
+        text = text[:position] + text[position + length :]
+    return _trimmed(text, list(zip(bounds[::2], bounds[1::2], strict=True)), where)
 
 
 def _read_characters(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
-    spans = [_read_span(task, row, i, where) for i in range(len(task.entities))]
-    for i, span in enumerate(spans, 1):
-        _check_span(span, i, len(text), "characters", where)
-    return _trimmed(text, spans, where)
+    entities = range(len(task.entities))
+    return _trimmed(text, [_read_span(task, row, i, len(text), where) for i in entities], where)
 
 
 def _read_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> MarkedText:
     starts = [0, *itertools.accumulate(len(word) + 1 for word in words)]
     spans = []
     for i in range(len(task.entities)):
-        first, last = _read_span(task, row, i, where)
-        last += task.offsets == "last_word"
-        _check_span((first, last), i + 1, len(words), "words", where)
+        first, end = _read_span(task, row, i, len(words), where)
         if task.called:
-            first, last = _nearest(task, row, i, words, first, where)
+            first, end = _nearest(task, row, i, words, first, where)
         # Words are joined by one space, which the end of an entity leaves out.
-        spans.append((starts[first], starts[last] - 1))
+        spans.append((starts[first], starts[end] - 1))
     return _trimmed(" ".join(words), spans, where)
 
 
@@ -237,22 +226,16 @@ def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> MarkedT
     for i, (start, end) in enumerate(spans, 1):
         entity = text[start:end]
         if not entity.strip():
-            raise InputError(f"{where}: entity {i} is only white space; fix its position")
+            raise InputError(f"{where}: entity {i} is empty or white space; fix its position")
         start += len(entity) - len(entity.lstrip())
         trimmed.append((start, start + len(entity.strip())))
     return MarkedText(text, tuple(trimmed))
 
 
-def _check_span(span: tuple[int, int], number: int, size: int, unit: str, where: str) -> None:
-    start, end = span
-    if not 0 <= start < end <= size:
-        raise InputError(
-            f"{where}: entity {number} is {unit} {start} to {end}, but the text has {size}, and "
-            f"the end must be after its last {unit[:-1]}; fix its position"
-        )
-
-
-def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tuple[int, int]:
+def _read_span(
+    task: Task, row: Mapping[str, Any], index: int, size: int, where: str
+) -> tuple[int, int]:
+    """Reads the start and the end of an entity in a text of `size` characters or words."""
     parts, number = task.entities[index].split("|"), index + 1
     value: Any = [_column(row, part, where) for part in parts]
     if len(parts) == 1:
@@ -266,7 +249,14 @@ def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tu
             f"{where}: entity {number}, {task.entities[index]}, must be a start and an end in "
             f"whole numbers, got {value!r:.40}"
         )
-    return int(numbers[0]), int(numbers[1])
+    start, end = int(numbers[0]), int(numbers[1]) + (task.offsets == "last_word")
+    if not 0 <= start < end <= size:
+        unit = "characters" if task.offsets == "characters" else "words"
+        raise InputError(
+            f"{where}: entity {number} is {unit} {start} to {end}, but the text has {size}, and "
+            f"the end must be after its last {unit[:-1]}; fix its position"
+        )
+    return start, end
 
 
 def _column(row: Mapping[str, Any], name: str, where: str) -> Any:
