@@ -59,12 +59,12 @@ def test_what_is_wrong_with_one_example_of_a_row_leaves_its_others():
     ]
     records, found = read(get_task("squad"), {"title": "t", "paragraphs": paragraphs})
     assert [record.row["id"] for record in records] == ["0", "1", "2", "3"]
-    assert "answer_start ['4'] must be whole" in found[1]
+    assert "with whole numbers as answer_start" in found[1]
     assert [own.fields["question"] for own in (found[0], *found[2:])] == ["q0", "q2", "q3"]
 
     roles = custom_task(fields=("words",), tags="tags", predicate="verb")
     records, found = read(roles, {"words": ["a", "b", "c"], "verb": [1, 9, 2]})
-    assert "predicate 9 is outside of the sentence" in found[1] and records[1].row["verb"] == 9
+    assert "column 'verb' is 9; it must be the index" in found[1] and records[1].row["verb"] == 9
     assert [record.row["verb"] for record in records if record.example] == [1, 2]
 
     queries = [

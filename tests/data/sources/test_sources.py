@@ -431,8 +431,7 @@ def test_tfds(tfds_folder):
         sources.read_split(TASK, "test", **where)
 
 
-@pytest.mark.parametrize("key", ["pythonClassName", "python_class_name", "type"])
-def test_tfds_imports_no_class_of_its_files(tfds_folder, tmp_path, monkeypatch, key):
+def test_tfds_imports_no_class_of_its_files(tfds_folder, tmp_path, monkeypatch):
     """A prepared data set names the class of each feature; its module may be one of the folder."""
     where = {"source": "tfds:toy_polarity:1.0.0", "cache_dir": str(tmp_path / "sets")}
     shutil.copytree(tfds_folder, tmp_path / "sets")
@@ -441,11 +440,8 @@ def test_tfds_imports_no_class_of_its_files(tfds_folder, tmp_path, monkeypatch, 
     path = tmp_path / "sets/toy_polarity/1.0.0/features.json"
     about = json.loads(path.read_text())
     label = about["featuresDict"]["features"]["label"]
-    del label["pythonClassName"]
-    label[key] = "planted.Label"
-    # The older form of the file has a class and its content.
-    whole = about if key != "type" else {"type": "planted.Label", "content": {}}
-    path.write_text(json.dumps(whole))
+    label["pythonClassName"] = "planted.Label"
+    path.write_text(json.dumps(about))
     (tmp_path / "planted.py").write_text("raise SystemExit('the planted module ran')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match="a feature of class 'planted.Label', which is not"):

@@ -104,7 +104,7 @@ def test_rows_that_the_server_would_not_know_are_named(form, name, rows, told):
 @pytest.mark.parametrize(
     "form, name, head, told",
     [
-        ("squad", "rte", "linear", "--format=squad is only valid for spans"),
+        ("squad", "rte", "linear", "--format=squad takes one span per question"),
         ("squad", "squad", "multi_spans", "--format=squad takes one span per question"),
         ("glue", "boolq", "linear", "--format=glue has no file for task boolq; it supports: cola,"),
     ],
