@@ -274,10 +274,6 @@ def without(row, *path):
          "there is no column 'label'"),
         ("record", without(RECORD, "passage", "entities"), "'entities' is None"),
         ("squad", {"paragraphs": [{"context": "a"}]}, "'qas' is None; in the benchmark's"),
-        ("dialog_re", {"dialog": ["a"], "relation_data": 3},
-         "column 'relation_data' must be a list of objects"),
-        ("c3", {"context": ["a"], "questions": {"question": ["b"], "choice": []}},
-         "column 'questions' must be a list of objects"),
     ],
 )  # fmt: skip
 def test_broken_rows_are_one_line(name, row, told, tmp_path):

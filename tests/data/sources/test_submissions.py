@@ -49,8 +49,6 @@ ASKED = [{"question": "a", "context": "b c", "id": name} for name in ("x1", "x2"
         ("superglue", "cb", RTE, classes("contradiction", "neutral"),
          '{"idx": 0, "label": "contradiction"}\n{"idx": 1, "label": "neutral"}\n'),
         ("superglue", "wic", WIC, classes("false"), '{"idx": 9, "label": "false"}\n'),
-        ("glue", "stsb", PAIR, [{"prediction": 4.56789}, {"prediction": 0.0}],
-         "index\tprediction\n0\t4.568\n1\t0.000\n"),
     ],
 )  # fmt: skip
 def test_files_have_the_servers_form(form, name, rows, found, text):
