@@ -45,7 +45,8 @@ def read_listed(
 def _examples_of(
     row: dict[str, Any], examples_by_row: dict[int, list[int]], total: int, where: str
 ) -> tuple[list[int], list[int]]:
-    train, dev = row.get("train"), row.get("dev")
+    train: Any = row.get("train")
+    dev: Any = row.get("dev")
     lists = isinstance(train, list) and isinstance(dev, list)
     if not lists or not train or not all(type(number) is int for number in train + dev):
         raise InputError(f"{where}: 'train' and 'dev' must be lists of row numbers")

@@ -16,6 +16,7 @@ in IOB2, or a list of lists); a row of other tags has `tokens` and `tags`.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxprompt.data.rows import Rows
@@ -69,20 +70,20 @@ def read_tagged_file(lines: Iterable[str], path: str, *, roles: bool = True) -> 
     if _BAR in first:
         return _read_lines(lines, path)
     sentences = list(_sentences(lines, path))
+    read: Callable[[Sentence], ConllRow]
     if first.startswith(_DOCUMENT):
-        rows = map(_read_roles_2012 if roles else _read_entities, sentences)
+        read = _read_roles_2012 if roles else _read_entities
     elif any("*" in cells[-1] for s in sentences for cells in s.lines):
-        rows = map(_read_roles_2005, sentences)
+        read = _read_roles_2005
     else:
-        numbered = any(all(_is_numbered(s, start) for s in sentences) for start in (0, 1))
-        rows = (_read_tags(sentence, int(numbered)) for sentence in sentences)
+        is_numbered = any(all(_is_numbered(s, start) for s in sentences) for start in (0, 1))
+        read = partial(_read_tags, word_column=int(is_numbered))
+    numbered_rows = [(sentence.first, read(sentence)) for sentence in sentences]
     # Sentences without a predicate are left out.
-    numbered_rows = [
-        (s.first, row) for s, row in zip(sentences, rows, strict=True) if row.get("predicate") != []
-    ]
-    if sentences and not numbered_rows:
+    rows = [(number, row) for number, row in numbered_rows if row.get("predicate") != []]
+    if sentences and not rows:
         raise InputError(f"{path}: no sentence has a predicate; use a file with semantic roles")
-    return Rows([row for _, row in numbered_rows], path, [number for number, _ in numbered_rows])
+    return Rows([row for _, row in rows], path, [number for number, _ in rows])
 
 
 def read_brackets(

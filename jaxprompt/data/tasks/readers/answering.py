@@ -56,7 +56,8 @@ def _texts_and_starts(
     if isinstance(value, (list, tuple)) and all(isinstance(answer, Mapping) for answer in value):
         value = {name: [answer.get(name) for answer in value] for name in ("text", "answer_start")}
     columns = value if isinstance(value, Mapping) else {}
-    texts, starts = columns.get("text"), columns.get("answer_start")
+    texts: Any = columns.get("text")
+    starts: Any = columns.get("answer_start")
     are_lists = isinstance(texts, (list, tuple)) and isinstance(starts, (list, tuple))
     if not are_lists or len(texts) != len(starts) or not all(type(n) is int for n in starts):
         raise InputError(
