@@ -14,7 +14,7 @@ from jaxprompt.data.tasks.cells import spelling
 from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import row_labels
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, brief, nearest, show_columns
+from jaxprompt.errors import InputError, brief, first_line, nearest, show_columns
 from jaxprompt.files import user_path
 
 _CONVERTED = "refs/convert/parquet"  # where the hub keeps what a data set's script makes
@@ -218,10 +218,9 @@ def _find_file(place: str, split: str) -> Path:
 
 def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     """Reads a split of the data set `name`, or of all subsets of the task's data set."""
-    if name:
-        return _from_subset(task, split, name, cache_dir)
-    subsets = [dataclasses.replace(task, subset=subset) for subset in task.subset.split(",")]
-    parts = [_from_subset(subset, split, name, cache_dir) for subset in subsets]
+    subsets = [""] if name else task.subset.split(",")
+    tasks = [dataclasses.replace(task, subset=subset) for subset in subsets]
+    parts = [_from_subset(part, split, name, cache_dir) for part in tasks]
     if len(parts) == 1:
         return parts[0]
     return Rows([row for part in parts for row in part], parts[0].path, classes=parts[0].classes)
@@ -271,9 +270,9 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
     except Exception as error:  # the library raises a dozen kinds of exceptions
         name = f"{hub}:{subset}" if subset else hub
         raise InputError(
-            f"hub data set {name!r} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
-            "check the id and the network (with HF_HUB_OFFLINE=1, download it first), or set "
-            "data.source=FOLDER"
+            f"hub data set {name!r} cannot be loaded ({type(error).__name__}: "
+            f"{first_line(error)}); check the id and the network (with HF_HUB_OFFLINE=1, download "
+            "it first), or set data.source=FOLDER"
         ) from error
 
 
@@ -367,8 +366,8 @@ def _tfds_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # the code of a builder may raise anything
         raise InputError(
-            f"tfds:{name} cannot be loaded ({type(error).__name__}: {_one_line(error)}); check the "
-            "name and the network, install the module that it needs, or prepare it once as "
+            f"tfds:{name} cannot be loaded ({type(error).__name__}: {first_line(error)}); check "
+            "the name and the network, install the module that it needs, or prepare it once as "
             "array_record"
         ) from error
 
@@ -429,8 +428,3 @@ def label_namer(task: Task, names: Sequence[str]) -> Callable[[dict], dict] | No
         return {**row, column: name_of(row[column])} if column in row else row
 
     return convert
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:200] or "no message"

@@ -36,14 +36,26 @@ def is_blank(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def cell_text(value: Any, column: str, where: str) -> str:
-    """Returns a cell as text. Raises InputError for null, NaN, a list, an object or bytes."""
+def cell_text(value: Any, column: str, where: str, *, lines: bool = False) -> str:
+    """Returns a cell as text; with `lines`, a list of texts is joined as lines.
+
+    Raises InputError for null, NaN, a list, an object or bytes.
+    """
+    if lines and isinstance(value, list | tuple):
+        return "\n".join(cell_text(line, column, where) for line in value)
     if description := describe_non_text(value):
         raise InputError(
             f"{where}: column {column!r} is {description}, not text; write a text there, or "
             "remove the example"
         )
     return str(value)
+
+
+def cell_words(value: Any, column: str, where: str) -> list[str]:
+    """Returns the words of a cell: a list of texts, or a text that is split at spaces."""
+    if isinstance(value, list | tuple):
+        return [cell_text(word, column, where) for word in value]
+    return cell_text(value, column, where).split()
 
 
 def check_label(value: Any, column: str, where: str) -> None:

@@ -41,7 +41,7 @@ ROLES = {"fields": ["words"], "tags": "tags", "predicate": "verb", "labels": ["V
         (TARGET | {"words": ["a", "b"]}, "task.target='y' and task.words are both set"),
         (TARGET | {"choices": ["a", "b"]}, "task.target='y' and task.choices are both set"),
         (TARGET | {"target": "text"}, "task.target='text' is also in task.fields"),
-        (TARGET | {"positive": "a"}, "the task has texts"),
+        (TARGET | {"positive": "a"}, "task.positive='a' is not a class of task custom"),
         (NUMBER | {"limits": (4.0, 0.0)}, "task.limits=(4.0, 0.0) must be the minimum"),
         (NUMBER | {"labels": ("a", "b")}, "task.number='count' and task.labels are both set"),
         (CANDIDATES | {"question": ()}, "set task.question"),
@@ -62,9 +62,15 @@ ROLES = {"fields": ["words"], "tags": "tags", "predicate": "verb", "labels": ["V
         (ROLES | {"predicate": "words"}, "task.predicate='words' must be the column"),
         (ROLES | {"fields": ["predicate"]}, "no field may be called 'predicate'"),
         (ROLES | {"markers": ("@",)}, "task.markers has 1 words for 1 predicate"),
-        (ROLES | {"tags": ""}, "task.predicate='verb' is only valid for a task that tags words"),
+        (
+            ROLES | {"tags": "", "labels": ()},
+            "task.predicate='verb' is only valid for a task that tags words",
+        ),
         (ROLES | {"predicate": "", "metric": "role_f1"}, "set task.predicate"),
-        (ROLES | {"scheme": "none"}, "task.predicate=verb needs tags that span words"),
+        (
+            ROLES | {"scheme": "none", "labels": ()},
+            "task.predicate=verb needs tags that span words",
+        ),
         (ROLES | {"labels": ["O", "B-"]}, "task.labels has 'B-'"),
         (ROLES | {"metric": "accuracy"}, "task.metric=accuracy counts words"),
     ],
@@ -98,7 +104,7 @@ NOT_TEXT = [
         (TARGET, TEXT, "there is no column 'y'; columns: text"),
         *((TARGET, TEXT | {"y": value}, "target column 'y' is empty")
           for value in ("", "  ", None, [], ["", ""])),
-        *((TARGET, TEXT | {"y": value}, "target column 'y' must be a text or a list of texts")
+        *((TARGET, TEXT | {"y": value}, "column 'y' is ")
           for value in ({"text": "a"}, ["a", None], [["a"]], float("nan"))),
         (NUMBER, TEXT | {"count": "many"}, "column 'count' is 'many', not a number"),
         (NUMBER, TEXT | {"count": True}, "column 'count' is True, not a number"),

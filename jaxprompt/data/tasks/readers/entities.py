@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxprompt.data.tasks.cells import cell_text, get_cell, whole_number
+from jaxprompt.data.tasks.cells import cell_text, cell_words, get_cell, whole_number
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, check_known, nearest
 
@@ -95,11 +95,9 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> MarkedText:
     column = task.fields[0]
     value = get_cell(row, column, where)
     if task.offsets in ("words", "last_word"):
-        marked = _read_words(task, row, _words(value, column, where), where)
+        marked = _read_words(task, row, cell_words(value, column, where), where)
     else:
-        is_list = column in task.lines and isinstance(value, (list, tuple))
-        lines = value if is_list else (value,)
-        text = "\n".join(cell_text(line, column, where) for line in lines)
+        text = cell_text(value, column, where, lines=column in task.lines)
         readers = {"tags": _read_tagged, "characters": _read_characters, "text": _read_texts}
         marked = readers[task.offsets](task, row, text, where)
     for (i, span), (j, other) in itertools.combinations(enumerate(marked.spans, 1), 2):
@@ -212,12 +210,6 @@ def _occurrences(name: str, text: str) -> list[tuple[int, int]]:
         if spans:
             return spans
     return []
-
-
-def _words(value: Any, column: str, where: str) -> list[str]:
-    if isinstance(value, (list, tuple)):
-        return [cell_text(word, column, where) for word in value]
-    return cell_text(value, column, where).split()
 
 
 def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> MarkedText:

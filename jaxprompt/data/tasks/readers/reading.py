@@ -52,8 +52,8 @@ def with_labels(
     names = () if task.candidates else tuple(map(spelling, classes))
     spellings = set()
     for number, row in enumerate(rows):
-        cell = _label_cell(task, row, where(number))
-        for value in _as_list(cell, bool(task.entities)):
+        _check_has_label(task, row, where(number))
+        for value in row_labels(task, row):
             check_label(value, task.label, where(number))
             if names and spelling(value) not in names:
                 raise _unknown_label_error(task, value, names, where(number))
@@ -67,23 +67,20 @@ def with_labels(
     return check_task(dataclasses.replace(task, labels=names or labels))
 
 
-def _label_cell(task: Task, row: Mapping[str, Any], where: str) -> Any:
+def _check_has_label(task: Task, row: Mapping[str, Any], where: str) -> None:
+    """Raises InputError for a row without the column of the label, or a correct candidate."""
     if task.candidates and task.label not in row and task.candidates[1] in row:
         raise InputError(
             f"{where}: column {task.candidates[1]!r} lists no correct candidate; list 1 or more, "
             "or remove the example"
         )
-    return get_cell(row, task.label, where)
+    get_cell(row, task.label, where)
 
 
 def row_labels(task: Task, row: Mapping[str, Any]) -> Sequence[Any]:
     """Lists the labels of a row; a task of relations may have several per row."""
-    return _as_list(row.get(task.label), bool(task.entities))
-
-
-def _as_list(value: Any, many: bool) -> Sequence[Any]:
-    """Lists the values of a cell; with `many` it may be a list of several."""
-    return value if many and isinstance(value, (list, tuple)) and value else (value,)
+    value = row.get(task.label)
+    return value if task.entities and isinstance(value, (list, tuple)) and value else (value,)
 
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
@@ -155,7 +152,7 @@ def read_example(
     is_hidden = not need_label and not has_label(task, row)
     question = question_id(task, row, where, needed=not is_hidden)
     if need_label:
-        _label_cell(task, row, where)
+        _check_has_label(task, row, where)
     if is_hidden:
         return Example(fields, choices, -1, entities=spans, question=question)
     labels = []
@@ -193,10 +190,7 @@ def read_all(
 
 
 def _field_text(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
-    value = get_cell(row, column, where)
-    if column in task.lines and isinstance(value, (list, tuple)):
-        return "\n".join(cell_text(line, column, where) for line in value)
-    return cell_text(value, column, where)
+    return cell_text(get_cell(row, column, where), column, where, lines=column in task.lines)
 
 
 def _derived_text(texts: Mapping[str, str], column: str, value: str, where: str) -> str:
@@ -228,10 +222,8 @@ def _read_references(
 ) -> tuple[str, ...]:
     value = get_cell(row, column, where) if needed else row.get(column)
     texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    if problem := next(filter(None, map(describe_non_text, texts)), ""):
-        raise InputError(
-            f"{where}: target column {column!r} must be a text or a list of texts, not {problem}"
-        )
+    for text in texts:
+        cell_text(text, column, where)  # raises if it is no text
     references = tuple(text for text in map(spelling, texts) if text.strip())
     if needed and not references:
         raise InputError(

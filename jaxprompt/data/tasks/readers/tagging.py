@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.cells import cell_text, get_cell, is_blank
+from jaxprompt.data.tasks.cells import cell_words, get_cell, is_blank
 from jaxprompt.data.tasks.readers.predicates import read_predicate
 from jaxprompt.data.tasks.tags import NO_SCHEME, find_scheme, iob2_labels, split_tag, to_iob2
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
@@ -82,11 +82,7 @@ def is_untagged(value: Any) -> bool:
 def _read_words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Reads the words of a row: a list, or a text that is split at spaces."""
     (column,) = task.fields
-    value = get_cell(row, column, where)
-    if isinstance(value, (list, tuple)):
-        words = tuple(cell_text(word, column, where) for word in value)
-    else:
-        words = tuple(cell_text(value, column, where).split())
+    words = tuple(cell_words(get_cell(row, column, where), column, where))
     if not words or not all(word.strip() for word in words):
         raise InputError(
             f"{where}: column {column!r} has an empty word, or no words; write them, or remove the "
