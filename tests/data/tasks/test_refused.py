@@ -64,12 +64,12 @@ ROLES = {"fields": ["words"], "tags": "tags", "predicate": "verb", "labels": ["V
         (ROLES | {"markers": ("@",)}, "task.markers has 1 words for 1 predicate"),
         (
             ROLES | {"tags": "", "labels": ()},
-            "task.predicate='verb' is only valid for a task that tags words",
+            "is only valid for a task that tags words",
         ),
         (ROLES | {"predicate": "", "metric": "role_f1"}, "set task.predicate"),
         (
             ROLES | {"scheme": "none", "labels": ()},
-            "task.predicate=verb needs tags that span words",
+            "predicate=verb needs tags that span words",
         ),
         (ROLES | {"labels": ["O", "B-"]}, "task.labels has 'B-'"),
         (ROLES | {"metric": "accuracy"}, "task.metric=accuracy counts words"),
