@@ -26,7 +26,7 @@ class Rows(Sequence[dict[str, Any]]):
           lines: line number of each row; by default rows count from 1.
           convert: makes a dict of a row of `data`.
           classes: the data set's class names, by index.
-          features: types of a file's columns, if `datasets` has written them there.
+          features: types of the columns, if `datasets` or TFDS has written them there.
           source_indices: for selected or expanded rows, the index (from 0) of the row that each
             comes from.
           total: number of rows that were read.

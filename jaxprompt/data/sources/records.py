@@ -103,21 +103,20 @@ def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
             expanded.append(record)
             continue
         for row, error in example_rows_or_errors(task, record.row, record.origin):
-            expanded.append(_with_example(task, record._replace(row=row, error=error), row))
+            example = None
+            try:
+                example = None if error else _read(task, record, row)
+            except InputError as unreadable:
+                error = str(unreadable)
+            expanded.append(record._replace(row=row, error=error, example=example))
     return expanded
 
 
-def _with_example(task: Task, record: Record, row: dict[str, Any]) -> Record:
-    if record.error:
-        return record
+def _read(task: Task, record: Record, row: dict[str, Any]) -> Example:
     # The data set may number its classes in another order than the task.
     convert = label_namer(task, feature_names(record.features, task))
     named = convert(row) if convert else row
-    try:
-        example = read_example(task, named, record.origin, need_label=False, need_place=False)
-    except InputError as error:
-        return record._replace(error=str(error))
-    return record._replace(example=example)
+    return read_example(task, named, record.origin, need_label=False, need_place=False)
 
 
 def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) -> None:

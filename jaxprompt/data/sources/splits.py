@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,16 @@ def read_split(
     if in_memory is not None:
         rows = in_memory[split]
     elif files:
-        path = files[_choose_split(split, {split}, files, "data.files")]
-        rows = with_class_names(task, read_file(path, task.columns))
+        rows = read_file(files[_choose_split(split, {split}, files, "data.files")], task.columns)
     else:
         kind, name = _resolve_source(task, source)
         if kind == "hub":
             rows = _from_hub(task, split, name, cache_dir)
         elif kind == "tfds":
-            rows = _from_tfds(task, split, name, cache_dir)
+            rows = _from_tfds(split, name, cache_dir)
         else:
-            rows = with_class_names(task, read_file(_find_file(name, split), task.columns))
+            rows = read_file(_find_file(name, split), task.columns)
+    rows = with_class_names(task, rows)
     rows = expand_rows(task, _select_rows(rows, only) if only else rows)
     if task.left_out or rows.classes:
         labelled = [i for i, row in enumerate(rows) if not _is_left_out(task, row, rows.classes)]
@@ -223,7 +224,8 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     parts = [_from_subset(part, split, name, cache_dir) for part in tasks]
     if len(parts) == 1:
         return parts[0]
-    return Rows([row for part in parts for row in part], parts[0].path, classes=parts[0].classes)
+    rows = [row for part in parts for row in part]
+    return Rows(rows, parts[0].path, features=parts[0].features)
 
 
 def _from_subset(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
@@ -231,13 +233,12 @@ def _from_subset(task: Task, split: str, name: str, cache_dir: str | None) -> Ro
     aliases = _split_aliases(split) if name else {task.splits.get(split, "")}
     split_name = _choose_split(split, aliases, parts, f"hub data set {name or task.hub}")
     data = parts[split_name]
-    names = feature_names(data.features, task)
+    features = data.features
     if not name:
         data = data.rename_columns(
             {old: new for old, new in task.renames.items() if old in data.column_names}
         )
-    convert = label_namer(task, names)
-    return Rows(data, f"{name or task.hub}/{split_name}", convert=convert, classes=names)
+    return Rows(data, f"{name or task.hub}/{split_name}", features=features)
 
 
 def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]:
@@ -299,20 +300,14 @@ def _check_remote(hub: str) -> None:
 # -- TFDS ---------------------------------------------------------------------------------------
 
 
-def _from_tfds(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
+def _from_tfds(split: str, name: str, cache_dir: str | None) -> Rows:
     builder = _tfds_builder(name, cache_dir)
-    split_name = _choose_split(split, _split_aliases(split), builder.info.splits, f"tfds:{name}")
+    info = builder.info
+    split_name = _choose_split(split, _split_aliases(split), info.splits, f"tfds:{name}")
     with _tfds_errors(name):
         data = builder.as_data_source(split=split_name)
-    features = builder.info.features
-    names = feature_names(features, task)
-    label_name = label_namer(task, names)
-
-    def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-        plain = as_python(row, decode=True)
-        return label_name(plain) if label_name else plain
-
-    return Rows(data, f"tfds:{name}/{split_name}", convert=convert, classes=names)
+    convert = partial(as_python, decode=True)
+    return Rows(data, f"tfds:{name}/{split_name}", convert=convert, features=info.features)
 
 
 def _tfds_builder(name: str, cache_dir: str | None) -> Any:
@@ -372,7 +367,7 @@ def _tfds_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-# -- both ---------------------------------------------------------------------------------------
+# -- all ----------------------------------------------------------------------------------------
 
 
 def as_python(value: Any, *, decode: bool = False) -> Any:
