@@ -9,7 +9,7 @@ import itertools
 import logging
 import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from jaxprompt.config.run import Balanced, Fraction, HoldOut, KFold, KShot, List
 from jaxprompt.data.sampling.listed_rows import read_listed
 from jaxprompt.errors import InputError, at_least
 
+_Key = TypeVar("_Key", bound=Hashable)
 _LOG = logging.getLogger(__name__)
 _OR_USE_FEWER = ", or set data.protocol.on_shortage=use_fewer"
 ON_SHORTAGE = ("raise", "use_fewer")  # of a class with fewer rows than kshot asks for
@@ -74,10 +75,9 @@ def sample_split(
         sampled = kshot(labels, k, seed, dev_k=dev_k, names=names, on_shortage=protocol.on_shortage)
     elif isinstance(protocol, Balanced):
         sampled = balanced(labels, protocol.n, seed, names=names)
-    elif isinstance(protocol, Fraction):
-        sampled = fraction(labels, protocol.ratio, seed, holdout=protocol.holdout, names=names)
     else:
-        raise TypeError(f"{protocol} samples nothing")
+        assert isinstance(protocol, Fraction)
+        sampled = fraction(labels, protocol.ratio, seed, holdout=protocol.holdout, names=names)
     return sampled if groups is None else _with_grouped_dev(sampled, groups, seed)
 
 
@@ -89,7 +89,7 @@ def keeps_groups(protocol: Protocol) -> bool:
 
 
 def _by_group(protocol: Protocol, groups: Sequence[Hashable], seed: int) -> SplitRows:
-    rows, needed = _rows_of_groups(groups, range(len(groups))), 2
+    rows, needed = list(_rows_by_key(groups, range(len(groups))).values()), 2
     if isinstance(protocol, HoldOut):
         sizes = np.cumsum([len(rows[group]) for group in _shuffled(len(rows), seed)])
         size = int(np.searchsorted(sizes, protocol.size)) + 1
@@ -115,7 +115,7 @@ def _with_grouped_dev(sampled: SplitRows, groups: Sequence[Hashable], seed: int)
         return sampled
     train_groups = {groups[row] for row in sampled.train}
     remaining = [row for row in range(len(groups)) if groups[row] not in train_groups]
-    rows = _rows_of_groups(groups, remaining)
+    rows = list(_rows_by_key(groups, remaining).values())
     dev: list[int] = []
     for group in _shuffled(len(rows), seed):
         dev += rows[group] if len(dev) < len(sampled.dev) else []
@@ -125,13 +125,6 @@ def _with_grouped_dev(sampled: SplitRows, groups: Sequence[Hashable], seed: int)
             "set data.files.dev"
         )
     return sampled._replace(dev=np.array(sorted(dev), np.int64))
-
-
-def _rows_of_groups(groups: Sequence[Hashable], rows: Iterable[int]) -> list[list[int]]:
-    rows_by_group: dict[Hashable, list[int]] = {}
-    for row in rows:
-        rows_by_group.setdefault(groups[row], []).append(row)
-    return list(rows_by_group.values())
 
 
 def kshot(
@@ -151,7 +144,7 @@ def kshot(
     """
     dev_k = k if dev_k is None else dev_k
     at_least("data.protocol.k", k, 1)
-    groups = _with_absent(_by_class(labels, _shuffled(len(labels), seed)), names)
+    groups = _with_absent(_rows_by_key(labels, _shuffled(len(labels), seed)), names)
     if on_shortage == "raise":
         request = f"data.protocol.k={k} and {dev_k} for dev"
         _check_counts(groups, k + dev_k, request, names, _OR_USE_FEWER)
@@ -171,7 +164,7 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
     the 16 neutral examples of CB's training split; a class of `names` with fewer than 2 is an
     error.
     """
-    groups = _by_class(labels, _shuffled(len(labels), seed))
+    groups = _rows_by_key(labels, _shuffled(len(labels), seed))
     request = "one example for train and one for dev"
     _check_counts(_with_absent(groups, names), 2, request, names)
     if len(groups) > 5:
@@ -212,7 +205,7 @@ def fraction(
     train: list[int] = []
     dev: list[int] = []
     generator = random.Random(seed)  # each class continues its stream, as released
-    for label, rows in _by_class(labels, range(len(labels))).items():
+    for label, rows in _rows_by_key(labels, range(len(labels))).items():
         num_train = int(ratio) if ratio >= 2 else max(1, int(ratio * len(rows)))
         num_dev = max(1, int(holdout * len(rows))) if holdout else 0
         _check_counts({label: rows}, num_train + num_dev, request, names)
@@ -238,7 +231,7 @@ def kfold(
     class with fewer rows than folds, unless it has none.
     """
     at_least("data.protocol.folds", folds, 2)
-    groups = _by_class(labels, _shuffled(len(labels), seed))
+    groups = _rows_by_key(labels, _shuffled(len(labels), seed))
     if k is not None and on_shortage == "raise":
         all_groups = _with_absent(groups, names)
         _check_counts(all_groups, k, f"data.protocol.k={k}", names, _OR_USE_FEWER)
@@ -261,7 +254,7 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     Without classes, all labels are equal.
     """
     total = len(labels)
-    groups = _by_class(labels, _shuffled(total, seed))
+    groups = _rows_by_key(labels, _shuffled(total, seed))
     if size > total - len(groups):
         raise InputError(
             f"data.protocol.size={size} leaves none of a class for train: there are {total} "
@@ -281,11 +274,12 @@ def _shuffled(count: int, seed: int) -> list[int]:
     return rows
 
 
-def _by_class(labels: Sequence[int], order: Sequence[int]) -> dict[int, list[int]]:
-    groups: dict[int, list[int]] = {}
+def _rows_by_key(keys: Sequence[_Key], order: Iterable[int]) -> dict[_Key, list[int]]:
+    """Lists the rows of each class or group; these are in the order of their first row."""
+    rows_by_key: dict[_Key, list[int]] = {}
     for row in order:
-        groups.setdefault(int(labels[row]), []).append(row)
-    return groups
+        rows_by_key.setdefault(keys[row], []).append(row)
+    return rows_by_key
 
 
 def _with_absent(groups: dict[int, list[int]], names: Sequence[str]) -> dict[int, list[int]]:
