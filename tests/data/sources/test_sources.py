@@ -1,6 +1,5 @@
 """Sources: every format and place gives the same rows, and every broken file is named."""
 
-import csv
 import gzip
 import json
 import os
@@ -9,6 +8,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pandas
 import pytest
 
 from jaxprompt.data.sources import splits as sources
@@ -28,35 +28,16 @@ def write_jsonl(path, rows=ROWS):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
-def write_json(path):
-    path.write_text(json.dumps(ROWS, ensure_ascii=False), "utf-8")
-
-
-def write_csv(path):
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["text", "label"])
-        writer.writeheader()
-        writer.writerows(ROWS)
-
-
-def write_tsv(path):
-    lines = ["text\tlabel", *("\t".join(row.values()) for row in ROWS)]
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-
-
-def write_parquet(path):
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+def write_csv(path, sep=","):
+    pandas.DataFrame(ROWS).to_csv(path, sep=sep, index=False)
 
 
 WRITERS = {
     "jsonl": write_jsonl,
-    "json": write_json,
+    "json": lambda path: pandas.DataFrame(ROWS).to_json(path, orient="records"),
     "csv": write_csv,
-    "tsv": write_tsv,
-    "parquet": write_parquet,
+    "tsv": lambda path: write_csv(path, "\t"),
+    "parquet": lambda path: pandas.DataFrame(ROWS).to_parquet(path),
 }
 
 
