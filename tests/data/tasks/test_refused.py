@@ -59,18 +59,7 @@ ROLES = {"fields": ["words"], "tags": "tags", "predicate": "verb", "labels": ["V
         (RELATION | {"offsets": "text", "entities": ("a|b", "d")}, "'a|b' is not valid"),
         (RELATION | {"target": "label", "labels": ()}, "is only valid for a task with classes"),
         (RELATION | {"fields": ("text", "entity1")}, "'entity1' is a reserved name"),
-        (ROLES | {"predicate": "words"}, "task.predicate='words' must be the column"),
-        (ROLES | {"fields": ["predicate"]}, "no field may be called 'predicate'"),
-        (ROLES | {"markers": ("@",)}, "task.markers has 1 words for 1 predicate"),
-        (
-            ROLES | {"tags": "", "labels": ()},
-            "is only valid for a task that tags words",
-        ),
-        (ROLES | {"predicate": "", "metric": "role_f1"}, "set task.predicate"),
-        (
-            ROLES | {"scheme": "none", "labels": ()},
-            "predicate=verb needs tags that span words",
-        ),
+        (ROLES | {"scheme": "none", "labels": ()}, "predicate=verb needs tags that span"),
         (ROLES | {"labels": ["O", "B-"]}, "task.labels has 'B-'"),
         (ROLES | {"metric": "accuracy"}, "task.metric=accuracy counts words"),
     ],
@@ -83,7 +72,6 @@ def test_parts_of_a_task_that_do_not_fit(fields, message):
 TEXT = {"text": "abc def ghi"}
 NEAR = TEXT | {"head": [0, 3], "tail": [4, 7], "label": "is"}
 GAPS = {"question": "a ___ ?", "options": ["cat", "dog"], "answers": ["dog"]}
-SAID = {"words": ["a", "b"], "verb": 1, "tags": ["O", "B-V"]}
 NOT_TEXT = [
     (None, "null"), (float("nan"), "nan"), (float("inf"), "inf"), ([1, 2], "[1, 2]"),
     ({"a": 1}, "{'a': 1}"), (b"x", "b'x'"),
@@ -131,12 +119,6 @@ NOT_TEXT = [
          "there is no column 'h.pos'; columns: text"),
         (RELATION | {"offsets": "last_word", "entities": ("head", "a|b")}, NEAR | {"a": 0, "b": 3},
          "entity 1 is words 0 to 4, but the text has 3"),
-        (ROLES, SAID | {"verb": 2}, "column 'verb' is 2; it must be the index"),
-        (ROLES, SAID | {"verb": -1}, "column 'verb' is -1; it must be the index"),
-        (ROLES, SAID | {"verb": True}, "column 'verb' is True; it must be the index"),
-        (ROLES, SAID | {"verb": []}, "column 'verb' lists no predicate"),
-        (ROLES, SAID | {"verb": [0, 1, 1]}, "must be a list with the tags of each"),
-        (ROLES, {"words": ["a"], "tags": ["B-V"]}, "there is no column 'verb'; columns: words"),
     ],
 )  # fmt: skip
 def test_rows_that_a_task_cannot_read(fields, row, message):
