@@ -72,6 +72,12 @@ def read_tagged_file(lines: Iterable[str], path: str, *, roles: bool = True) -> 
     sentences = list(_sentences(lines, path))
     read: Callable[[Sentence], ConllRow]
     if first.startswith(_DOCUMENT):
+        for sentence in sentences:
+            if len(sentence.lines[0]) <= _FIRST_ROLE:
+                raise InputError(
+                    f"{sentence.origin()}: {len(sentence.lines[0])} columns, but CoNLL-2012 has "
+                    f"{_FIRST_ROLE + 1} or more; fix the line"
+                )
         read = _read_roles_2012 if roles else _read_entities
     elif any("*" in cells[-1] for s in sentences for cells in s.lines):
         read = _read_roles_2005
@@ -189,7 +195,7 @@ def _read_roles_2005(sentence: Sentence) -> ConllRow:
 
 
 def _read_roles_2012(sentence: Sentence) -> ConllRow:
-    columns = range(_FIRST_ROLE, _width_of_2012(sentence) - 1)
+    columns = range(_FIRST_ROLE, len(sentence.lines[0]) - 1)
     tags = [read_brackets(sentence.column(column), sentence.origin) for column in columns]
     for column, tags_of_one in zip(columns, tags, strict=True):
         if "B-V" not in tags_of_one:
@@ -204,20 +210,9 @@ def _read_roles_2012(sentence: Sentence) -> ConllRow:
 
 def _read_entities(sentence: Sentence) -> ConllRow:
     """Reads words and entities, "(GPE*", "*)", "(GPE)", of a sentence of CoNLL-2012."""
-    _width_of_2012(sentence)
     cells = [_ONE_WORD.sub(r"(\1*)", cell) for cell in sentence.column(_ENTITY_COLUMN)]
     tags = read_brackets(cells, sentence.origin, "an entity")
     return {"tokens": sentence.column(_WORD_COLUMN), "tags": tags}
-
-
-def _width_of_2012(sentence: Sentence) -> int:
-    width = len(sentence.lines[0])
-    if width <= _FIRST_ROLE:
-        raise InputError(
-            f"{sentence.origin()}: {width} columns, but CoNLL-2012 has {_FIRST_ROLE + 1} or more; "
-            "fix the line"
-        )
-    return width
 
 
 def _read_tags(sentence: Sentence, word_column: int) -> ConllRow:

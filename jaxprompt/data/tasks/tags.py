@@ -106,19 +106,13 @@ def find_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
                 raise ValueError(word)
         elif scheme == "iob2" and (letter in ("E", "S") or letter == "I" and not is_inside):
             raise ValueError(word)
-        if is_inside and letter == "I":
-            continue
-        if is_inside:  # E-
+        if not is_inside:
+            if kind:
+                entities.append(Entity(kind, start, word))
+            kind, start = tag_kind, word
+        if letter == "S" or (letter == "E" and is_inside):
             entities.append(Entity(kind, start, word + 1))
             kind = ""
-            continue
-        if kind:
-            entities.append(Entity(kind, start, word))
-        if letter == "S":
-            entities.append(Entity(tag_kind, word, word + 1))
-            kind = ""
-        else:
-            kind, start = (tag_kind, word) if letter != OUTSIDE else ("", 0)
     return entities
 
 
