@@ -76,13 +76,7 @@ def test_a_task_is_consistent(name):
         )  # fmt: skip
         assert [part.mark for part in parsed.parts if part.mark] == ["marked"]
     assert template.parse(task.causal).parts[-1].kind == "mask"
-    sizes = {
-        "sem_eval_2010_task_8": 19,
-        "tacred": 42,
-        "wiki80": 80,
-        "chemprot": 13,
-        "dialog_re": 37,
-    }
+    sizes = dict(sem_eval_2010_task_8=19, tacred=42, wiki80=80, chemprot=13, dialog_re=37)
     assert len(task.labels) == sizes.get(name, len(task.labels))
 
 
