@@ -54,7 +54,7 @@ def read_split(
       InputError: if the split cannot be read.
     """
     if in_memory is not None:
-        rows = in_memory[split]
+        rows = in_memory[_choose_split(split, {split}, in_memory, "the call")]
     elif files:
         rows = read_file(files[_choose_split(split, {split}, files, "data.files")], task.columns)
     else:
