@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused():
         custom_task(fields=("a", "b"), tags="tags")
     with pytest.raises(InputError, match="task.tags='t' and task.choices are both set"):
         custom_task(fields=("a",), tags="t", choices=("c",))
-    with pytest.raises(InputError, match="has only O in the training rows"):
+    with pytest.raises(InputError, match="has only one tag in the training rows, 'O'"):
         read([{"tokens": ["a"], "tags": ["O"]}])
     with pytest.raises(InputError, match="must contain the words once and without modifiers"):
         make_head("tags").check_template(parse("{tokens|lower}"))

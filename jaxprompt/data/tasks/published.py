@@ -55,16 +55,11 @@ def published_rows(task: Task, row: PublishedRow, where: str) -> list[PublishedR
     names = _RENAMES.get(task.name, {})
     # A column that already has our name takes precedence over one that would be renamed to it.
     names = {name: our_name for name, our_name in names.items() if our_name not in row}
-    for name in names.keys() & row.keys() & _CLASSES_BY_NUMBER.keys():
-        row = {**row, name: _class_name(name, row[name])}
+    for name, classes in _CLASSES_BY_NUMBER.items():
+        number = spelling(row.get(name))
+        if name in names and number.isdecimal() and int(number) < len(classes):
+            row = {**row, name: classes[int(number)]}
     return [{names.get(name, name): value for name, value in row.items()}]
-
-
-def _class_name(column: str, value: Any) -> Any:
-    """Returns the name of a class by its number; any other value is returned as it is."""
-    classes, number = _CLASSES_BY_NUMBER[column], spelling(value)
-    is_known = number.isdecimal() and int(number) < len(classes)
-    return classes[int(number)] if is_known else value
 
 
 def _unnested(row: PublishedRow, column: str, where: str) -> list[PublishedRow]:

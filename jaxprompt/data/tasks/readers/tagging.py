@@ -21,20 +21,17 @@ def with_tags(
     tags_of_rows = [_read_tags(task, row, where(number), True) for number, row in enumerate(rows)]
     scheme = task.scheme or find_scheme(tags_of_rows, where)
     iob2_tags = [to_iob2(tags, scheme, where(i)) for i, tags in enumerate(tags_of_rows)]
+    tags_of_task = {tag for tags in iob2_tags for tag in tags}
     if scheme == NO_SCHEME:
-        labels = tuple(sorted({tag for tags in iob2_tags for tag in tags}))
-        if len(labels) < 2:
-            raise InputError(
-                f"task.tags={task.tags!r} has only one tag in the training rows, {labels[0]!r}; a "
-                "task needs 2 or more"
-            )
-        return dataclasses.replace(task, labels=labels)
-    types = {kind for tags in iob2_tags for _, kind in map(split_tag, tags) if kind}
-    if not types:
+        labels = tuple(sorted(tags_of_task))
+    else:
+        labels = iob2_labels(kind for _, kind in map(split_tag, tags_of_task) if kind)
+    if len(labels) < 2:
         raise InputError(
-            f"task.tags={task.tags!r} has only O in the training rows; a task needs entities"
+            f"task.tags={task.tags!r} has only one tag in the training rows, {labels[0]!r}; a task "
+            "needs 2 or more"
         )
-    return dataclasses.replace(task, scheme=scheme, labels=task.labels or iob2_labels(types))
+    return dataclasses.replace(task, scheme=scheme, labels=task.labels or labels)
 
 
 def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
