@@ -1,14 +1,14 @@
 """Locates the folder or file of a pre-trained backbone: a path, a pip package or a Hub id."""
 
+import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxprompt.convert.gguf.config import read_gguf_config
-from jaxprompt.convert.hub import hub_errors
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.data.text.tokenizer import is_unnamed_bert
 from jaxprompt.errors import InputError, brief, is_kind
@@ -149,3 +149,20 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = download(_SAFETENSORS + _TORCH_FILES)
     return folder
+
+
+@contextlib.contextmanager
+def hub_errors(failure: str, advice: str) -> Iterator[None]:
+    """Turns an exception of the Hub's library into an InputError: failure (reason); advice."""
+    # HTTPError is of the library below it, which a failed connection raises.
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    try:
+        yield
+    # A ValueError for a card that the hub does not take.
+    except (HFValidationError, HTTPError, OSError, ValueError) as error:
+        # The first line says what failed; the details of a refused card are on the others.
+        text = str(error).strip()
+        message = text if isinstance(error, ValueError) else text.partition("\n")[0]
+        reason = " ".join(message.split())[:400].rstrip(".")
+        raise InputError(f"{failure} ({reason}); {advice}") from error

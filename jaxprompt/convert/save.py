@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from jaxprompt.convert.artifact import package_versions
-from jaxprompt.convert.card import render_card
 from jaxprompt.convert.folder import TOKENIZER_FILES
 from jaxprompt.convert.load import DTYPES
+from jaxprompt.convert.model_card import render_backbone_card
 from jaxprompt.convert.shapes import (
     axis_sizes,
     file_names,
@@ -68,7 +68,7 @@ def save_backbone(
       params: a nested dict as load_backbone returns it, of arrays on any mesh, with the heads to
         save. Padding of the vocabulary is removed and a T5's `rescale` is undone.
       tokenizer: the folder, or .gguf file, whose tokenizer is copied.
-      card: the contents of the model card, see card.py.
+      card: the contents of the model card, see `render_backbone_card`.
       run: identifies the run that the folder belongs to.
       dtype: the dtype of the file.
       rescale: as in load_backbone.
@@ -94,7 +94,7 @@ def save_backbone(
     saved = saved_config(family, config, heads, dtype)
     card = {**card, "versions": package_versions()}
     texts = {
-        "README.md": render_card(Path(folder).name, saved["architectures"][0], card),
+        "README.md": render_backbone_card(Path(folder).name, saved["architectures"][0], card),
         TRAINING: _json({"run": run, **card}),
     }
     if len(files) > 1:

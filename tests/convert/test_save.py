@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import transformers
 from folders import CARD, ENCODER, KINDS, assert_same_params, load_folder, save_model
+from jaxprompt.convert.card import CARD_FIELDS, render_card
 from processes import Processes
 from safetensors.numpy import load_file
 from tiny import CONFIGS
 
 from jaxprompt.convert import save
-from jaxprompt.convert.card import CARD_FIELDS, render_card
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError

@@ -105,14 +105,10 @@ class _Metadata:
             if self.get(key, ignored[0]) not in ignored:
                 raise self.unsupported(key, " or ".join(map(str, ignored)))
 
-    def _vocab_size(self) -> int:
+    def _vocab_size(self) -> int | None:
         """Returns the number of rows of the word table."""
         table = self.header.tensors.get("token_embd.weight")
-        if table is None or len(table.shape) != 2:
-            raise InputError(
-                f"{self.header.path} has no embedding matrix token_embd.weight; download it again"
-            )
-        return table.shape[0]
+        return table.shape[0] if table else None
 
     def _common_fields(self) -> dict[str, Any]:
         """Returns the fields of architectures other than Gemma."""

@@ -2,9 +2,11 @@
 
 import warnings
 
+import gguf
 import numpy as np
 import pytest
 import transformers
+from gguf_files import KINDS, add_tensor, make_model, write_model
 
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.gguf.config import _GLOBAL_EVERY
@@ -13,10 +15,6 @@ from jaxprompt.convert.weights import open_weights
 from jaxprompt.errors import InputError
 
 torch = pytest.importorskip("torch")
-
-gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
-
-from gguf_files import KINDS, add_tensor, make_model, write_model  # noqa: E402
 
 # What shapes no function, or is of training, or of how the config came about.
 UNTOLD = {
