@@ -1,6 +1,5 @@
 """Model cards, README.md: of a prompt, of a PEFT folder, and of a saved backbone."""
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,9 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import check_foreign_files, make_folder, read_json, user_path, write_atomic
 
 README = "README.md"
-_TAGS = ["prompt-tuning", "jaxprompt"]  # those that identify our model cards
+_TAGS = ["prompt-tuning", "jaxprompt"]
+# They identify our model cards; the second form is that of earlier versions.
+_TAG_LINES = ("tags:\n- prompt-tuning\n- jaxprompt\n", "tags: [prompt-tuning, jaxprompt]\n")
 _PEFT_CLASSES = {
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
@@ -76,12 +77,11 @@ def check_peft_folder(folder: str | Path, output: str | Path, beside: str | None
 
 
 def _is_ours(readme: Path) -> bool:
-    from huggingface_hub import metadata_load
-
-    tags: list[str] = []
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a card, or not of text
-        tags = metadata_load(readme).get("tags")
-    return set(_TAGS) <= set(tags)
+    try:
+        text = readme.read_text("utf-8", errors="replace")
+    except OSError:
+        return False
+    return any(tags in text for tags in _TAG_LINES)
 
 
 def write_peft_card(folder: str | Path, metadata: PromptMetadata, outputs: int = 0) -> Path:
