@@ -25,7 +25,10 @@ from jaxprompt.tree import BLOCK, Flat
 
 _THREADS = min(8, os.cpu_count() or 1)
 _MAX_PENDING = 2  # parameters that are read ahead
-_TILE = 256  # rows and columns that are transposed at once
+# Rows and columns that are transposed at once. A Llama of 634 MiB in float32 loads in 3.9 s, and in
+# 4.5 s without tiles; in bfloat16 in 0.8 s and 1.3 s (2 cores). Whole tensors instead of the blocks
+# of weights.py take the same time, and 160 MiB more.
+_TILE = 256
 _GAP = 16  # values between a tile's rows: at a power of two a column would share one cache set
 
 
@@ -94,8 +97,8 @@ class _Shard(NamedTuple):
     ) -> None:  # fmt: skip
         """Copies its part of a block with these rows and columns of the file."""
         common = _overlap(self.rows, rows), _overlap(self.columns, columns)
-        in_block = _relative_to(common[0], rows), _relative_to(common[1], columns)
-        in_shard = _relative_to(common[0], self.rows), _relative_to(common[1], self.columns)
+        in_block = _shift(common[0], -rows.start), _shift(common[1], -columns.start)
+        in_shard = _shift(common[0], -self.rows.start), _shift(common[1], -self.columns.start)
         copy = _transpose if tensor.transposed else np.copyto
         targets = self.matrices(tensor, planes, layer)
         for plane, source, target in zip(planes, sources, targets, strict=True):
@@ -255,10 +258,8 @@ class ParameterFiller:
         merged = tensor.file_axes[::-1] if tensor.transposed else tensor.file_axes
         ranges, spans = iter(index), []
         for axes in merged:
-            (start, end), *inner = (next(ranges) for _ in axes)
-            # A range of a merged axis is contiguous only if its inner axes are not divided.
-            if inner != [(0, self.sizes[axis]) for axis in axes[1:]]:
-                raise ValueError(f"{tensor.path}: of the axes {axes} only the first can be divided")
+            # A range of a merged axis is contiguous, because only its first axis is divided.
+            (start, end), *_ = [next(ranges) for _ in axes]
             size = math.prod(self.sizes[axis] for axis in axes[1:])
             spans.append(slice(start * size, end * size))
         if len(spans) == 1:
@@ -273,7 +274,8 @@ class ParameterFiller:
     ) -> str:
         """Reads what shards need of a layer, all of it if it is hashed.
 
-        Returns the digest of the layer, "" if it is not hashed.
+        Returns the digest of the layer, "" if it is not hashed. One pass hashes and copies, as a
+        second one would read each byte twice.
         """
         planes = self._planes(tensor)
         file_rows, file_columns = self._part_range(tensor, name)
@@ -285,7 +287,7 @@ class ParameterFiller:
         for block_rows in self.weights.blocks(name, planes[-1].rows):
             if not _overlaps(block_rows, file_rows):
                 continue
-            rows = _relative_to(_overlap(block_rows, file_rows), file_rows)
+            rows = _shift(_overlap(block_rows, file_rows), -file_rows.start)
             columns = slice(0, width)
             users = [s for s in shards if _overlaps(s.rows, rows) and _overlaps(s.columns, columns)]
             if not users and not is_hashed:
@@ -293,7 +295,7 @@ class ParameterFiller:
             if not is_hashed:
                 rows = _overlap(rows, _union(shard.rows for shard in users))
                 columns = _overlap(columns, _union(shard.columns for shard in users))
-            in_file = _offset_by(rows, file_rows), _offset_by(columns, file_columns)
+            in_file = _shift(rows, file_rows.start), _shift(columns, file_columns.start)
             block = self.weights.read_block(name, *in_file)
             if is_hashed:
                 # As in the file, before any cast or division.
@@ -431,9 +433,5 @@ def _union(spans: Iterable[slice]) -> slice:
     return slice(min(span.start for span in spans), max(span.stop for span in spans))
 
 
-def _relative_to(span: slice, origin: slice) -> slice:
-    return slice(span.start - origin.start, span.stop - origin.start)
-
-
-def _offset_by(span: slice, origin: slice) -> slice:
-    return slice(span.start + origin.start, span.stop + origin.start)
+def _shift(span: slice, offset: int) -> slice:
+    return slice(span.start + offset, span.stop + offset)

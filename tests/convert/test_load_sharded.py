@@ -173,12 +173,6 @@ def test_equal_shards_share_the_hosts_memory(saved):
         assert len(places) == 1, name
 
 
-def test_an_axis_inside_a_merged_one_cannot_be_divided(saved, monkeypatch):
-    monkeypatch.setattr("jaxprompt.parallel.sharding.RULES", {"kv": "model"})
-    with pytest.raises(ValueError, match="of the axes ND only the first can be divided"):
-        load_folder(saved / "bert", placement=make_placement(4, 2))
-
-
 @pytest.mark.default_cases("model")
 @pytest.mark.parametrize("mesh", ["model", "fsdp", "copies"])
 def test_each_host_reads_its_shards_and_hashes_its_part(saved, tmp_path, mesh):

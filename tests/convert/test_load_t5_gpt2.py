@@ -145,10 +145,8 @@ def test_a_config_of_fewer_layers_than_the_file_is_refused(folders, family, name
     folder = folders(family)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {name: 1}))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=f"{folder} has {more}.*, more layers than config.json"):
         load_folder(folder)
-    assert f"{folder} has {more}" in str(caught.value)
-    assert "but config.json says 1 such layers; give the" in str(caught.value)
 
 
 def test_weights_that_another_library_has_quantized_are_named(folders):
@@ -178,7 +176,7 @@ BAD = [
         dict(feed_forward_proj="gated-gelu"),
         r"lacks 10 of .*block.0.layer.1.DenseReluDense.wi_0",
     ),
-    ("gated", dict(feed_forward_proj="relu"), "wi_0.weight, which belongs to a gated feed-forward"),
+    ("gated", dict(feed_forward_proj="relu"), r"lacks 5 of .*DenseReluDense.wi.weight"),
     ("gpt2", dict(n_head=5), "n_embd=12 must be divisible by n_head=5"),
     ("gpt2", dict(n_inner=40), r"h.0.mlp.c_fc.weight .* has shape \[12, 48\], .* says \[12, 40\]"),
     ("gpt2", dict(n_layer=3), "lacks 16 of the needed tensors: transformer.h.2.attn.c_attn.weight"),
@@ -199,7 +197,7 @@ def test_config_of_another_model_is_an_error(saved, name, change, message):
 def test_a_fused_projection_of_another_width_is_an_error(folders):
     folder, name = folders("gpt2"), "transformer.h.1.attn.c_attn.weight"
     rewrite(folder, lambda tensors: tensors | {name: tensors[name][:, :24].copy()})
-    with pytest.raises(InputError, match=r"has shape \[12, 24\], config.json says \[12, 36\]"):
+    with pytest.raises(InputError, match=r"has shape \[12, 24\], but config.json says \[12, 36\]"):
         load_folder(folder)
 
 
