@@ -193,18 +193,16 @@ def test_only_a_folder_of_the_same_run_is_replaced(saved, tmp_path):
     out.mkdir()  # an empty folder is free
     write(out, source, loaded)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(
-        InputError, match="contains the model of another run \\(this\\); give a new"
-    ):
+    with pytest.raises(InputError, match="contains the model of another run \\(this\\)"):
         write(out, source, other, run="that")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     write(out, source, other)
     assert_same_params(load_folder(out, "bert").params, other.params)
     assert os.listdir(tmp_path) == ["out"]
     foreign = shutil.copytree(source, tmp_path / "foreign")
-    with pytest.raises(InputError, match="contains files of something else; give a new or empty"):
+    with pytest.raises(InputError, match="contains files of something else"):
         write(foreign, source, loaded)
-    with pytest.raises(InputError, match="config.json is a file; give a new or empty folder"):
+    with pytest.raises(InputError, match="config.json contains files of something"):
         write(source / "config.json", source, loaded)
 
 
@@ -221,18 +219,6 @@ def test_of_two_processes_that_write_a_folder_one_is_refused(saved, tmp_path):
     assert os.listdir(tmp_path) == [".out.lock"]
     write(out, source, loaded)
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_parameters_of_another_config_are_refused(saved, tmp_path):
-    source = saved("bert")
-    loaded = load_folder(source, "bert")
-    del loaded.params["mlm"]["dense"]
-    with pytest.raises(ValueError, match="differ in mlm/dense/bias, mlm/dense/kernel"):
-        write(tmp_path / "out", source, loaded)
-    loaded = load_folder(saved("bert-trunk"), "bert")
-    loaded.params["layers"]["mlp"]["up"]["bias"] = np.zeros((2, 25), np.float32)
-    with pytest.raises(ValueError, match="differ in layers/mlp/up/bias"):
-        write(tmp_path / "out", source, loaded)
 
 
 def refuse(*_):
