@@ -161,8 +161,6 @@ class _Metadata:
         key = f"{self.architecture}.attention.sliding_window_pattern"
         if isinstance(self.header.fields.get(key), ArrayField):
             local = self.header.array(key)
-            if len(local) != layers:
-                raise self.unsupported("attention.sliding_window_pattern", f"{layers} flags", local)
         else:
             default = _GLOBAL_EVERY[self.architecture]
             every = self.read_int("attention.sliding_window_pattern", default)

@@ -302,8 +302,6 @@ def test_layers_with_a_window_are_told_apart(tmp_path):
     assert turns(tmp_path, pattern(flags), "gemma3")["layer_types"] == [kinds[f] for f in flags]
     every = turns(tmp_path, pattern(2), "gemma3")["layer_types"]
     assert every == [kinds[f] for f in flags]
-    with pytest.raises(InputError, match="sliding_window_pattern=.*only 7 flags"):
-        turns(tmp_path, pattern(flags[1:]), "gemma3")
 
 
 @pytest.mark.parametrize(("kind", "layers", "scalar"), [("gemma2", 46, 8), ("gemma3", 62, 8)])
@@ -327,7 +325,7 @@ def test_where_a_file_lies(tmp_path, monkeypatch):
     assert resolve("pkg:tiny_gguf/a.gguf") == package / "a.gguf"
     with pytest.raises(InputError, match="has no file 'b.gguf'; it has: a.gguf"):
         resolve("pkg:tiny_gguf/b.gguf")
-    with pytest.raises(InputError, match="does not exist; give the path of a .gguf file"):
+    with pytest.raises(InputError, match="neither a folder nor a Hub id"):
         resolve("models/b.gguf")
 
 
