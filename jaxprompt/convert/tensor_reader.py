@@ -32,10 +32,11 @@ _TILE = 256
 _GAP = 16  # values between a tile's rows: at a power of two a column would share one cache set
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an empty array at an address that JAX can use on the CPU without a copy."""
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an array of zeros at an address that JAX can use on the CPU without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    buffer = np.empty(size + 64, np.uint8)
+    # The system gives pages of zeros when they are first written.
+    buffer = np.zeros(size + 64, np.uint8)
     # XLA's CPU client uses buffers without a copy if they are aligned to 64 bytes.
     start = -buffer.ctypes.data % 64
     return buffer[start : start + size].view(dtype).reshape(shape)
@@ -79,17 +80,6 @@ class _Shard(NamedTuple):
             else:
                 views.append(layer_array.reshape(rows, columns))
         return views
-
-    def clear_padding(
-        self, tensor: Tensor, planes: Sequence[_Plane], layer: int, height: int, width: int
-    ) -> None:
-        """Sets the padding of a vocabulary, beyond the file's [height, width], to 0."""
-        rows = slice(max(0, height - self.rows.start), _length(self.rows))
-        columns = slice(max(0, width - self.columns.start), _length(self.columns))
-        for plane, target in zip(planes, self.matrices(tensor, planes, layer), strict=True):
-            padding_rows, padding_columns = plane.scaled(rows, columns)
-            target[padding_rows.start :] = 0
-            target[:, padding_columns.start :] = 0
 
     def copy(
         self, tensor: Tensor, planes: Sequence[_Plane], layer: int, sources: Sequence[np.ndarray],
@@ -173,7 +163,7 @@ class ParameterFiller:
         return flat, digests
 
     def _layers_to_hash(self, file_names: Mapping[Tensor, list[str]]) -> set[tuple[Tensor, int]]:
-        """Chooses what this process hashes: the largest first, each to the least loaded process.
+        """Chooses what this process hashes: the largest first, by turns.
 
         Vectors are hashed by all, so that different weights on one host are detected.
         """
@@ -183,15 +173,11 @@ class ParameterFiller:
         sizes = {
             tensor: math.prod(self.sizes[axis] for axis in tensor.axes) for tensor in file_names
         }
-        loads = dict.fromkeys(self.processes, 0)
-        chosen = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
         # A total order, so that all processes make the same division without communication.
-        for tensor, i in sorted(layers, key=lambda x: (-sizes[x[0]], x[0].path, x[1])):
-            process = min(loads, key=loads.__getitem__)
-            loads[process] += sizes[tensor]
-            if process == jax.process_index():
-                chosen.add((tensor, i))
-        return chosen
+        by_size = sorted(layers, key=lambda x: (-sizes[x[0]], x[0].path, x[1]))
+        process = self.processes.index(jax.process_index())
+        vectors = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
+        return vectors.union(by_size[process :: len(self.processes)])
 
     def _layout(self, tensor: Tensor) -> tuple[tuple[int, ...], NamedSharding | None]:
         """Returns the full shape of a parameter and its sharding."""
@@ -220,7 +206,10 @@ class ParameterFiller:
         return planes
 
     def _shards(self, tensor: Tensor) -> list[_Shard]:
-        """Allocates arrays for each of the different shards of this process."""
+        """Allocates arrays for each of the different shards of this process.
+
+        They are zero, as the padding of a vocabulary stays.
+        """
         shape, sharding = self._layout(tensor)
         planes = self._planes(tensor)
         devices_by_index: dict[tuple[tuple[int, int], ...], list[Any]] = {}
@@ -236,7 +225,7 @@ class ParameterFiller:
         for ranges, devices in devices_by_index.items():
             lengths = tuple(end - start for start, end in ranges)
             arrays = tuple(
-                aligned_empty(self._plane_shape(plane, tensor, lengths), plane.dtype)
+                aligned_zeros(self._plane_shape(plane, tensor, lengths), plane.dtype)
                 for plane in planes
             )
             rows, columns = self._file_range(tensor, ranges[len(tensor.stack) :])
@@ -280,9 +269,7 @@ class ParameterFiller:
         planes = self._planes(tensor)
         file_rows, file_columns = self._part_range(tensor, name)
         # Ranges of shards, and those below, are relative to the parameter's first row and column.
-        height, width = _length(file_rows), _length(file_columns)
-        for shard in shards:
-            shard.clear_padding(tensor, planes, layer, height, width)
+        width = _length(file_columns)
         data = hashlib.sha256()
         for block_rows in self.weights.blocks(name, planes[-1].rows):
             if not _overlaps(block_rows, file_rows):
