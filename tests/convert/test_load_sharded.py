@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from folders import load_folder, random_model
-from jax.sharding import PartitionSpec as P
 from load_job import hashes
 from processes import Processes
 from safetensors.numpy import load_file, save_file
@@ -121,15 +120,6 @@ def test_every_device_holds_its_part(saved, family, dtype, placement):
 
 def leaf_size(flat):
     return next(iter(flat.values())).dtype.itemsize
-
-
-def test_the_specs_of_a_t5(saved):
-    placement = make_placement(2, 4, fsdp=True)
-    found = tree.flatten(load_folder(saved / "t5", placement=placement).params)
-    query = found["decoder_layers/cross/query/kernel"]
-    assert query.sharding.spec == P(None, "data", "model", None)
-    assert query.addressable_shards[0].data.shape == (3, 8, 1, 3)
-    assert found["lm/table"].addressable_shards[0].data.shape == (14, 8)
 
 
 def test_torch_files(saved, tmp_path, placement):

@@ -4,11 +4,10 @@ llama.cpp changes some tensors: it reorders the rows of Llama's queries and keys
 Gemma norm as the factor 1 + w. Both changes are undone on reading.
 """
 
-import functools
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -60,16 +59,6 @@ _CODE_TYPES = {
 }
 
 
-class _ItemType(NamedTuple):
-    """How values of a tensor type are stored: rows consist of items, a value or a block each."""
-
-    num_values: int  # of an item
-    item: np.dtype
-    dtype: str  # of the values that are read
-    # items [n, m] -> float32 [n, m * num_values]; None = not quantized
-    dequantize: Callable[[np.ndarray], np.ndarray] | None
-
-
 def open_gguf(path: Path, stack: ExitStack) -> dict[str, TensorEntry]:
     """Opens a GGUF file, which `stack` closes.
 
@@ -118,78 +107,27 @@ def _tensor_entry(
     header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place: TensorInfo
 ) -> TensorEntry:
     path, (rows, width) = header.path, as_matrix(place.shape)
-    item_type = _item_type(path, name, place.kind)
-    items = width // item_type.num_values
-    end = place.start + rows * items * item_type.item.itemsize
+    num_values, item = _item_layout(path, name, place.kind)
+    items = width // num_values
+    end = place.start + rows * items * item.itemsize
     if end > header.size:
         raise InputError(
             f"{path} is cut short: {name} ends at byte {end:,}, but the file has only "
             f"{header.size:,} bytes; download it again"
         )
-    read, read_planes = make_reader(path, file, place.start, items, item_type.item), None
-    order, is_vector = _row_order(header, hf, name), len(place.shape) == 1
-    if order is not None and not is_vector:
-        # Before dequantization, so that only requested rows are dequantized.
-        read = _in_head_order(read, order)
-    if item_type.dequantize is not None:
-        read_planes = _make_planes_reader(read, place.kind)
-        read = _dequantized(read, item_type.dequantize, item_type.num_values)
-    # A bias is one row, so its values are permuted like the kernel's rows.
-    if order is not None and is_vector:
-        read = _vector_in_order(read, order, width)
-    dtype = item_type.dtype
-    # Our Gemma adds the 1 itself, as in transformers.
-    if header.architecture in GEMMAS and name.endswith("norm.weight"):
-        read, dtype = _minus_one(read), "float32"
-    is_quantized = item_type.dequantize is not None
-    return TensorEntry(path, place.shape, dtype, read, is_quantized, read_planes)
-
-
-def _make_planes_reader(
-    read: ReadBlock, kind: int
-) -> Callable[[slice, slice, int], Planes | None] | None:
-    """Returns a function that reads codes, scales and minima; None for a type without them."""
-    if kind not in _CODE_TYPES:
-        return None
-    layout, file_bits = _CODE_TYPES[kind]
-
-    def read_planes(rows: slice, columns: slice, bits: int) -> Planes | None:
-        if bits < file_bits:
-            return None
-        blocks = read(rows, slice(columns.start // BLOCK, columns.stop // BLOCK)).view(layout)
-        codes, scale = blocks["codes"], blocks["scale"]  # [rows, blocks, bytes], [rows, blocks]
-        if file_bits == 8:  # signed
-            codes = codes.view(np.uint8) ^ 128
-        elif bits == 8:
-            codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
-        # Without a minimum, the middle code is 0; the product with a power of 2 is exact.
-        has_minimum = "minimum" in (layout.names or ())
-        lowest = np.float16(-(2 ** (file_bits - 1)))
-        with np.errstate(over="ignore"):
-            minimum = blocks["minimum"] if has_minimum else scale * lowest
-        if not np.isfinite(minimum).all():
-            return None
-        return Planes(np.ascontiguousarray(codes).reshape(len(codes), -1), scale, minimum)
-
-    return read_planes
-
-
-def _dequantized(
-    read: ReadBlock, dequantize: Callable[[np.ndarray], np.ndarray], num_values: int
-) -> ReadBlock:
-    """Returns a reader of values, which dequantizes whole items."""
-
-    def read_values(rows: slice, columns: slice) -> np.ndarray:
-        first = columns.start // num_values
-        block = dequantize(read(rows, slice(first, -(-columns.stop // num_values))))
-        start = first * num_values
-        return np.ascontiguousarray(block[:, columns.start - start : columns.stop - start])
-
-    return read_values
-
-
-def _minus_one(read: ReadBlock) -> ReadBlock:
-    return lambda rows, columns: read(rows, columns).astype(np.float32) - np.float32(1)
+    is_norm = header.architecture in GEMMAS and name.endswith("norm.weight")
+    tensor = _GgufTensor(
+        read_items=make_reader(path, file, place.start, items, item),
+        kind=place.kind,
+        num_values=num_values,
+        vector=width if len(place.shape) == 1 else 0,
+        order=_row_order(header, hf, name),
+        has_one=is_norm,
+    )
+    is_quantized = place.kind not in _FLOAT_TYPES
+    dtype = "float32" if is_quantized or is_norm else item.name
+    read_planes = tensor.read_planes if place.kind in _CODE_TYPES else None
+    return TensorEntry(path, place.shape, dtype, tensor.read, is_quantized, read_planes)
 
 
 def _row_order(header: Header, hf: dict[str, Any], name: str) -> np.ndarray | None:
@@ -204,54 +142,96 @@ def _row_order(header: Header, hf: dict[str, Any], name: str) -> np.ndarray | No
     return np.arange(hf["head_dim"]).reshape(-1, 2).T.reshape(-1)
 
 
-def _in_head_order(read: ReadBlock, order: np.ndarray) -> ReadBlock:
-    """Returns a reader of rows in our order, which reads whole heads."""
-    size = len(order)
+@dataclass(frozen=True)
+class _GgufTensor:
+    """Reads blocks of a tensor in our order, quantised ones as float32.
 
-    def read_rows(rows: slice, columns: slice) -> np.ndarray:
+    Rows in the file consist of items, a value or a block of values each.
+    """
+
+    read_items: ReadBlock
+    kind: int
+    num_values: int  # of an item
+    vector: int  # its size; 0 = a matrix
+    order: np.ndarray | None  # see `_row_order`
+    has_one: bool  # whether the file contains 1 + w
+
+    def read(self, rows: slice, columns: slice) -> np.ndarray:
+        if self.order is not None and self.vector:
+            # A bias is one row, so its values are permuted like the kernel's rows.
+            heads = self._values(rows, slice(0, self.vector)).reshape(-1, len(self.order))
+            values = np.ascontiguousarray(heads[:, self.order].reshape(1, -1)[:, columns])
+        else:
+            values = self._values(rows, columns)
+        # Our Gemma adds the 1 itself, as in transformers.
+        return values.astype(np.float32) - np.float32(1) if self.has_one else values
+
+    def read_planes(self, rows: slice, columns: slice, bits: int) -> Planes | None:
+        """Reads codes, scales and minima."""
+        layout, file_bits = _CODE_TYPES[self.kind]
+        if bits < file_bits:
+            return None
+        span = slice(columns.start // BLOCK, columns.stop // BLOCK)
+        blocks = self._items(rows, span).view(layout)
+        codes, scale = blocks["codes"], blocks["scale"]  # [rows, blocks, bytes], [rows, blocks]
+        if file_bits == 8:  # signed
+            codes = codes.view(np.uint8) ^ 128
+        elif bits == 8:
+            codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
+        # Without a minimum, the middle code is 0; the product with a power of 2 is exact.
+        has_minimum = "minimum" in (layout.names or ())
+        lowest = np.float16(-(2 ** (file_bits - 1)))
+        with np.errstate(over="ignore"):
+            minimum = blocks["minimum"] if has_minimum else scale * lowest
+        if not np.isfinite(minimum).all():
+            return None
+        return Planes(np.ascontiguousarray(codes).reshape(len(codes), -1), scale, minimum)
+
+    def _values(self, rows: slice, columns: slice) -> np.ndarray:
+        if self.kind in _FLOAT_TYPES:
+            return self._items(rows, columns)
+        first = columns.start // self.num_values
+        items = self._items(rows, slice(first, -(-columns.stop // self.num_values)))
+        offset = first * self.num_values
+        values = _dequantize(items, self.kind)[:, columns.start - offset : columns.stop - offset]
+        return np.ascontiguousarray(values)
+
+    def _items(self, rows: slice, columns: slice) -> np.ndarray:
+        """Reads whole items, of a matrix in our order."""
+        if self.order is None or self.vector:
+            return self.read_items(rows, columns)
+        size = len(self.order)
         start = rows.start // size * size
-        block = read(slice(start, -(-rows.stop // size) * size), columns)
-        heads, rows_in_head = np.divmod(np.arange(rows.start, rows.stop), size)
-        return block[heads * size + order[rows_in_head] - start]
-
-    return read_rows
+        heads = self.read_items(slice(start, -(-rows.stop // size) * size), columns)
+        head, row = np.divmod(np.arange(rows.start, rows.stop), size)
+        return heads[head * size + self.order[row] - start]
 
 
-def _vector_in_order(read: ReadBlock, order: np.ndarray, width: int) -> ReadBlock:
-    def read_vector(rows: slice, columns: slice) -> np.ndarray:
-        vector = read(rows, slice(0, width)).reshape(-1, len(order))[:, order]
-        return np.ascontiguousarray(vector.reshape(1, -1)[:, columns])
-
-    return read_vector
-
-
-def _item_type(path: Path, name: str, kind: int) -> _ItemType:
+def _item_layout(path: Path, name: str, kind: int) -> tuple[int, np.dtype]:
+    """Returns the number of values of an item, and its dtype: opaque for a quantised block."""
     if kind in _FLOAT_TYPES:
-        return _ItemType(1, _FLOAT_TYPES[kind], _FLOAT_TYPES[kind].name, None)
+        return 1, _FLOAT_TYPES[kind]
+    import gguf
+
     try:
-        return _quantized_type(kind)
-    except (ValueError, KeyError, RuntimeError) as error:
+        num_values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+        item = np.dtype((np.void, size))
+        # A trial, because gguf also knows the sizes of types that it cannot dequantize.
+        _dequantize(np.zeros((1, 1), item), kind)
+    except (ValueError, KeyError, NotImplementedError) as error:
         raise InputError(
             f"{name} in {path} has a type ({error}) that the installed package gguf cannot "
             "dequantise; run: pip install -U gguf, or use a file of another type, e.g. Q8_0"
         ) from error
+    return num_values, item
 
 
-@functools.cache
-def _quantized_type(kind: int) -> _ItemType:
-    """Looks up a type. Raises ValueError, KeyError or RuntimeError if gguf cannot dequantize it."""
+def _dequantize(items: np.ndarray, kind: int) -> np.ndarray:
+    """Dequantizes items [n, m] to float32 [n, m * values of an item]."""
     import gguf.quants
 
-    ggml_type = gguf.GGMLQuantizationType(kind)
-    num_values, size = gguf.GGML_QUANT_SIZES[ggml_type]
-
-    def dequantize(items: np.ndarray) -> np.ndarray:
-        data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
-        # The caller checks for values that are not finite, and names the tensor.
-        with np.errstate(all="ignore"):
-            return gguf.quants.dequantize(data, ggml_type).astype(np.float32, copy=False)
-
-    item = np.dtype((np.void, size))  # an opaque block
-    # A trial, because gguf also knows the sizes of types that it cannot dequantize.
-    dequantize(np.zeros((1, 1), item))
-    return _ItemType(num_values, item, "float32", dequantize)
+    data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
+    # The caller checks for values that are not finite, and names the tensor.
+    with np.errstate(all="ignore"):
+        values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(kind))
+    return values.astype(np.float32, copy=False)

@@ -8,7 +8,7 @@ import pytest
 import transformers
 from gguf_files import KINDS, add_tensor, make_model, write_model
 
-from jaxprompt.convert.folder import read_config, resolve
+from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.gguf.config import _GLOBAL_EVERY
 from jaxprompt.convert.save import _tokenizer_files
 from jaxprompt.convert.weights import open_weights
@@ -239,17 +239,6 @@ def test_turns_are_scaled_as_llama_cpp_scales_them(tmp_path, fields, factor):
     assert found == dict(rope_theta=50000.0) | scaled
 
 
-def test_a_yarns_factor_may_have_its_older_name(tmp_path):
-    def more(writer):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_float32("llama.rope.scale_linear", 4.0)
-
-    assert turns(tmp_path, more)["rope_parameters"]["factor"] == 4.0
-    name = lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    with pytest.raises(InputError, match="has no llama.rope.scaling.factor, .* a number above 0"):
-        turns(tmp_path, name)
-
-
 def write_factors(writer, block):
     """Adds the factors that transformers' turns of a config have."""
     config = transformers.LlamaConfig(head_dim=64, rope_parameters=block)
@@ -308,25 +297,6 @@ def test_layers_with_a_window_are_told_apart(tmp_path):
 def test_gemmas_of_27b_scale_their_scores_by_another_number(tmp_path, kind, layers, scalar):
     hf = turns(tmp_path, lambda _: None, kind, num_hidden_layers=layers, intermediate_size=2)
     assert hf["query_pre_attn_scalar"] == scalar
-
-
-# -- where it lies
-
-
-def test_where_a_file_lies(tmp_path, monkeypatch):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF")
-    assert resolve(path) == path
-    package = tmp_path / "site" / "tiny_gguf"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise SystemExit(9)")
-    (package / "a.gguf").write_bytes(path.read_bytes())
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    assert resolve("pkg:tiny_gguf/a.gguf") == package / "a.gguf"
-    with pytest.raises(InputError, match="has no file 'b.gguf'; it has: a.gguf"):
-        resolve("pkg:tiny_gguf/b.gguf")
-    with pytest.raises(InputError, match="neither a folder nor a Hub id"):
-        resolve("models/b.gguf")
 
 
 def test_a_saved_backbone_gets_the_tokenizer_of_the_file(smollm, tmp_path, monkeypatch):
