@@ -155,7 +155,7 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
     path = user_path(path)
     try:
         prompt = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # numpy evaluates the header, which raises a dozen classes
         raise InputError(
             f"cannot read {path} as .npy ({first_line(error)}); save it with numpy.save"
         ) from error

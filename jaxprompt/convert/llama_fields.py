@@ -48,7 +48,7 @@ MODEL_TYPES = {
 
 def read_type(hf: Mapping[str, Any]) -> tuple[str, ModelType]:
     """Returns the model type of a config; "llama" if it has none."""
-    name = hf.get("model_type", "llama")
+    name = str(hf.get("model_type", "llama"))
     if name not in MODEL_TYPES:
         raise InputError(f"model_type={brief(name)} is unknown; {nearest('', MODEL_TYPES)}")
     return name, MODEL_TYPES[name]

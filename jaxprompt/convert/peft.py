@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.files import make_folder, read_json, user_path, write_atomic
 
 _CONFIG = "adapter_config.json"
@@ -80,28 +80,31 @@ def read_peft(folder: str | Path) -> Adapter:
     """
     folder = user_path(folder)
     config = read_json(folder / _CONFIG, "a PEFT adapter folder")
-    peft_type = config.get("peft_type")
+    peft_type = str(config.get("peft_type"))
     if peft_type not in _METHODS:
         raise InputError(
             f"{folder / _CONFIG}: peft_type {brief(peft_type)} is not supported; "
             f"use one of {', '.join(_METHODS)}"
         )
-    modules = config.get("num_transformer_submodules") or 1
+    modules = 2 if config.get("num_transformer_submodules") == 2 else 1
     tensors = _read_tensors(folder / _TENSORS)
-    if "prompt_embeddings" not in tensors:
-        raise InputError(f"{folder / _TENSORS} lacks 'prompt_embeddings'; save the adapter again")
-    table = tensors.pop("prompt_embeddings")
+    table = tensors.pop("prompt_embeddings", None)
+    if table is None or table.ndim != 2:
+        raise InputError(
+            f"{folder / _TENSORS} lacks the matrix 'prompt_embeddings'; save the adapter again"
+        )
     head = {name.removeprefix(_HEAD_PREFIX): tensor for name, tensor in tensors.items()}
     if _METHODS[peft_type] == "soft":
         # The second half, of an encoder-decoder, is never used.
         return Adapter("soft", table[: len(table) // modules], None, None, head, config)
-    sizes = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
-    if not all(sizes):
+    values = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
+    sizes = [int(value) for value in values if value and is_kind(value, int)]
+    if len(sizes) < len(values) or min(sizes) < 1:
         raise InputError(
             f"{folder / _CONFIG} lacks num_layers, num_attention_heads or token_dim; save the "
             "adapter again"
         )
-    layers, heads, width = (int(size) for size in sizes if size)
+    layers, heads, width = sizes
     k, v = prefix_from_peft(table, layers, heads, width // heads)
     if modules == 1:
         return Adapter("prefix", None, k, v, head, config)

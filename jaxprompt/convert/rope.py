@@ -48,7 +48,7 @@ def read_rotary(
       InputError: if the type of scaling, or one of its fields, is not supported.
     """
     block = _find_block(hf, kind)
-    name = block.pop("rope_type", None) or block.pop("type", None) or "default"
+    name = str(block.pop("rope_type", None) or block.pop("type", None) or "default")
     block.pop("type", None)
     if name not in _ROPE_TYPES:
         raise InputError(f"rope_type={brief(name)} is not supported; {nearest('', _ROPE_TYPES)}")

@@ -178,7 +178,7 @@ def test_broken_adapters_are_one_line(tmp_path):
     with pytest.raises(InputError, match="safe_serialization=True"):
         read_peft(tmp_path)
     save_file({"other": np.zeros(1, np.float32)}, path)
-    with pytest.raises(InputError, match="lacks 'prompt_embeddings'"):
+    with pytest.raises(InputError, match="lacks the matrix 'prompt_embeddings'"):
         read_peft(tmp_path)
     save_file({"prompt_embeddings": np.full((P, WIDTH), np.nan, np.float32)}, path)
     with pytest.raises(InputError, match="prompt_embeddings contains NaN"):

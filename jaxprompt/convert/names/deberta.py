@@ -41,7 +41,7 @@ def distance_span(config: Mapping[str, Any]) -> int:
     """Reads the number of relative positions in each direction. Raises InputError."""
     for field in ("max_relative_positions", "position_buckets"):
         value = config.get(field)
-        if value is not None and not (value == -1 or value > 0):
+        if value is not None and (type(value) is not int or not (value == -1 or value > 0)):
             raise InputError(f"{field}={brief(value)} must be above 0, or -1 if unused")
     buckets = config.get("position_buckets") or -1
     return buckets if buckets > 0 else distance_limit(config)
@@ -56,8 +56,8 @@ def distance_limit(config: Mapping[str, Any]) -> int:
 def conv_width(config: Mapping[str, Any]) -> int:
     """Reads the width of the convolution after the first layer, 0 = none. Raises InputError."""
     width = config.get("conv_kernel_size") or 0
-    if width and width % 2 == 0:
-        raise InputError(f"conv_kernel_size={width} must be odd, or 0 for none")
+    if type(width) is not int or width < 0 or (width and width % 2 == 0):
+        raise InputError(f"conv_kernel_size={brief(width)} must be odd, or 0 for none")
     return width
 
 
