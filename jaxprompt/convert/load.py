@@ -155,7 +155,7 @@ class _FileNames:
         self.quantized_by = quantized_by
         self.folder, self.is_gguf = weights.folder, is_gguf(weights.folder)
         self.source = "its metadata" if self.is_gguf else "config.json"
-        self.names = set(weights.names())
+        self.names = set(weights.entries)
         # A bare model is saved without the prefix, a model with a head with it.
         prefixed = any(name.startswith(family.prefix) for name in self.names)
         self.prefix = family.prefix if prefixed else ""
@@ -205,7 +205,7 @@ class _FileNames:
         return names
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
-        file_shape, dtype = self.weights.shape(name), self.weights.dtype(name)
+        file_shape, dtype = self.weights.entries[name].shape, self.weights.entries[name].dtype
         if file_shape != shape:
             raise self._error(
                 f"{name} in {self.folder} has shape {list(file_shape)}, but {self.source} says "
@@ -265,8 +265,8 @@ def _is_tied(weights: CheckpointTensors, names: _FileNames, family: Family) -> b
 
 def _is_equal(weights: CheckpointTensors, one: str, other: str) -> bool:
     """Compares two tensors of the file."""
-    same_shape = weights.shape(one) == weights.shape(other)
-    if not same_shape or {weights.dtype(one), weights.dtype(other)} - set(FLOATS):
+    same_shape = weights.entries[one].shape == weights.entries[other].shape
+    if not same_shape or {weights.entries[one].dtype, weights.entries[other].dtype} - set(FLOATS):
         return False
     # Block by block: a table may have gigabytes.
     columns = slice(0, weights.matrix(one)[1])

@@ -82,20 +82,13 @@ def save_backbone(
       InputError: if the folder contains anything else, or cannot be written. Existing files are
         then untouched.
     """
-    from huggingface_hub import split_state_dict_into_shards_factory
-
     table = get_family(family)
     flat, sizes = flatten(params), axis_sizes(config, table)
     heads = [head for head in table.heads if head in params] + list(table.always)
     tied = table.decoder.path not in flat
     tensors = select_tensors(table, config, sizes, heads, tied=tied)
     file_tensors = _file_tensors(table, tensors, sizes, tied=tied)
-    split = split_state_dict_into_shards_factory(
-        file_tensors,
-        get_storage_size=lambda tensor: math.prod(tensor.shape) * DTYPES[dtype].itemsize,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=file_bytes,
-    )
+    split = _split_files(file_tensors, DTYPES[dtype], file_bytes)
     files = split.filename_to_tensors
     # Before anything is written, because transformers may reject the config.
     saved = saved_config(family, config, heads, dtype)
@@ -137,13 +130,11 @@ def save_backbone(
         stack.enter_context(_removed_on_failure(partial))
         processes.run_on_first(prepare)
         for file, names in files.items():
+            # A collective: all processes run this loop, and the first writes.
             with _open_reserved(partial / file) as out:
                 for name in names:
-                    # A collective: all processes run this loop, and the first writes.
                     array = _gather(flat, file_tensors[name], sizes, rescale)
-                    if out is not None:
-                        array = array.astype(DTYPES[dtype], order="C", copy=False)
-                        out.write(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
+                    _write(out, array.astype(DTYPES[dtype], order="C", copy=False))
         processes.run_on_first(finish)
     return Path(folder)
 
@@ -203,6 +194,18 @@ def _file_tensors(
     return file_tensors
 
 
+def _split_files(file_tensors: dict[str, _FileTensor], dtype: np.dtype, max_bytes: int) -> Any:
+    """Chooses the file of each tensor. Returns a huggingface_hub.StateDictSplit."""
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    return split_state_dict_into_shards_factory(
+        file_tensors,
+        get_storage_size=lambda tensor: math.prod(tensor.shape) * dtype.itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_bytes,
+    )
+
+
 def _json(value: Any) -> str:
     return dumps(value, indent=2, ensure_ascii=False) + "\n"
 
@@ -236,6 +239,11 @@ def _open_reserved(path: Path) -> Iterator[BinaryIO | None]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def _write(out: BinaryIO | None, array: np.ndarray) -> None:
+    if out is not None:
+        out.write(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
 
 
 def _gather(

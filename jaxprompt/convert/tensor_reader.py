@@ -307,14 +307,14 @@ class ParameterFiller:
     def _check_finite(self, name: str, block: np.ndarray) -> None:
         if not is_finite(block):
             raise InputError(
-                f"{name} in {self.weights.file(name)} contains NaN or infinity; the checkpoint is "
-                "damaged: download it again, or use another"
+                f"{name} in {self.weights.entries[name].path} contains NaN or infinity; the "
+                "checkpoint is damaged: download it again, or use another"
             )
 
     def _digest(self, tensor: Tensor, layer: int, name: str, data: bytes) -> str:
         """Hashes a layer's path, its shape and dtype in the file, and the hash of its data."""
         path = f"{tensor.path}/{layer}" if tensor.stack else tensor.path
-        shape, dtype = self.weights.shape(name), self.weights.dtype(name)
+        shape, dtype = self.weights.entries[name].shape, self.weights.entries[name].dtype
         # The codes of the file differ from those computed from its values.
         codes = " codes" if self._has_planes(tensor) and self._uses_codes(tensor, name) else ""
         return hash_parts(path, str(list(shape)), dtype + codes, data=data)
@@ -345,7 +345,7 @@ class ParameterFiller:
             planes = self.weights.read_planes(name, rows, columns, self.bits)
             if planes is not None:
                 return planes
-        if self.weights.is_quantized(name):
+        if self.weights.entries[name].is_quantized:
             self.requantized.add(name)
         try:
             if _has_input_columns(tensor):
@@ -353,7 +353,7 @@ class ParameterFiller:
             return quantize(block.T, self.bits).T
         except ValueError as error:
             raise InputError(
-                f"{name} in {self.weights.file(name)} has {error}, which "
+                f"{name} in {self.weights.entries[name].path} has {error}, which "
                 f"backbone.quantize={self.quantize} stores for each block; use "
                 "backbone.quantize=none"
             ) from error

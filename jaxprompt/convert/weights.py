@@ -42,60 +42,42 @@ class CheckpointTensors:
     """
 
     folder: Path
-    _entries: dict[str, TensorEntry]
-
-    def names(self) -> list[str]:
-        """Returns the tensor names, sorted."""
-        return sorted(self._entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a tensor in the file."""
-        return self._entries[name].shape
-
-    def dtype(self, name: str) -> str:
-        """Returns the numpy name of a tensor's dtype in the file, e.g. "bfloat16"."""
-        return self._entries[name].dtype
-
-    def file(self, name: str) -> Path:
-        """Returns the file that holds a tensor."""
-        return self._entries[name].path
+    entries: dict[str, TensorEntry]
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Returns the rows and columns of a tensor as a matrix."""
-        return as_matrix(self.shape(name))
+        return as_matrix(self.entries[name].shape)
 
     def blocks(self, name: str, multiple: int = 1) -> Iterator[slice]:
         """Divides the rows of a tensor as a matrix into blocks that are read at once."""
         rows, columns = self.matrix(name)
-        step = max(1, _BLOCK_BYTES // max(1, columns * _NUMPY[self.dtype(name)].itemsize))
+        step = max(1, _BLOCK_BYTES // max(1, columns * _NUMPY[self.entries[name].dtype].itemsize))
         step = -(-step // multiple) * multiple
         return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
     def read(self, name: str) -> np.ndarray:
         """Reads one tensor in the dtype of the file, one of FLOATS."""
         rows, columns = self.matrix(name)
-        return self.read_block(name, slice(0, rows), slice(0, columns)).reshape(self.shape(name))
+        return self.read_block(name, slice(0, rows), slice(0, columns)).reshape(
+            self.entries[name].shape
+        )
 
     def read_block(self, name: str, rows: slice, columns: slice) -> np.ndarray:
         """Reads part of a tensor as a matrix, [rows, columns], contiguous."""
-        return self._entries[name].read(rows, columns)
-
-    def is_quantized(self, name: str) -> bool:
-        """Returns whether a tensor is quantised in the file."""
-        return self._entries[name].is_quantized
+        return self.entries[name].read(rows, columns)
 
     def read_planes(self, name: str, rows: slice, columns: slice, bits: int) -> Planes | None:
         """Reads part of a quantised tensor without dequantising it.
 
         Returns None if the file has floats, or codes with other blocks or more bits.
         """
-        read = self._entries[name].read_planes
+        read = self.entries[name].read_planes
         return None if read is None else read(rows, columns, bits)
 
     def has_codes(self, name: str, bits: int) -> bool:
         """Returns whether the file has codes of a tensor that fit into this many bits."""
         block = slice(0, 1), slice(0, BLOCK)
-        return self.is_quantized(name) and self.read_planes(name, *block, bits) is not None
+        return self.entries[name].is_quantized and self.read_planes(name, *block, bits) is not None
 
 
 def is_finite(block: np.ndarray) -> bool:

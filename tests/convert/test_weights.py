@@ -30,11 +30,11 @@ def tensors():
 
 def read_all(folder):
     with open_weights(folder) as weights:
-        for name in weights.names():
+        for name in weights.entries:
             array = weights.read(name)
-            assert weights.shape(name) == array.shape
-            assert weights.dtype(name) == array.dtype.name
-        return {name: weights.read(name) for name in weights.names()}
+            assert weights.entries[name].shape == array.shape
+            assert weights.entries[name].dtype == array.dtype.name
+        return {name: weights.read(name) for name in weights.entries}
 
 
 def assert_same(got, expected):
@@ -228,6 +228,6 @@ def test_a_file_cut_short_while_it_is_read_is_one_line(tmp_path, tensors):
     with open_weights(tmp_path) as weights:
         os.truncate(tmp_path / SINGLE, (tmp_path / SINGLE).stat().st_size - 60)
         with pytest.raises(InputError, match="was cut short while it was read; download") as caught:
-            for name in weights.names():
+            for name in weights.entries:
                 weights.read(name)
     assert str(tmp_path / SINGLE) in str(caught.value)

@@ -218,7 +218,7 @@ def _item_layout(path: Path, name: str, kind: int) -> tuple[int, np.dtype]:
         item = np.dtype((np.void, size))
         # A trial, because gguf also knows the sizes of types that it cannot dequantize.
         _dequantize(np.zeros((1, 1), item), kind)
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except (ValueError, KeyError, RuntimeError) as error:
         raise InputError(
             f"{name} in {path} has a type ({error}) that the installed package gguf cannot "
             "dequantise; run: pip install -U gguf, or use a file of another type, e.g. Q8_0"

@@ -27,9 +27,12 @@ UNTOLD = {
 
 def read_all(path):
     with open_weights(path) as weights:
-        found = {name: weights.read(name) for name in weights.names()}
+        found = {name: weights.read(name) for name in weights.entries}
         for name, array in found.items():
-            assert (weights.shape(name), weights.dtype(name)) == (array.shape, array.dtype.name)
+            assert (weights.entries[name].shape, weights.entries[name].dtype) == (
+                array.shape,
+                array.dtype.name,
+            )
     return found
 
 
@@ -108,7 +111,7 @@ def test_types_that_can_be_written(quant, tmp_path):
     steps = {"F16": 2**-10, "BF16": 2**-7, "Q8_0": 2**-7, "Q5_0": 2**-4, "Q5_1": 2**-4}
     for name, array in saved(model).items():
         with open_weights(path) as weights:
-            assert weights.dtype(name) == ("float32" if array.ndim < 2 else own)
+            assert weights.entries[name].dtype == ("float32" if array.ndim < 2 else own)
             found = weights.read(name).astype(np.float32)
         error = np.abs(found - array).max() / np.abs(array).max()
         assert error < steps.get(quant, 2**-3)
@@ -141,7 +144,10 @@ def test_every_packed_type_is_read_in_parts_as_in_whole(kind, tmp_path):
     expected = gguf.quants.dequantize(data, kind)
     with open_weights(path) as weights:
         name = "model.layers.5.mlp.up_proj.weight"
-        assert (weights.shape(name), weights.dtype(name)) == ((64, 9 * numbers), "float32")
+        assert (weights.entries[name].shape, weights.entries[name].dtype) == (
+            (64, 9 * numbers),
+            "float32",
+        )
         np.testing.assert_array_equal(weights.read(name), expected)
         if kind in GGML_NAME:
             theirs = dequantize(torch.from_numpy(data.reshape(-1)), int(kind)).numpy()
@@ -178,7 +184,7 @@ def test_a_released_file_has_the_numbers_and_names_of_its_model(smollm):
             turned = rows.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(rows.shape)
             expected[f"{own}self_attn.{name}_proj.weight"] = turned
     with open_weights(smollm) as weights:
-        assert len(weights.names()) == len(theirs) == 272
+        assert len(weights.entries) == len(theirs) == 272
         for name, array in expected.items():
             np.testing.assert_array_equal(weights.read(name), array, err_msg=name)
     theirs = transformers.AutoConfig.from_pretrained(smollm.parent, gguf_file=smollm.name)
@@ -258,7 +264,7 @@ def test_llama_3_says_its_scaling_by_factors(tmp_path, factor):
     assert found.pop("factor") == pytest.approx(factor)
     assert found == {k: v for k, v in block.items() if k != "factor"}
     with open_weights(tmp_path / "model.gguf") as weights:
-        assert "rope_freqs.weight" not in weights.names()
+        assert "rope_freqs.weight" not in weights.entries
 
     def both(writer):
         write_factors(writer, block)
