@@ -28,6 +28,8 @@ from jaxprompt.layers.quantized import BITS, check_blocks, input_axis
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
+_FOLDER_ADVICE = "give a complete, unquantised checkpoint with the config.json that belongs to it"
+_GGUF_ADVICE = "the file is damaged or of an unsupported kind: use another"
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -205,32 +207,26 @@ class _FileNames:
         return names
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
-        file_shape, dtype = self.weights.entries[name].shape, self.weights.entries[name].dtype
-        if file_shape != shape:
+        entry = self.weights.entries[name]
+        if entry.shape != shape:
             raise self._error(
-                f"{name} in {self.folder} has shape {list(file_shape)}, but {self.source} says "
+                f"{name} in {self.folder} has shape {list(entry.shape)}, but {self.source} says "
                 f"{list(shape)}"
             )
-        if dtype not in FLOATS:
+        if entry.dtype not in FLOATS:
             raise self._error(
-                f"{name} in {self.folder} has dtype {dtype}, not one of {', '.join(FLOATS)}"
+                f"{name} in {self.folder} has dtype {entry.dtype}, not one of {', '.join(FLOATS)}"
             )
 
     def _error(self, problem: str) -> InputError:
         """Returns the error for tensors that do not match config.json."""
-        advice = "give a complete, unquantised checkpoint with the config.json that belongs to it"
         if self.quantized_by:
-            problem = (
+            return InputError(
                 f"{self.folder} contains weights quantised with {self.quantized_by}, which is not "
-                "supported"
+                "supported; give the unquantised checkpoint, with backbone.quantize=int8 or int4 "
+                "if you want quantisation"
             )
-            advice = (
-                "give the unquantised checkpoint, with backbone.quantize=int8 or int4 if you want "
-                "quantisation"
-            )
-        elif self.is_gguf:
-            advice = "the file is damaged or of an unsupported kind: use another"
-        return InputError(f"{problem}; {advice}")
+        return InputError(f"{problem}; {_GGUF_ADVICE if self.is_gguf else _FOLDER_ADVICE}")
 
     def unused(self, tensors: Iterable[Tensor], sizes: Mapping[str, int]) -> tuple[str, ...]:
         """Lists the tensors of the file that are not read.

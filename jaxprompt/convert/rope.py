@@ -116,8 +116,8 @@ def _llama3(frequencies: np.ndarray, block: Mapping[str, Any], trained: int) -> 
     factor = read_positive(block, "factor")
     low, high = (read_positive(block, f"{end}_freq_factor") for end in ("low", "high"))
     rotations = trained * frequencies / np.float32(2 * math.pi)
-    kept = np.clip((rotations - low) / (high - low), 0.0, 1.0)
-    return ((1 - kept) * frequencies / factor + kept * frequencies).astype(np.float32)
+    weight = np.clip((rotations - low) / (high - low), 0.0, 1.0)
+    return ((1 - weight) * frequencies / factor + weight * frequencies).astype(np.float32)
 
 
 def _yarn(

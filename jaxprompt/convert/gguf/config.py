@@ -263,15 +263,13 @@ class _Metadata:
     def read_positive(self, key: str, default: float | None = None) -> float | None:
         """Returns a number above 0, or `default` if the field is missing."""
         value = self.get(key, default)
-        if value is not None and not (is_kind(value, float) and value > 0):
-            raise self.unsupported(key, "a number above 0", value)
-        return value
+        return None if value is None else self.require_positive(key, value)
 
     def require_positive(self, key: str, default: float | None = None) -> float:
         """Returns a number above 0. Raises InputError if it is missing without a default."""
-        value = self.read_positive(key, default)
-        if value is None:
-            raise self.unsupported(key, "a number above 0")
+        value = self.get(key, default)
+        if not is_kind(value, float) or value <= 0:
+            raise self.unsupported(key, "a number above 0", value)
         return value
 
     def unsupported(self, key: str, supported: str, value: Any = None) -> InputError:
