@@ -153,7 +153,7 @@ def test_rows_of_a_soft_prompt_must_fit(train, tmp_path):
     for array, message in (
         (np.zeros((4, WIDTH + 1), np.float32), f"has shape [4, {WIDTH + 1}]"),
         (np.zeros((3, WIDTH), np.float32), f"[3, {WIDTH}], but the prompt needs [4, {WIDTH}]"),
-        (np.zeros((4, WIDTH), int), "has dtype int64"),
+        (np.zeros((4, WIDTH), int), "is not a single array of floats"),
     ):
         np.save(rows, array)
         line = train(**fields)

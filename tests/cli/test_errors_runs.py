@@ -111,12 +111,12 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
     write_card(card, spoilt)
     assert "unknown field 'layout.max_length'" in predict("--text=a")
     card.write_text(text[:50])
-    assert f"{card} is not complete JSON" in predict("--text=a")
+    assert f"{card} is not valid JSON" in predict("--text=a")
     card.write_text(text)
     tensors.write_bytes(tensors.read_bytes()[:-10])
-    assert f"{tensors} is not a complete safetensors file" in predict("--text=a")
+    assert f"{tensors} is damaged, or from another export" in predict("--text=a")
     tensors.unlink()
-    assert "has no export; run python -m jaxprompt export" in predict("--text=a")
+    assert f"cannot read {tensors}: No such file" in predict("--text=a")
 
 
 def test_predicting_on_other_weights(predict, run, other_backbone, capsys):

@@ -143,7 +143,7 @@ def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_pat
     )
     file.write_text(CONFIG.format(root=str(ROOT)).partition("def sweep")[0] + points)
     code, out, err = jaxprompt(capsys, "sweep", *given, "--run")
-    assert code == 2 and "WRONG.npy has shape [4, 16]; this backbone needs [length, 32]" in err
+    assert code == 2 and "WRONG.npy has shape [4, 16]; use [length, 32]" in err
     assert (
         "1 of 3 runs failed: soft-" in err.splitlines()[-1] and "compiling the training step" in err
     )
