@@ -6,7 +6,7 @@ from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.scorer import check_template, choose_template
 from jaxprompt.config.run import RunConfig, TrainConfig
 from jaxprompt.data.text.target import read_answer
-from jaxprompt.errors import InputError, at_least
+from jaxprompt.errors import InputError
 
 
 def check_config(config: RunConfig) -> None:
@@ -17,9 +17,6 @@ def check_config(config: RunConfig) -> None:
             f"data.batch={config.data.batch} must be divisible by "
             f"optim.accumulate={config.optim.accumulate}"
         )
-    for field in ("data", "model"):
-        if (size := getattr(config.mesh, field)) != -1:
-            at_least(f"mesh.{field}", size, 1)
     if config.cache.folder and config.cache.location != "disk":
         raise InputError(f"cache.folder={config.cache.folder!r} needs cache.location=disk")
     prompt, head = get_method(config), get_head(config)

@@ -30,31 +30,24 @@ def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -
     setting = f"demos.{field}={getattr(demos, field)}"
     if others:
         raise InputError(f"{setting} and demos.{others[0]}={getattr(demos, others[0])}; set one")
-    if not head.READS_WORDS:
-        raise InputError(
-            f"{setting} shows label words, which head.name={head.name} does not use; use "
-            f"head.name=verbalizer, or set demos.{field}=0"
-        )
-    if task.kind != "classes" or task.choices or template.lists_choices:
-        raise InputError(
-            f"{setting} shows examples of each class, but task {task.name} has other answers; set "
-            f"demos.{field}=0"
-        )
-    if any(part.kind == "classes" for part in template.parts):
-        raise InputError(
-            f"{setting} writes one label word at [mask], but head.name={head.name} lists all "
-            f"classes at [classes]; use head.name=verbalizer, or set demos.{field}=0"
-        )
-    if marks := [part.mark for part in template.parts if part.mark]:
-        raise InputError(
-            f"{setting} shows texts without entity markers, but {template.source!r} marks "
-            f"entities; use a task.template without |{marks[0]}, or set demos.{field}=0"
-        )
-    if not template.has_mask:
-        raise InputError(
-            f"{setting} writes label words at [mask], but {template.source!r} has no [mask]; use "
-            f"task.form=cloze, or set demos.{field}=0"
-        )
+    marks = [f"|{part.mark}" for part in template.parts if part.mark]
+    reasons = {
+        f"shows label words, which head.name={head.name} does not use; use "
+        "head.name=verbalizer": not head.READS_WORDS,
+        f"shows examples of each class, but task {task.name} has other answers; use a task with "
+        "classes": task.kind != "classes" or bool(task.choices) or template.lists_choices,
+        f"writes one label word at [mask], but head.name={head.name} lists all classes at "
+        "[classes]; use head.name=verbalizer": any(
+            part.kind == "classes" for part in template.parts
+        ),
+        f"shows texts without entity markers, but {template.source!r} marks entities; use a "
+        f"task.template without {', '.join(marks)}": bool(marks),
+        f"writes label words at [mask], but {template.source!r} has no [mask]; use "
+        "task.form=cloze": not template.has_mask,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise InputError(f"{setting} {reason}, or set demos.{field}=0")
     if demos.similar < 1 and not demos.encoder:
         raise InputError(
             f"demos.similar={demos.similar} compares sentences, but demos.encoder is empty; set it "
@@ -68,18 +61,7 @@ def make_demos(
     """Returns the demonstrations of a config from its training examples, None if it has none."""
     if not has_demos(config):
         return None
-    demos = config.demos
-    settings = DemoSettings(
-        per_class=demos.per_class,
-        total=demos.total,
-        exact=demos.exact,
-        samples=demos.samples,
-        similar=demos.similar,
-        encoder=demos.encoder,
-        max_demo_tokens=demos.max_demo_tokens,
-        max_example_tokens=demos.max_example_tokens,
-        seed=config.data.seed,
-    )
+    settings = DemoSettings(**vars(config.demos), seed=config.data.seed)
     if not splits.get("train"):
         raise InputError(
             f"{settings.field} shows training examples, but there are none here; set it to 0"

@@ -268,7 +268,8 @@ def read_examples(
         if name not in splits and data_set.has(task, name):
             rows = data_set.read(task, name)
             # Benchmarks hide the labels of their test files; `predict --format` writes submissions.
-            if name == "test" and {"train", "dev"} <= set(wanted) and not _has_labels(task, rows):
+            is_of_run = name == "test" and {"train", "dev"} <= set(wanted)
+            if is_of_run and not any(has_label(task, row) for row in rows):
                 read_example(task, rows[0], rows.origin(0), need_label=False)  # checks the columns
                 notes.append(f"test is not scored: no row of {rows.path} states a label")
                 continue
@@ -321,10 +322,6 @@ def _no_dev_message(
         f"task {task.name} has no dev split here; give {source}, or split one off train: "
         "data.protocol=holdout and data.protocol.size=N"
     )
-
-
-def _has_labels(task: Task, rows: Rows) -> bool:
-    return any(has_label(task, row) for row in rows)
 
 
 def _read_vocabulary(config: RunConfig, task: Task) -> WordList:
@@ -406,10 +403,10 @@ def read_split_rows(
 
 def _read_each(task: Task, rows: Rows, split: str) -> list[tuple[str, dict[str, object], Example]]:
     """Reads each row of a split. Returns its origin, the row, its example."""
-    origins = [rows.origin(index) for index in range(len(rows))]
+    examples = read_all(task, rows, rows.origin, need_place=split == "train")
     return [
-        (origin, dict(row), read_example(task, dict(row), origin, need_place=split == "train"))
-        for origin, row in zip(origins, rows, strict=True)
+        (rows.origin(index), dict(row), example)
+        for index, (row, example) in enumerate(zip(rows, examples, strict=True))
     ]
 
 

@@ -39,16 +39,12 @@ def check_init(config: RunConfig, dims: Dims) -> None:
 def _check_head(config: RunConfig) -> None:
     """Raises InputError if a head cannot be initialised from the export of the prompt."""
     init = config.prompt.get("init", "")
-    if not init and inherited_exports(config):
-        raise InputError(
-            "train.init_head=True initialises the head from the export in prompt.init, not from "
-            "that of a component; set train.init_head=False"
-        )
     paths = list_paths(init) if init else []
     if len(paths) != 1:
         raise InputError(
-            "train.init_head=True initialises the head from the export in prompt.init, which names "
-            f"{len(paths)}; name one, or set train.init_head=False"
+            "train.init_head=True initialises the head from the export in prompt.init (not from "
+            f"that of a component), which names {len(paths)}; name one, or set "
+            "train.init_head=False"
         )
     tensors, metadata = read_export(paths[0])
     name = metadata.head.name

@@ -293,11 +293,7 @@ def demo_format(demos: Demonstrations, head_layout: HeadLayout, tokenizer: Token
     masked model each ends with the token that ends an input; T5's follow a space.
     """
     specials, settings = head_layout.specials, demos.settings
-    if head_layout.verbalizer is None:
-        raise InputError(
-            f"{settings.field} shows label words, which head.name={head_layout.head.name} does "
-            "not use; use head.name=verbalizer, or set it to 0"
-        )
+    assert head_layout.verbalizer is not None  # by `check_demos`
     words = [ids[0][ids[0] >= 0].tolist() for ids in head_layout.verbalizer.ids]
     separator = [*specials.end] if specials.style == "masked" else []
     if specials.style == "causal":

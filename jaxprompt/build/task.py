@@ -140,6 +140,14 @@ def example_notes(
     return [*notes, *head_notes, *positive_notes, *text_notes, *unmarked_messages(unmarked)]
 
 
+def split_lines(
+    scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str] = ()
+) -> list[str]:
+    """Returns log lines: the sizes of the splits, and `example_notes`."""
+    sizes = ", ".join(f"{name} {split.size}" for name, split in splits.items())
+    return [f"  {line}" for line in (sizes, *example_notes(scorer, splits, notes))]
+
+
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
     """Returns one pass over a split."""
     return EvalBatches(split.rows, split.labels, scorer.layout)

@@ -126,11 +126,13 @@ def _pad_vocab(x: np.ndarray, leaf: jax.Array | None, vocab: int) -> np.ndarray:
 
 def _require_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
     """Lists the tuned weights. Raises InputError, which names `flag`, where there are none."""
-    if names := [name for name in tensors if name.startswith(_BACKBONE)]:
-        return names
-    if tuned_names(tensors):
-        raise InputError(f"{flag}: the prompt already contains differences; save it without {flag}")
-    raise InputError(f"{flag}: the run did not tune the backbone; export without it")
+    names = [name for name in tensors if name.startswith(_BACKBONE)]
+    if not names:
+        already = " again: they are differences already" if tuned_names(tensors) else ""
+        raise InputError(
+            f"{flag}: the prompt has no tuned weights of the backbone{already}; leave out {flag}"
+        )
+    return names
 
 
 def _add_delta(original: np.ndarray, difference: np.ndarray, rows: np.ndarray | None) -> np.ndarray:

@@ -27,6 +27,7 @@ from jaxprompt.runs.running import (
     agree_on,
     agreed_settings,
     init_train_state,
+    make_result,
     open_corpus,
     run_stages,
 )
@@ -171,19 +172,8 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
     def finish(self, prepared: PreparedBackbone, job: Job, outcome: TrainOutcome) -> RunResult:
         """Writes the backbone as a folder that transformers loads."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
-        trained = tree.count(adapted.trainable)
-        progress, best = outcome.progress, outcome.best
-        result = RunResult(
-            objective=config.objective.name,
-            seed=config.seed,
-            trained=trained,
-            total=trained + tree.count(adapted.frozen),
-            steps=progress.steps,
-            skipped=progress.skipped,
-            best_step=best.step,
-            held_out=best.dev,
-            time=outcome.time,
-        )
+        objective, scores = config.objective.name, outcome.best.dev
+        result = make_result(config, job, outcome, objective=objective, held_out=scores)
         params = tree.merge(outcome.trainable, adapted.frozen)
         model_card = result.to_json() | {
             "corpus": f"{config.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} "

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
@@ -14,6 +13,7 @@ from jaxprompt.backbones import with_lm_states
 from jaxprompt.build import new_backbone
 from jaxprompt.build.backbone import backbone_from_config, load_weights, open_backbone
 from jaxprompt.build.corpus import require_corpus
+from jaxprompt.build.initial_params import float32_copy
 from jaxprompt.build.placement import check_mesh
 from jaxprompt.config.run import (
     CausalLM,
@@ -240,9 +240,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
     patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, patterns))
     check_padding(placement, trainable, backbone.module.cfg.vocab)
-    # Copied, because a step donates the buffers of its state.
-    copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
-    trainable = jax.jit(copy, out_shardings=placement.param_shardings(trainable))(trainable)
+    trainable = float32_copy(trainable, placement)
     return AdaptableModel(
         backbone, generator, model, objectives, trainable, frozen, loaded.report, fingerprint
     )

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -20,23 +20,22 @@ from jaxprompt.build.backbone import NO_INPUTS
 from jaxprompt.build.check import check_config
 from jaxprompt.build.evaluation import make_metrics_fn
 from jaxprompt.build.inheritance import init_notes
-from jaxprompt.build.initial_params import InitialParams, init_params
+from jaxprompt.build.initial_params import init_params
 from jaxprompt.build.method import prompt_starts
 from jaxprompt.build.optimizer import make_milestones
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.prompt_artifact import pack_prompt
 from jaxprompt.build.task import (
     build_objectives,
-    example_notes,
     make_task_data,
     open_checked_backbone,
     prepare_task,
+    split_lines,
     train_batches,
 )
 from jaxprompt.config.load import with_overrides
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
-from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
@@ -46,10 +45,17 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.expand import is_grid
-from jaxprompt.runs.running import RunStages, agreed_settings, init_train_state, run_stages
+from jaxprompt.runs.running import (
+    PreparedWithWeights,
+    RunStages,
+    agreed_settings,
+    init_train_state,
+    make_result,
+    run_stages,
+)
 from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
+from jaxprompt.training.one_run import Feed, Job, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import TrainStep, make_train_step
@@ -232,22 +238,16 @@ def _check_prompts(config: RunConfig, tasks: Mapping[str, SharedTaskInputs]) -> 
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PreparedTasks(Prepared[SharedRecord]):
+class PreparedTasks(PreparedWithWeights[SharedRecord]):
     """The examples of all tasks, and the backbone."""
 
     tasks: Tasks
-    loaded: Loaded
-
-    def without_weights(self) -> Self:
-        """Returns a copy without the loaded weights of the backbone."""
-        return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TasksJob(Job):
     """A job that trains on several tasks."""
 
-    weights: InitialParams  # before the first step
     scores: dict[str, ScoreSplit]  # by task
 
 
@@ -288,7 +288,12 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
         backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
         records_by_task = {name: task.record for name, task in tasks.by_name.items()}
         seen = tasks.joined_scorer().model.prompt.seen
-        record = records.make_shared_record(self.config, records_by_task, seen, backbone_record)
+        record = SharedRecord(
+            tasks=records_by_task,
+            seen=seen,
+            backbone=backbone_record,
+            **records.init_fields(self.config),
+        )
         return PreparedTasks(
             placement=tasks.placement,
             steps_per_epoch=tasks.mix.steps_per_epoch,
@@ -325,36 +330,28 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
                 "dev", tasks.by_name, scores, trainable, weights.frozen
             ),
             value=lambda dev: dev["mean"],
-            weights=weights,
             scores=scores,
         )
 
     def lines(self, prepared: PreparedTasks, job: TasksJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read of each task, and what trains."""
-        config, tasks, (trainable, frozen, report) = self.config, prepared.tasks, job.weights
-        yield (
-            f"backbone {config.backbone.path} ({tasks.backbone.family}), weights "
-            f"{report.fingerprint[:12]}"
-        )
+        config, tasks, backbone = self.config, prepared.tasks, prepared.record.backbone
+        weights = backbone.fingerprint[:12]
+        yield f"backbone {config.backbone.path} ({backbone.family}), weights {weights}"
         yield from init_notes(config, tasks.joined_scorer().model.backbone.dims)
         for name, task in tasks.by_name.items():
             share = tasks.mix.shares[name]
             yield f"task {name}, template {task.scorer.template!r}, {share:.1%} of the steps"
-            yield "  " + ", ".join(
-                f"{split_name} {split.size}" for split_name, split in task.splits.items()
-            )
-            for line in example_notes(task.scorer, task.splits, task.notes):
-                yield f"  {line}"
-        yield tree.parameter_table(trainable, frozen)
+            yield from split_lines(task.scorer, task.splits, task.notes)
+        yield tree.parameter_table(job.state.trainable, job.frozen)
         yield f"{prepared.milestones.total} steps, {start_message}"
 
     def finish(self, prepared: PreparedTasks, job: TasksJob, outcome: TrainOutcome) -> RunResult:
         """Evaluates on test once, and exports the prompt with the head of each task."""
         config, tasks = self.config, prepared.tasks.by_name
-        progress, best = outcome.progress, outcome.best
         scorers, scores = {}, {}
         for name, task in tasks.items():
-            scorers[name] = task.scorer.fitted(_select_scores(best.dev, name))
+            scorers[name] = task.scorer.fitted(_select_scores(outcome.best.dev, name))
             # A head with another threshold is another program; otherwise the compiled one is used.
             is_same_head = scorers[name].head == task.scorer.head
             scores[name] = (
@@ -365,21 +362,16 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
         test: dict[str, float] = {}
         if config.train.test:
             test = _score_tasks("test", tasks, scores, outcome.trainable, job.frozen)
-        trained = tree.count(job.weights.trainable)
         if processes.is_first():
             self._export(prepared, job, scorers, outcome, test)
-        return RunResult(
+        return make_result(
+            config,
+            job,
+            outcome,
             method=config.prompt.name,
-            seed=config.seed,
             tasks=tuple(tasks),
-            trained=trained,
-            total=trained + tree.count(job.frozen),
-            steps=progress.steps,
-            skipped=progress.skipped,
-            best_step=best.step,
-            dev=best.dev,
+            dev=outcome.best.dev,
             test=test or None,
-            time=outcome.time,
         )
 
     def _export(

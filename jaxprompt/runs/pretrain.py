@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Self
 
 import numpy as np
 
@@ -21,12 +20,14 @@ from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.running import (
+    PreparedWithWeights,
     RunStages,
     init_train_state,
+    make_result,
     open_corpus,
     run_stages,
 )
-from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
+from jaxprompt.training.one_run import Job, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
@@ -47,17 +48,12 @@ def has_topics(config: RunConfig) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PreparedPrompt(Prepared[PretrainingRecord]):
+class PreparedPrompt(PreparedWithWeights[PretrainingRecord]):
     """A pre-training task on a corpus, and the backbone."""
 
     ppt_task: ppt.PptTask
     text: ppt.CorpusExamples
-    loaded: Loaded
     counts: np.ndarray | None  # of tokens of the corpus, where the prompt starts from them
-
-    def without_weights(self) -> Self:
-        """Returns a copy without the loaded weights of the backbone."""
-        return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
 def make_prepared_prompt(
@@ -76,7 +72,9 @@ def make_prepared_prompt(
         steps_per_epoch=steps_per_epoch,
         milestones=config_milestones(config, steps_per_epoch, len(text.rows)),
         settings=config.train,
-        record=records.make_pretraining_record(config, text.data, backbone),
+        record=PretrainingRecord(
+            **vars(text.data), backbone=backbone, **records.init_fields(config)
+        ),
         ppt_task=ppt_task,
         text=text,
         loaded=loaded,
@@ -84,14 +82,7 @@ def make_prepared_prompt(
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PromptJob(Job):
-    """A job that pre-trains a prompt."""
-
-    ppt_model: ppt.PptModel  # before the first step
-
-
-class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
+class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
     """Trains on documents of a corpus, and evaluates on held-out ones."""
 
     DONE, RECORD = "pre-trained", PretrainingRecord
@@ -113,7 +104,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
         ppt_task = ppt_task.with_backbone(backbone)
         return make_prepared_prompt(config, placement, ppt_task, text, loaded, corpus.token_counts)
 
-    def build(self, prepared: PreparedPrompt) -> PromptJob:
+    def build(self, prepared: PreparedPrompt) -> Job:
         """Initialises the prompt, makes the step, and counts its FLOPs."""
         config, placement, text = self.config, prepared.placement, prepared.text
         train_examples, held_out = text.tasks
@@ -128,7 +119,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
             ppt_model, tx, state, next(iter(text.held_out)), config.data.batch, placement
         )
         accumulate = config.optim.accumulate
-        return PromptJob(
+        return Job(
             step=make_train_step(ppt_model.model, tx, ppt_model.objectives, accumulate=accumulate),
             state=state,
             frozen=ppt_model.frozen,
@@ -144,32 +135,20 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, PromptJob]):
             value=denoising.held_out_value,
             # None is the dropout of config.json, and so counts as some.
             has_dropout=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
-            ppt_model=ppt_model,
         )
 
-    def lines(self, prepared: PreparedPrompt, job: PromptJob, start_message: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedPrompt, job: Job, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what was left out, and what trains."""
-        config, ppt_model, backbone = self.config, job.ppt_model, prepared.ppt_task.backbone
-        yield from ppt.corpus_lines(config, backbone, ppt_model.report, prepared.text.corpus)
+        config, backbone = self.config, prepared.ppt_task.backbone
+        yield from ppt.corpus_lines(config, backbone, prepared.loaded.report, prepared.text.corpus)
         yield from ppt.task_lines(prepared.ppt_task, prepared.text)
-        yield tree.parameter_table(ppt_model.trainable, ppt_model.frozen)
+        yield tree.parameter_table(job.state.trainable, job.frozen)
         batch_shape = f"{config.data.batch} x {config.data.max_len} tokens"
         yield f"{prepared.milestones.total} steps of {batch_shape}, {start_message}"
         yield from kernel_notes(config, prepared.placement, backbone)
 
-    def finish(self, prepared: PreparedPrompt, job: PromptJob, outcome: TrainOutcome) -> RunResult:
+    def finish(self, prepared: PreparedPrompt, job: Job, outcome: TrainOutcome) -> RunResult:
         """Makes the result; `export` writes the prompt."""
-        config, trained = self.config, tree.count(job.ppt_model.trainable)
-        progress, best = outcome.progress, outcome.best
-        return RunResult(
-            task=config.ppt.task,
-            method=config.prompt.name,
-            seed=config.seed,
-            trained=trained,
-            total=trained + tree.count(job.frozen),
-            steps=progress.steps,
-            skipped=progress.skipped,
-            best_step=best.step,
-            held_out=best.dev,
-            time=outcome.time,
-        )
+        task, method = self.config.ppt.task, self.config.prompt.name
+        scores = outcome.best.dev
+        return make_result(self.config, job, outcome, task=task, method=method, held_out=scores)

@@ -33,7 +33,7 @@ from jaxprompt.runs.record import (
     check_demonstrations,
     check_origins,
     check_prompt_init,
-    make_record,
+    init_fields,
     read_trained,
 )
 from jaxprompt.training.checkpoint import Checkpoints
@@ -112,7 +112,11 @@ def restore_run(
         )
         weights = InitialParams({}, tree.flatten(params), loaded.report)
         fingerprint = loaded.report.fingerprint
-        record = make_record(config, data, BackboneRecord(backbone.family, fingerprint))
+        record = TaskRecord(
+            **vars(data),
+            backbone=BackboneRecord(backbone.family, fingerprint),
+            **init_fields(config),
+        )
         return RestoredRun(placement, scorer, splits, weights, None, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir, data.identity)
     changed_splits = changed_split_messages(record, data)

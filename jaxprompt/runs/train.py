@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Self
 
 import jax
 
@@ -12,16 +11,16 @@ from jaxprompt.build.backbone import NO_INPUTS, InMemoryInputs
 from jaxprompt.build.check import check_config
 from jaxprompt.build.evaluation import make_metrics_fn
 from jaxprompt.build.inheritance import init_notes
-from jaxprompt.build.initial_params import InitialParams, count_corpus, count_tokens, init_params
+from jaxprompt.build.initial_params import count_corpus, count_tokens, init_params
 from jaxprompt.build.optimizer import config_milestones
 from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.build.task import (
     build_objectives,
     cache_shared_prefix,
-    example_notes,
     make_task_data,
     open_checked_backbone,
     prepare_task,
+    split_lines,
     train_batches,
 )
 from jaxprompt.config.run import RunConfig
@@ -32,10 +31,16 @@ from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
-from jaxprompt.runs.running import RunStages, init_train_state, run_stages
+from jaxprompt.runs.running import (
+    PreparedWithWeights,
+    RunStages,
+    init_train_state,
+    make_result,
+    run_stages,
+)
 from jaxprompt.training.features.cache import FeatureCache, plan_feature_cache
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
+from jaxprompt.training.one_run import Feed, Job, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, TaskData, TaskRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
@@ -83,18 +88,13 @@ def read_inputs(
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PreparedTask(Prepared[TaskRecord]):
+class PreparedTask(PreparedWithWeights[TaskRecord]):
     """The examples of a task, and the backbone."""
 
     backbone: Backbone
-    loaded: Loaded
     scorer: Scorer
     splits: dict[str, Split]
     notes: tuple[str, ...]  # of the reading of examples
-
-    def without_weights(self) -> Self:
-        """Returns a copy without the loaded weights of the backbone."""
-        return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
 def make_prepared_task(
@@ -108,7 +108,7 @@ def make_prepared_task(
         steps_per_epoch=inputs.steps_per_epoch,
         milestones=inputs.milestones,
         settings=config.train,
-        record=records.make_record(config, data, backbone_record),
+        record=TaskRecord(**vars(data), backbone=backbone_record, **records.init_fields(config)),
         backbone=backbone,
         loaded=loaded,
         scorer=inputs.scorer.with_backbone(backbone),
@@ -121,7 +121,6 @@ def make_prepared_task(
 class TaskJob(Job):
     """A job that trains on a task."""
 
-    weights: InitialParams  # before the first step
     cache: FeatureCache
     score: Callable[[Split, Flat, Flat], dict[str, float]]  # see `make_metrics_fn`
 
@@ -174,15 +173,14 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             measure=lambda trainable: score(splits["dev"], trainable, weights.frozen),
             value=lambda dev: dev[scorer.task.metric],
             fill_cache=fill,
-            weights=weights,
             cache=cache,
             score=score,
         )
 
     def lines(self, prepared: PreparedTask, job: TaskJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read, what trains, and what is randomly initialised."""
-        config, scorer, (trainable, frozen, report) = self.config, prepared.scorer, job.weights
-        family = prepared.backbone.family
+        config, scorer, report = self.config, prepared.scorer, prepared.loaded.report
+        trainable, family = job.state.trainable, prepared.backbone.family
         yield f"backbone {config.backbone.path} ({family}), weights {report.fingerprint[:12]}"
         yield f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}"
         if report.unused:
@@ -193,10 +191,8 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             yield f"  {report.requantized} matrices of the file were quantised again, to {quantize}"
         yield from init_notes(config, scorer.model.backbone.dims)
         yield f"task {scorer.task.name}, template {scorer.template!r}"
-        yield "  " + ", ".join(f"{name} {split.size}" for name, split in prepared.splits.items())
-        for line in example_notes(scorer, prepared.splits, prepared.notes):
-            yield f"  {line}"
-        yield tree.parameter_table(trainable, frozen)
+        yield from split_lines(scorer, prepared.splits, prepared.notes)
+        yield tree.parameter_table(trainable, job.frozen)
         new_heads = sorted(
             {"/".join(path.split("/")[:3]) for path in trainable if path.startswith("head/")}
         )
@@ -209,26 +205,14 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
 
     def finish(self, prepared: PreparedTask, job: TaskJob, outcome: TrainOutcome) -> RunResult:
         """Evaluates on test once, with the best parameters."""
-        config, trained = self.config, tree.count(job.weights.trainable)
-        progress, best, scorer = outcome.progress, outcome.best, prepared.scorer
+        config, scorer, dev = self.config, prepared.scorer, outcome.best.dev
         has_test = config.train.test and "test" in prepared.splits
-        fitted_scorer, score = scorer.fitted(best.dev), job.score
+        fitted_scorer, score = scorer.fitted(dev), job.score
         # A head that chose e.g. a threshold on dev is another program.
         if fitted_scorer.head != scorer.head:
             score = make_metrics_fn(config, fitted_scorer, prepared.placement, job.cache)
         test = score(prepared.splits["test"], outcome.trainable, job.frozen) if has_test else None
-        return RunResult(
-            method=config.prompt.name,
-            seed=config.seed,
-            trained=trained,
-            total=trained + tree.count(job.frozen),
-            steps=progress.steps,
-            skipped=progress.skipped,
-            best_step=best.step,
-            dev=best.dev,
-            test=test,
-            time=outcome.time,
-        )
+        return make_result(config, job, outcome, method=config.prompt.name, dev=dev, test=test)
 
 
 def _feed(config: RunConfig, scorer: Scorer, train: Split, cache: FeatureCache) -> Feed:
