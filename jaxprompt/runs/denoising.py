@@ -35,7 +35,7 @@ from jaxprompt.corpus.denoise.batches import (
 )
 from jaxprompt.corpus.denoise.samples import DenoisingObjective
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
-from jaxprompt.errors import InputError, with_article
+from jaxprompt.errors import InputError, check_rules, with_article
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone
@@ -84,28 +84,26 @@ class AdaptableModel(NamedTuple):
 
 def check_objective(config: RunConfig) -> None:
     """Raises InputError if a config cannot be used with `adapt`."""
-    if is_grid(config):
-        raise InputError("adapt takes one run, but config.runs defines a grid; empty it")
-    if not config.objective.name:
-        raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
-    require_corpus(config)
     unused = {
         "optim.label_smoothing": config.optim.label_smoothing,
         "cache.location": config.cache.location,
         "train.init_head": config.train.init_head, "data.protocol": config.data.protocol.name,
     }  # fmt: skip
-    for field, value in unused.items():
-        if value:
-            raise InputError(
-                f"{field}={value} has no effect in adapt, which trains on running text; leave it "
-                "out"
+    rules = {
+        "adapt takes one run, but config.runs defines a grid; empty it": is_grid(config),
+        f"objective.name is empty; give one of {', '.join(NEEDS)}": not config.objective.name,
+        **{
+            f"{field}={value} has no effect in adapt, which trains on running text; leave it out": (
+                value
             )
-    if not (config.backbone.path or config.backbone.init):
-        raise InputError(
-            "backbone.path is empty; give a folder with weights, or a config.json as backbone.init"
-        )
-    if not config.corpus.held_out:
-        raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
+            for field, value in unused.items()
+        },
+        "backbone.path is empty; give a folder with weights, or a config.json as backbone.init": (
+            not (config.backbone.path or config.backbone.init)
+        ),
+    }
+    check_rules(rules)
+    require_corpus(config, held_out=True)
 
 
 # -- text -------------------------------------------------------------------------------------

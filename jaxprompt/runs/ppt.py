@@ -33,7 +33,6 @@ from jaxprompt.corpus.ppt import (
     PUBLISHED_THRESHOLDS,
     Annotations,
     Forms,
-    Pattern,
     PptSamples,
     cls,
     get_pattern,
@@ -47,7 +46,7 @@ from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.data.text.overview import label_word_messages
 from jaxprompt.data.text.tokenizer import num_segments
-from jaxprompt.errors import InputError, brief, with_article
+from jaxprompt.errors import InputError, brief, check_rules, with_article
 from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
@@ -96,9 +95,7 @@ def check_ppt(config: RunConfig) -> None:
     """
     if not config.ppt.task:
         raise InputError("ppt.task is empty; give one of nsp, nss, unified, cls")
-    require_corpus(config)
-    if not config.corpus.held_out:
-        raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
+    require_corpus(config, held_out=True)
     _check_unused(config)
     check_trainable_prompt(config)
     open_annotations(config)
@@ -137,34 +134,26 @@ def unused_field_lines(config: RunConfig) -> list[str]:
 
 def check_trainable_prompt(config: RunConfig) -> None:
     """Raises InputError if `pretrain` cannot train what a config asks for, whatever the text."""
-    if not get_method(config).LEARNS:
-        raise InputError(
-            f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix"
-        )
-    # A dummy vocabulary shows whether the method stores the words of one.
-    if get_method(config).with_vocabulary(np.zeros(1, int)).seen:
-        raise InputError(
-            "prompt.rows=seen stores the vectors of words in training examples, which pretrain "
-            "does not have; set prompt.rows=all"
-        )
-    if "task" in prompt_starts(config):
-        raise InputError(
-            "prompt.start=task uses words of training examples, which pretrain does not have; use "
-            "normal, uniform, vocab, frequent, labels, text or file"
-        )
-    if config.trainable:
-        raise InputError(
-            "trainable must be empty, because pretrain trains only the prompt; empty it"
-        )
-    if not isinstance(get_head(config), verbalizer.Head):
-        raise InputError(
-            f"head.name={config.head.name} does not use label words; set head.name=verbalizer"
-        )
-    if config.cache.location:
-        raise InputError(
-            f"cache.location={config.cache.location} caches states of sequences that repeat, but "
-            "in pretrain none does; set it to ''"
-        )
+    method = get_method(config)
+    rules = {
+        f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix": (
+            not method.LEARNS
+        ),
+        # A dummy vocabulary shows whether the method stores the words of one.
+        "prompt.rows=seen stores the vectors of words in training examples, which pretrain does "
+        "not have; set prompt.rows=all": method.with_vocabulary(np.zeros(1, int)).seen,
+        "prompt.start=task uses words of training examples, which pretrain does not have; use "
+        "normal, uniform, vocab, frequent, labels, text or file": "task" in prompt_starts(config),
+        "trainable must be empty, because pretrain trains only the prompt; empty it": (
+            config.trainable
+        ),
+        f"head.name={config.head.name} does not use label words; set head.name=verbalizer": (
+            not isinstance(get_head(config), verbalizer.Head)
+        ),
+        f"cache.location={config.cache.location} caches states of sequences that repeat, but in "
+        "pretrain none does; set it to ''": config.cache.location,
+    }
+    check_rules(rules)
     options_of(config)
 
 
@@ -202,7 +191,7 @@ def open_task(config: RunConfig, placement: Placement, *, restored: bool = False
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
     forms = make_forms(
         config.ppt.task,
-        _pattern(config),
+        get_pattern(config.ppt.task, config.ppt.patterns),
         scorer.tokenizer,
         style,
         num_slots=method.num_slots(),
@@ -219,13 +208,10 @@ def open_task(config: RunConfig, placement: Placement, *, restored: bool = False
     return PptTask(backbone, scorer, forms)
 
 
-def _pattern(config: RunConfig) -> Pattern:
-    return get_pattern(config.ppt.task, config.ppt.patterns)
-
-
 def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> Scorer:
     """Formats the task, with its most options, like a downstream classification task."""
-    pattern, max_options = _pattern(config), max(options_of(config))
+    pattern = get_pattern(config.ppt.task, config.ppt.patterns)
+    max_options = max(options_of(config))
     template, style = pattern.text(max_options), backbone.module.STYLE
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
@@ -334,12 +320,13 @@ def corpus_lines(
     config: RunConfig, backbone: Backbone, report: LoadReport, corpus: Corpus
 ) -> list[str]:
     """Returns log lines about the backbone and the corpus."""
-    lines = [f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
-    lines += init_notes(config, backbone.module.dims)
-    lines.append(
-        f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens"
-    )
-    return lines + corpus.notes() + unused_field_lines(config)
+    return [
+        f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}",
+        *init_notes(config, backbone.module.dims),
+        f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens",
+        *corpus.notes(),
+        *unused_field_lines(config),
+    ]
 
 
 def task_lines(ppt_task: PptTask, text: CorpusExamples) -> list[str]:

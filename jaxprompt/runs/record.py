@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from jaxprompt.build.inheritance import origin_metadata
 from jaxprompt.build.initial_params import load_soft_tokens
-from jaxprompt.build.method import inherited_exports, prompt_files, prompt_starts
+from jaxprompt.build.method import inherited_exports, prompt_files
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.text.identity import check_fingerprints
@@ -50,13 +50,17 @@ def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathL
     """Raises InputError if an export or file that a run was initialised from has changed."""
     fields = init_fields(config)
     init = fields["init"]
-    changed = [path for path, digest in record.files.items() if fields["files"].get(path) != digest]
+    changes = [
+        f"{path}, whose soft tokens have changed"
+        for path, digest in record.files.items()
+        if fields["files"].get(path) != digest
+    ]
     if init is not None and _digests(record.init) != _digests(init):
-        changed.append(init.path)
-    if changed:
+        changes.append(f"{init.path}, which is another export now")
+    if changes:
         raise InputError(
-            f"{workdir} was initialised from {changed[0]}, which has changed; restore it, or train "
-            "again in another workdir"
+            f"{workdir} was initialised from {changes[0]}; restore it, or train again in another "
+            "workdir"
         )
 
 
@@ -102,33 +106,24 @@ def changed_split_messages(record: TaskData, data: TaskData) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def check_prompt_init(
-    config: RunConfig, record: TaskData, data: TaskData, workdir: str | os.PathLike
+def check_train_split(
+    record: TaskData, data: TaskData, workdir: str | os.PathLike, use: str
 ) -> None:
-    """Raises InputError if a frozen prompt would be initialised from different text.
+    """Raises InputError if training examples that restoring a run needs have changed.
 
-    It is not in the checkpoints, but is initialised again from the training split.
+    `use` says what the run does with its training split.
     """
     saved_split, split = record.splits.get("train"), data.splits["train"]
-    if saved_split is None or "task" not in prompt_starts(config):
-        return
-    if saved_split.digest != split.digest:
+    if saved_split is not None and saved_split.digest != split.digest:
         raise InputError(
-            f"{workdir} has a frozen prompt that was initialised from its training split "
-            f"(prompt.start=task) of {saved_split.examples} examples, which differ from the "
+            f"{workdir} {use} of {saved_split.examples} examples, which differ from the "
             f"{split.examples} examples now; restore them or train again in another workdir"
         )
 
 
 def check_demonstrations(record: TaskData, data: TaskData, workdir: str | os.PathLike) -> None:
     """Raises InputError if demonstrations would differ from those during training."""
-    saved_split, split = record.splits.get("train"), data.splits["train"]
-    if saved_split is not None and saved_split.digest != split.digest:
-        raise InputError(
-            f"{workdir} shows demonstrations from its training split: {saved_split.examples} "
-            f"examples, which differ from the {split.examples} now; restore them or train again in "
-            "another workdir"
-        )
+    check_train_split(record, data, workdir, "shows demonstrations from its training split")
     fingerprints = [task_data.sentence_encoder[:12] for task_data in (record, data)]
     if fingerprints[0] != fingerprints[1]:
         raise InputError(

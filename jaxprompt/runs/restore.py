@@ -32,7 +32,7 @@ from jaxprompt.runs.record import (
     check_backbone,
     check_demonstrations,
     check_origins,
-    check_prompt_init,
+    check_train_split,
     init_fields,
     read_trained,
 )
@@ -122,7 +122,10 @@ def restore_run(
     changed_splits = changed_split_messages(record, data)
     counts = None
     if from_text:
-        check_prompt_init(config, record, data, workdir)
+        # A frozen prompt is not in the checkpoints, but is initialised again.
+        if "task" in prompt_starts(config):
+            use = "has a frozen prompt that was initialised from its training split"
+            check_train_split(record, data, workdir, f"{use} (prompt.start=task)")
         counts = count_tokens(
             config, splits["train"], lambda: count_corpus(config, scorer, workdir)
         )

@@ -5,7 +5,7 @@
 <run's folder>/                 all files of a single run, or error.txt
 """
 
-import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +18,10 @@ import numpy as np
 
 from jaxprompt import signals, tree
 from jaxprompt.build.examples import check_prompt_tuning
+from jaxprompt.config.documents import Document
 from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, read_json, write_atomic
+from jaxprompt.files import read_json, write_atomic
 from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs.grid import batched_runs, pretrain
@@ -89,11 +90,14 @@ KINDS = {  # by command
 }
 
 
-class _Chunks(NamedTuple):
-    """Which runs train together, read from chunks.json."""
+@dataclasses.dataclass(frozen=True)
+class _Chunks(Document):
+    """Which runs train together: chunks.json."""
+
+    FIX = "restore it, or delete it and run the same command again"
 
     size: int  # config.runs.size
-    chunks: list[list[str]]  # names of runs
+    chunks: tuple[tuple[str, ...], ...]  # names of runs
 
 
 class Outcome(NamedTuple):
@@ -128,10 +132,7 @@ def train_runs(
     with lock_workdir(workdir):
         work = _Work(runs, workdir, size, stop_signal)
         work.note()
-        try:
-            return work.outcome() if _train(work, command, ready, others) else None
-        finally:
-            work.tidy()
+        return work.outcome() if _train(work, command, ready, others) else None
 
 
 def train_grid(
@@ -209,10 +210,9 @@ class _Work:
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
         self.failed: dict[str, str] = {}
-        self.new_folders: list[Path] = []  # folders that this call created
-        self.started: list[str] = []  # the runs of the checkpoint
+        self.started: tuple[str, ...] = ()  # the runs of the checkpoint
         if self.checkpoints.latest() is not None:
-            self.started = list(self.checkpoints.position()["runs"])
+            self.started = tuple(self.checkpoints.position()["runs"])
         by_name = {run.name: run for run in runs}
         foreign = [name for name in self.started if name not in by_name]
         if foreign:
@@ -227,24 +227,15 @@ class _Work:
             self._clear()
 
     def known(self) -> list[GridRun]:
-        """Returns the runs whose folder is missing or belongs to them."""
+        """Returns the runs whose folder is missing or belongs to them, and marks the others."""
         accepted_runs = []
         for run in self.runs:
             try:
                 check_workdir(run.folder, run.config.to_dict(), CHANGEABLE_FIELDS)
-                is_new = not run.folder.exists()
-                make_folder(run.folder)
-                self.new_folders += [run.folder] * is_new
                 accepted_runs.append(run)
             except InputError as error:
                 self.fail(run, error)
         return accepted_runs
-
-    def tidy(self) -> None:
-        """Removes empty folders of runs."""
-        for folder in self.new_folders:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # fails if it is not empty
 
     def is_left(self, run: GridRun) -> bool:
         """Returns whether a run has no result yet, or is part of the checkpoint."""
@@ -385,9 +376,12 @@ class _Work:
     ) -> list[list[Member]]:
         """Splits members into chunks that train at once; a resumed grid keeps its chunks."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
-        saved = _read_chunks(path) if path.exists() else _Chunks(self.size, [])
+        saved = _Chunks(self.size, ())
+        if path.exists():
+            expected = "the file that this grid wrote, or delete it and run the same command again"
+            saved = _Chunks.from_json(read_json(path, expected), path)
         # With another size only the runs of the checkpoint have to stay together.
-        saved_chunks = saved.chunks if saved.size == self.size else [self.started]
+        saved_chunks = saved.chunks if saved.size == self.size else (self.started,)
         chunks = [chunk for chunk in saved_chunks if chunk and set(chunk) <= set(names)]
         chunks.sort(key=lambda chunk: chunk != self.started)
         waiting = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
@@ -406,10 +400,10 @@ class _Work:
                     f"{counts}: on a CPU only runs with the same batches train at once, other "
                     "batches would need more padding; raise config.runs.size to train more at once"
                 )
-            chunks += [[member.run.name for member in chunk] for chunk in new_chunks]
+            chunks += [tuple(member.run.name for member in chunk) for chunk in new_chunks]
             others = [chunk for chunk in saved.chunks if not set(chunk) & set(names)]
-            chunks_json = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
-            write_atomic(path, chunks_json + "\n")
+            document = _Chunks(self.size, (*others, *chunks))
+            write_atomic(path, json.dumps(document.to_json(), indent=2) + "\n")
         return [[names[name] for name in chunk] for chunk in chunks]
 
     def fail(self, run: GridRun, error: Exception) -> None:
@@ -418,7 +412,7 @@ class _Work:
 
     def _clear(self) -> None:
         rewind(checkpoint_folder(self.workdir), -1, keep=1)
-        self.started = []
+        self.started = ()
 
     def outcome(self) -> Outcome:
         """Returns the results and errors of the runs."""
@@ -430,14 +424,6 @@ class _Work:
             elif error.exists():
                 self.failed[run.name] = error.read_text().strip()
         return Outcome(results, self.failed)
-
-
-def _read_chunks(path: Path) -> _Chunks:
-    expected = "the file that this grid wrote, or delete it and run the same command again"
-    saved = read_json(path, expected)
-    if not isinstance(saved.get("size"), int) or not isinstance(saved.get("chunks"), list):
-        raise InputError(f"{path} has no size or no chunks; restore {expected}")
-    return _Chunks(saved["size"], saved["chunks"])
 
 
 def _is_finished(run: GridRun) -> bool:
