@@ -2,23 +2,34 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+import jax
 import numpy as np
 
-from jaxprompt import tree
+from jaxprompt import rng, tree
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.check import check_config
+from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.initial_params import count_tokens
-from jaxprompt.build.method import get_head
-from jaxprompt.build.optimizer import config_milestones
+from jaxprompt.build.method import get_head, get_method
+from jaxprompt.build.optimizer import build_optimizer, config_milestones, uses_epoch_length
 from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
+from jaxprompt.corpus import Corpus
+from jaxprompt.corpus.denoise.batches import EvalBatches
+from jaxprompt.errors import InputError
+from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
+from jaxprompt.runs.grid.batched_steps import PerRun, Programs
+from jaxprompt.runs.grid.expand import GridRun
+from jaxprompt.runs.grid.group import GroupInputs, Member, side_by_side
 from jaxprompt.runs.running import (
     PreparedWithWeights,
     RunStages,
@@ -27,10 +38,15 @@ from jaxprompt.runs.running import (
     open_corpus,
     run_stages,
 )
+from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.one_run import Job, TrainOutcome
+from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.run_result import RunResult
+from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
+from jaxprompt.tree import Flat
+from jaxprompt.types import Batch
 
 
 def pretrain_prompt(config: RunConfig, workdir: str) -> RunResult | None:
@@ -152,3 +168,163 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
         task, method = self.config.ppt.task, self.config.prompt.name
         scores = outcome.best.dev
         return make_result(self.config, job, outcome, task=task, method=method, held_out=scores)
+
+
+# -- grids ----------------------------------------------------------------------------------------
+
+
+def prepare_corpus_group(
+    runs: Sequence[GridRun], workdir: Path, mark_failed: Callable[[GridRun, Exception], None]
+) -> tuple[GroupInputs | None, list[Member]]:
+    """Reads the corpus once, and makes the tasks that runs train on.
+
+    Invalid runs are passed to `failed`; if all are invalid, GroupInputs is None. Raises
+    InputError for a corpus that has changed.
+    """
+    config = runs[0].config
+    placement = build_placement(config)
+    ppt_tasks: dict[str, ppt.PptTask] = {}
+    texts: dict[str, ppt.CorpusExamples] = {}
+    corpus, readable = None, []
+    for run in runs:
+        key = ppt.examples_key(run.config)
+        try:
+            if key not in ppt_tasks:
+                ppt_tasks[key] = ppt.open_task(run.config, placement, restored=True)
+        except InputError as error:
+            mark_failed(run, error)
+            continue
+        if corpus is None:  # an error in it is one of all runs
+            corpus = _read(config, ppt_tasks[key], workdir)
+        try:
+            if key not in texts:
+                texts[key] = ppt.make_corpus_examples(
+                    run.config, corpus, ppt_tasks[key], placement.batch_part()
+                )
+        except InputError as error:
+            mark_failed(run, error)
+            continue
+        ppt.check_same(read_record(run.folder, PretrainingRecord), texts[key].data, config)
+        readable.append((run, key))
+    if corpus is None or not readable:
+        return None, []
+    backbone, loaded = load_weights(ppt_tasks[readable[0][1]].backbone, placement)
+    models: dict[str, Model] = {}
+    flops: dict[str, float] = {}
+    members, token_counts = [], functools.cache(corpus.token_counts)
+    for run, key in readable:
+        ppt_task = ppt_tasks[key].with_backbone(backbone)
+        prompt = get_method(run.config, backbone.module.dims)
+        # Runs with equal models share one, so that its programs are compiled once.
+        model = dataclasses.replace(ppt_task.scorer.model, prompt=prompt)
+        model = models.setdefault(json.dumps([prompt.block(), key]), model)
+        ppt_task = ppt_task._replace(scorer=ppt_task.scorer._replace(model=model))
+        prepared = make_prepared_prompt(
+            run.config, placement, ppt_task, texts[key], loaded, token_counts
+        )
+        records.check_same_data(run.folder, prepared.record)
+        if key not in flops:
+            flops[key] = _flops(run.config, prepared)
+        members.append(_member(run, prepared, flops[key]))
+    objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
+    lines = ppt.corpus_lines(config, backbone, loaded.report, corpus)
+    lines += kernel_notes(config, placement, backbone)
+    for key, text in texts.items():
+        lines += ppt.task_lines(ppt_tasks[key], text)
+    shared = GroupInputs(
+        config, placement, loaded, objectives, HeldOutScorer, lines, pretrains=True
+    )
+    return shared, members
+
+
+def _read(config: RunConfig, ppt_task: ppt.PptTask, workdir: Path) -> Corpus:
+    vocab = ppt_task.backbone.module.cfg.vocab
+    return read_corpus(config, ppt_task.scorer.tokenizer, vocab, workdir)
+
+
+def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
+    config, scorer, text = run.config, prepared.ppt_task.scorer, prepared.text
+    score = ppt.scoring(text.tasks[0])
+    # All else that depends on the length of an epoch is in the milestones.
+    epoch = prepared.steps_per_epoch if uses_epoch_length(config) else 0
+    return Member(
+        run,
+        scorer,
+        ppt.make_objectives(config, scorer.model)[0],
+        prepared.milestones,
+        prepared.steps_per_epoch,
+        (epoch, scorer.layout),
+        source=text,
+        feed=functools.partial(
+            denoising.feed_rows, config, text.rows, prepared.placement, score, flops
+        ),
+        longest=functools.partial(_longest, config, text),
+        eval_data=text,
+        record=prepared.record,
+        counts=prepared.counts,
+    )
+
+
+def _longest(config: RunConfig, text: ppt.CorpusExamples) -> Batch:
+    batch = config.data.batch
+    return next(iter(EvalBatches(text.rows, batch=batch, seed=config.seed, limit=batch)))
+
+
+def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
+    """Counts the model FLOPs of a step of one run."""
+    placement, like = prepared.placement, next(iter(prepared.text.held_out))
+    # Only shapes matter, so the run's own initialisation is not needed.
+    learner = ppt.make_ppt_model(
+        config, prepared.ppt_task, prepared.loaded, placement, restored=True
+    )
+    tx = build_optimizer(config, learner.trainable, prepared.milestones, prepared.steps_per_epoch)
+    key = rng.key_for(config.seed, "dropout", config.rng)
+    state = make_state(learner.trainable, tx, key)
+    return ppt.count_ppt_flops(learner, tx, state, like, config.data.batch, placement)
+
+
+class HeldOutScorer:
+    """Evaluates runs of one program on held-out documents. `Member.eval_data` is a Text."""
+
+    def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
+        """Takes all runs of the program."""
+        self._members, self._programs = members, programs
+
+    def has(self, split: str) -> bool:
+        """Returns whether there is a split: only held-out documents."""
+        return split == "dev"
+
+    def value(self, dev: dict[str, float]) -> float:
+        """Returns the selection score; higher is better."""
+        return -dev["loss"]
+
+    def score(
+        self,
+        split: str,
+        rows: Sequence[int],
+        trainable: Flat,
+        per_run: PerRun,
+        devs: Sequence[Mapping[str, float]] | None = None,
+    ) -> list[dict[str, float]]:
+        """Returns the held-out scores of the runs `rows`."""
+        del split, devs
+        texts = [self._members[i].eval_data for i in rows]
+        is_shared = all(text is texts[0] for text in texts)
+        passes = [text.held_out for text in (texts[:1] if is_shared else texts)]
+        layout, total = self._members[0].scorer.layout, None
+        batch_sums = (
+            self._programs.counts(
+                trainable,
+                batches[0] if is_shared else batch,
+                per_run,
+                len(rows),
+                is_shared=is_shared,
+            )
+            for batches, batch in side_by_side(passes, layout)
+        )
+        for sums in dispatch_ahead(batch_sums):
+            # In float64, because float32 sums over many batches lose small terms.
+            sums = jax.tree.map(np.float64, jax.device_get(sums))
+            total = sums if total is None else jax.tree.map(np.add, total, sums)
+        run_sums = lambda row: jax.tree.map(lambda x: x[row], total)
+        return [ppt.scoring(text.tasks[1])(run_sums(row)) for row, text in enumerate(texts)]

@@ -70,15 +70,14 @@ class Member(NamedTuple):
     @property
     def words(self) -> LabelWordArrays:
         """The arrays of the heads that score label words."""
-        arrays_by_head = {name: head.arrays() for name, head in self.model.heads.items()}
-        return {name: arrays for name, arrays in arrays_by_head.items() if arrays}
+        return label_word_arrays(self.model)
 
 
 class InitialRun(NamedTuple):
     """The initial parameters of a run."""
 
     state: TrainState
-    own: tree.Flat  # frozen, but randomly initialised from the run's seed
+    frozen: tree.Flat  # randomly initialised from the run's seed
     tx: optax.GradientTransformation
 
 
@@ -178,6 +177,12 @@ def side_by_side(
 
 
 # -- label words ----------------------------------------------------------------------------------
+
+
+def label_word_arrays(model: Model) -> LabelWordArrays:
+    """Returns the arrays of the heads that score label words."""
+    arrays_by_head = {name: head.arrays() for name, head in model.heads.items()}
+    return {name: arrays for name, arrays in arrays_by_head.items() if arrays}
 
 
 def varying_label_words(members: Sequence[Member]) -> dict[str, LabelWordArrays]:

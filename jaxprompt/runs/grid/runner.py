@@ -24,8 +24,9 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, write_atomic
 from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.runs.grid import batched_runs, pretrain
-from jaxprompt.runs.grid import train as tune
+from jaxprompt.runs import pretrain
+from jaxprompt.runs import train as tune
+from jaxprompt.runs.grid import batched_runs
 from jaxprompt.runs.grid.batched_runs import Chunk
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import (
@@ -314,12 +315,12 @@ class _Work:
             return programs_by_words[key], words
 
         with RunLog(self.workdir, tracker="none", total=total) as log:
-            log.info(tree.parameter_table(first_init.state.trainable, frozen | first_init.own))
+            log.info(tree.parameter_table(first_init.state.trainable, frozen | first_init.frozen))
 
             def max_runs(chunk: Sequence[Member], waiting: Sequence[Member]) -> int:
                 log.info(f"compiling the training step for {format_runs(len(chunk))}")
                 programs, words = make_programs(chunk)
-                per_run = PerRun(words[chunk[0].run.name], first_init.own)
+                per_run = PerRun(words[chunk[0].run.name], first_init.frozen)
                 return max_runs_in_memory(
                     programs,
                     len(chunk),
@@ -355,7 +356,7 @@ class _Work:
             initial = init_run(shared, member)[0]
             if not resumed:
                 states.append(initial.state)
-            per_run.append(PerRun(words[member.run.name], initial.own))
+            per_run.append(PerRun(words[member.run.name], initial.frozen))
         del initial
         init_states, seconds = None if resumed else states, time.monotonic() - start_time
         runs = Chunk(shared, chunk, programs, per_run)
