@@ -37,7 +37,7 @@ from jaxprompt.config.load import with_overrides
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_rules
 from jaxprompt.files import read_json, user_path
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
@@ -196,9 +196,11 @@ def read_tasks(config: RunConfig) -> Tasks:
             config=task_config, scorer=scorer, splits=splits, notes=examples.notes, record=record
         )
     _check_prompts(config, by_name)
-    train_splits = [task.splits["train"] for task in by_name.values()]
+    train_splits = {name: task.splits["train"] for name, task in by_name.items()}
     by_name = {
-        name: dataclasses.replace(task, scorer=task.scorer.with_vocabulary_of(*train_splits))
+        name: dataclasses.replace(
+            task, scorer=task.scorer.with_vocabulary_of(*train_splits.values())
+        )
         for name, task in by_name.items()
     }
     if jax.process_count() > 1:
@@ -207,7 +209,7 @@ def read_tasks(config: RunConfig) -> Tasks:
             digests = {f"{part} of {name}": split.digest() for part, split in task.splits.items()}
             processes.check_agreement(digests)
     # All windows and copies of an example count, as in a run of one task.
-    sizes = {name: len(task.splits["train"].rows) for name, task in by_name.items()}
+    sizes = {name: len(split.rows) for name, split in train_splits.items()}
     batch_sizes = {name: task.config.data.batch for name, task in by_name.items()}
     mix = mix_tasks(sizes, batch_sizes, config.shared.temperature)
     return Tasks(
@@ -259,25 +261,21 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
     def check(self) -> None:
         """Checks the config of each task."""
         config = self.config
-        if is_grid(config):
-            raise InputError(
-                "config.runs and shared.tasks are both set, but a grid trains runs of one task; "
-                "empty one of the two"
-            )
+        rules = {
+            "config.runs and shared.tasks are both set, but a grid trains runs of one task; empty "
+            "one of the two": is_grid(config),
+            "prompt.start=labels uses the label words of one task; use vocab or text": (
+                "labels" in prompt_starts(config)
+            ),
+            f"cache.location={config.cache.location} caches states of one task; empty it for "
+            "shared.tasks": config.cache.location,
+        }
+        check_rules(rules)
         for name, task_config in task_configs(config).items():
             try:
                 check_config(task_config)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
-        if "labels" in prompt_starts(config):
-            raise InputError(
-                "prompt.start=labels uses the label words of one task; use vocab or text"
-            )
-        if config.cache.location:
-            raise InputError(
-                f"cache.location={config.cache.location} caches states of one task; empty it for "
-                "shared.tasks"
-            )
 
     def prepare(self, saved: SharedRecord | None, resume_step: int | None) -> PreparedTasks:
         """Loads and encodes the splits of all tasks, and loads the backbone."""
@@ -349,16 +347,16 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
     def finish(self, prepared: PreparedTasks, job: TasksJob, outcome: TrainOutcome) -> RunResult:
         """Evaluates on test once, and exports the prompt with the head of each task."""
         config, tasks = self.config, prepared.tasks.by_name
-        scorers, scores = {}, {}
-        for name, task in tasks.items():
-            scorers[name] = task.scorer.fitted(_select_scores(outcome.best.dev, name))
-            # A head with another threshold is another program; otherwise the compiled one is used.
-            is_same_head = scorers[name].head == task.scorer.head
-            scores[name] = (
-                job.scores[name]
-                if is_same_head
-                else make_metrics_fn(task.config, scorers[name], prepared.placement)
-            )
+        scorers = {
+            name: task.scorer.fitted(_select_scores(outcome.best.dev, name))
+            for name, task in tasks.items()
+        }
+        # A head with another threshold is another program; otherwise the compiled one is used.
+        scores = job.scores | {
+            name: make_metrics_fn(task.config, scorers[name], prepared.placement)
+            for name, task in tasks.items()
+            if scorers[name].head != task.scorer.head
+        }
         test: dict[str, float] = {}
         if config.train.test:
             test = _score_tasks("test", tasks, scores, outcome.trainable, job.frozen)
@@ -415,8 +413,8 @@ def _make_task_step(
     name: str, task: SharedTaskInputs, model: Model, tx: optax.GradientTransformation
 ) -> TrainStep:
     """Returns the train step of a task; `model` has the heads of all tasks."""
-    terms = build_objectives(task.config, task.scorer.model)
-    terms = [term._replace(head=name) for term in terms]
+    objectives = build_objectives(task.config, task.scorer.model)
+    terms = [term._replace(head=name) for term in objectives]
     return make_train_step(model, tx, terms, accumulate=task.config.optim.accumulate)
 
 
@@ -461,13 +459,12 @@ def _select_scores(scores: Mapping[str, float], name: str) -> dict[str, float]:
 
 def _select_params(flat: Flat, name: str) -> Flat:
     """Returns the parameters that one task uses, with its head as the only one."""
-    prefix, task_params = f"head/{name}/", {}
-    for path, value in flat.items():
-        if path.startswith(prefix):
-            task_params[f"head/main/{path.removeprefix(prefix)}"] = value
-        elif not path.startswith("head/"):
-            task_params[path] = value
-    return task_params
+    prefix = f"head/{name}/"
+    return {
+        path.replace(prefix, "head/main/", 1): value
+        for path, value in flat.items()
+        if path.startswith(prefix) or not path.startswith("head/")
+    }
 
 
 def _sum_counts(counts: Sequence[np.ndarray | None]) -> np.ndarray | None:
@@ -475,7 +472,5 @@ def _sum_counts(counts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     token_counts = [ids for ids in counts if ids is not None]
     if len(token_counts) < len(counts):
         return None
-    total = np.zeros(max(map(len, token_counts)), np.int64)
-    for ids in token_counts:
-        total[: len(ids)] += ids
-    return total
+    size = max(map(len, token_counts))
+    return np.sum([np.pad(ids, (0, size - len(ids))) for ids in token_counts], axis=0)

@@ -19,7 +19,6 @@ from jaxprompt.build.optimizer import build_optimizer, config_milestones, uses_e
 from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
-from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import EvalBatches
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
@@ -195,7 +194,8 @@ def prepare_corpus_group(
             mark_failed(run, error)
             continue
         if corpus is None:  # an error in it is one of all runs
-            corpus = _read(config, ppt_tasks[key], workdir)
+            tokenizer, module = ppt_tasks[key].scorer.tokenizer, ppt_tasks[key].backbone.module
+            corpus = read_corpus(config, tokenizer, module.cfg.vocab, workdir)
         try:
             if key not in texts:
                 texts[key] = ppt.make_corpus_examples(
@@ -235,11 +235,6 @@ def prepare_corpus_group(
         config, placement, loaded, objectives, HeldOutScorer, lines, pretrains=True
     )
     return shared, members
-
-
-def _read(config: RunConfig, ppt_task: ppt.PptTask, workdir: Path) -> Corpus:
-    vocab = ppt_task.backbone.module.cfg.vocab
-    return read_corpus(config, ppt_task.scorer.tokenizer, vocab, workdir)
 
 
 def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:

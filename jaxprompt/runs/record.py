@@ -96,14 +96,11 @@ def check_backbone(
 
 def changed_split_messages(record: TaskData, data: TaskData) -> tuple[str, ...]:
     """Returns a message for each split that differs from that of the run."""
-    lines = []
-    for name, split in data.splits.items():
-        saved_split = record.splits.get(name)
-        if saved_split is not None and saved_split.digest != split.digest:
-            same_size = saved_split.examples == split.examples
-            others = "those" if same_size else f"the {saved_split.examples}"
-            lines.append(f"{name}: {split.examples} examples, not {others} of the run")
-    return tuple(lines)
+    return tuple(
+        f"{name}: {split.examples} examples, not those of the run"
+        for name, split in data.splits.items()
+        if name in record.splits and record.splits[name].digest != split.digest
+    )
 
 
 def check_train_split(

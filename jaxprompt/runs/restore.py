@@ -59,17 +59,6 @@ def is_zero_shot(config: RunConfig) -> bool:
     return not get_method(config).LEARNS and not config.trainable and get_head(config).READS_WORDS
 
 
-def _changeable_fields(config: RunConfig, from_text: bool) -> tuple[str, ...]:
-    """Returns the fields that may differ from those of the run."""
-    head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
-    after_training = [
-        field
-        for field in (*CHANGEABLE_AFTER_TRAINING, *head_fields)
-        if not (from_text and field in DATA_FIELDS)
-    ]
-    return (*CHANGEABLE_FIELDS, *after_training)
-
-
 def restore_run(
     config: RunConfig,
     workdir: str,
@@ -87,8 +76,10 @@ def restore_run(
     from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(prompt_starts(config))
     record, best_step = None, None
     if not is_zero_shot(config):
-        changeable = _changeable_fields(config, from_text)
-        record, best_step = read_trained(workdir, config, changeable, TaskRecord)
+        head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
+        changeable = {*CHANGEABLE_AFTER_TRAINING, *head_fields} - set(DATA_FIELDS * from_text)
+        free = (*CHANGEABLE_FIELDS, *changeable)
+        record, best_step = read_trained(workdir, config, free, TaskRecord)
     placement = build_placement(config)
     backbone = open_checked_backbone(config, placement, restored=True)
     if from_text:

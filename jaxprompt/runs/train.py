@@ -324,11 +324,12 @@ def _with_shared_model(member: Member, models: dict[str, Model]) -> Member:
 
 def _example_lines(pairs: Sequence[tuple[GridRun, TaskInputs]]) -> list[str]:
     """Returns log lines about the examples of runs, with the name of a run if they differ."""
-    # The first run of those with the same examples.
-    first_runs = {id(inputs): (run.name, inputs) for run, inputs in reversed(pairs)}
+    first_runs: dict[int, tuple[str, TaskInputs]] = {}  # of those with the same examples
+    for run, inputs in pairs:
+        first_runs.setdefault(id(inputs), (run.name, inputs))
     lines_by_run = {
         name: example_notes(inputs.scorer, inputs.splits, inputs.notes)
-        for name, inputs in reversed(first_runs.values())
+        for name, inputs in first_runs.values()
     }
     counts = Counter(line for lines in lines_by_run.values() for line in set(lines))
     is_common = lambda line: counts[line] == len(lines_by_run)

@@ -191,7 +191,6 @@ def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool)
             continue
         if shared is None:  # no run can be prepared
             continue
-        members = [member for member in members if work.is_left(member.run)]
         members = work.startable(shared, members)
         if not members:
             continue
@@ -238,23 +237,22 @@ class _Work:
                 self.fail(run, error)
         return accepted_runs
 
-    def is_left(self, run: GridRun) -> bool:
-        """Returns whether a run has no result yet, or is part of the checkpoint."""
-        return run.name in self.started or not _is_finished(run)
-
     def startable(self, shared: GroupInputs, members: Sequence[Member]) -> list[Member]:
-        """Returns the members that can start, and marks the others as failed.
+        """Returns the members that have not finished and can start; marks others as failed.
 
         Raises InputError if a failed one is in the checkpoint, whose runs must all resume.
         """
         valid: list[Member] = []
         shapes: dict[int, tree.Params] = {}
         for member in members:
+            is_started = member.run.name in self.started
+            if _is_finished(member.run) and not is_started:
+                continue
             try:
                 check_init(shared, member, shapes)
                 valid.append(member)
             except InputError as error:
-                if member.run.name in self.started:
+                if is_started:
                     raise InputError(f"{member.run.name}: {error}") from error
                 self.fail(member.run, error)
         return valid
