@@ -177,7 +177,7 @@ def prepare_corpus_group(
 ) -> tuple[GroupInputs | None, list[Member]]:
     """Reads the corpus once, and makes the tasks that runs train on.
 
-    Invalid runs are passed to `failed`; if all are invalid, GroupInputs is None. Raises
+    Invalid runs are passed to `mark_failed`; if all are invalid, GroupInputs is None. Raises
     InputError for a corpus that has changed.
     """
     config = runs[0].config

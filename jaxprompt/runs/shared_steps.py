@@ -83,7 +83,7 @@ def mix_tasks(
 
     Args:
       sizes: number of examples by task.
-      rows: number of examples of a batch by task.
+      batch_sizes: number of examples of a batch by task.
       temperature: above 0.
     """
     # Computed from logarithms, because a power of 1 / 0.01 would be infinite.

@@ -252,7 +252,7 @@ def prepare_task_group(
 ) -> tuple[GroupInputs, list[Member]]:
     """Loads the inputs of runs that differ only in fields of `expand.VARIES`.
 
-    Equal inputs are loaded and encoded once. Invalid runs are passed to `failed`.
+    Equal inputs are loaded and encoded once. Invalid runs are passed to `mark_failed`.
     """
     config = runs[0].config
     placement = build_placement(config)
