@@ -51,8 +51,8 @@ class Case(NamedTuple):
 
 def make_backbones():
     return (
-        make_backbone("electra", SMALL, ("mlm",), stack="scan"),
-        make_backbone("electra", CONFIG, ("rtd",), stack="scan"),
+        make_backbone("electra", SMALL, ("mlm",), stack="scan", dropout=0.0),
+        make_backbone("electra", CONFIG, ("rtd",), stack="scan", dropout=0.0),
     )
 
 
