@@ -59,6 +59,13 @@ def is_zero_shot(config: RunConfig) -> bool:
     return not get_method(config).LEARNS and not config.trainable and get_head(config).READS_WORDS
 
 
+def _changeable_fields(config: RunConfig, from_text: bool) -> tuple[str, ...]:
+    """Returns the fields that may differ from those of the run."""
+    head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
+    fixed = DATA_FIELDS if from_text else ()
+    return (*CHANGEABLE_FIELDS, *({*CHANGEABLE_AFTER_TRAINING, *head_fields} - {*fixed}))
+
+
 def restore_run(
     config: RunConfig,
     workdir: str,
@@ -76,14 +83,11 @@ def restore_run(
     from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(prompt_starts(config))
     record, best_step = None, None
     if not is_zero_shot(config):
-        head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
-        changeable = {*CHANGEABLE_AFTER_TRAINING, *head_fields} - set(DATA_FIELDS * from_text)
-        free = (*CHANGEABLE_FIELDS, *changeable)
-        record, best_step = read_trained(workdir, config, free, TaskRecord)
+        changeable = _changeable_fields(config, from_text)
+        record, best_step = read_trained(workdir, config, changeable, TaskRecord)
     placement = build_placement(config)
     backbone = open_checked_backbone(config, placement, restored=True)
-    if from_text:
-        split_names = (*split_names, "train")
+    split_names = (*split_names, "train") if from_text else split_names
     demo_splits = ("train",) if has_demos(config) else ()
     examples = read_examples(config, (*split_names, *demo_splits), record, inputs.rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
@@ -102,15 +106,10 @@ def restore_run(
             rng.key_for(config.seed, "init"), loaded.params, placement=placement
         )
         weights = InitialParams({}, tree.flatten(params), loaded.report)
-        fingerprint = loaded.report.fingerprint
-        record = TaskRecord(
-            **vars(data),
-            backbone=BackboneRecord(backbone.family, fingerprint),
-            **init_fields(config),
-        )
+        backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
+        record = TaskRecord(**vars(data), backbone=backbone_record, **init_fields(config))
         return RestoredRun(placement, scorer, splits, weights, None, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir, data.identity)
-    changed_splits = changed_split_messages(record, data)
     counts = None
     if from_text:
         # A frozen prompt is not in the checkpoints, but is initialised again.
@@ -123,11 +122,9 @@ def restore_run(
     weights = init_params(config, scorer, loaded, counts, placement, restored=True)
     if any(name.startswith("prompt/") for name in weights.frozen):  # not in the checkpoints
         check_origins(config, record, workdir)
-    checkpoints = Checkpoints(workdir)
-    trainable, evaluation = checkpoints.restore_best(weights.trainable, best_step, or_newer=True)
-    best = Evaluation(**evaluation)
-    weights = weights._replace(trainable=trainable)
-    scorer = scorer.fitted(best.dev)
-    return RestoredRun(
-        placement, scorer, splits, weights, best, backbone.family, record, changed_splits
+    trainable, evaluation = Checkpoints(workdir).restore_best(
+        weights.trainable, best_step, or_newer=True
     )
+    best, changes = Evaluation(**evaluation), changed_split_messages(record, data)
+    weights, scorer = weights._replace(trainable=trainable), scorer.fitted(best.dev)
+    return RestoredRun(placement, scorer, splits, weights, best, backbone.family, record, changes)
