@@ -66,8 +66,7 @@ def pack_prompt(
     """
     params = tree.merge(trainable, frozen)
     # Folding does not depend on the text of the example.
-    batch = scorer.one_batch(encode_text(scorer, ""))
-    prompt, arrays = fold(scorer.model, params, batch)
+    prompt, arrays = fold(scorer.model, params, scorer.one_batch(encode_text(scorer, "")))
     folded = tree.flatten({"prompt": prompt.exported(arrays)})
     # The parameters of another export are only included if they were trained further.
     tensors = {n: x for n, x in folded.items() if n in trainable or not BASE.fullmatch(n)}
@@ -101,7 +100,6 @@ def make_metadata(
       config: the config of the run.
       metrics: the metrics by split.
     """
-    plugins = plugins_of(prompt, scorer.head, backbone.family)
     return PromptMetadata(
         method=config.prompt.name,
         hyper=config.prompt,
@@ -128,7 +126,7 @@ def make_metadata(
         versions=package_versions(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         demos=None if scorer.demos is None else demos_metadata(scorer.demos),
-        plugins=plugins or None,
+        plugins=plugins_of(prompt, scorer.head, backbone.family) or None,
     )
 
 
@@ -249,12 +247,11 @@ def scorer_from_metadata(
         demos=demos_from_metadata(metadata.demos, task),
     )
     if not force:
-        advice = "load that backbone, or pass --force (force=True)"
         check_fingerprints(
             trained_on.identity(),
             scorer_fingerprints(scorer),
             "the prompt was trained with",
-            advice,
+            "load that backbone, or pass --force (force=True)",
         )
     return scorer
 

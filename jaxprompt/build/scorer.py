@@ -179,7 +179,6 @@ def build_scorer(
     head_kind.check_rows(prompt.name, method.num_rows())
     last_layer = backbone.config.last_layer
     heads = method.modules() | head_layout.modules
-    model = Model(module_for(backbone, head_kind), method, heads, last_layer=last_layer)
     return Scorer(
         task,
         head_layout.head,
@@ -187,7 +186,7 @@ def build_scorer(
         head_layout.verbalizer,
         encoder,
         batch_layout,
-        model,
+        Model(module_for(backbone, head_kind), method, heads, last_layer=last_layer),
         tokenizer,
         demos,
     )

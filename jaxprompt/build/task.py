@@ -32,10 +32,9 @@ def check_generation_length(config: RunConfig, scorer: Scorer, splits: Mapping[s
         return
     layout = scorer.layout.single_host()  # the same result on every process
     for name in splits.keys() - {"train"}:
-        batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
         check_generation(
             scorer.model,
-            batch,
+            next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout))),
             config.generate.max_new_tokens,
             config.generate.num_beams,
             ends=scorer.layout.ends,

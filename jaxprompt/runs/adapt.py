@@ -92,13 +92,12 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
             # Before batches are planned: in other text the saved position means other sequences.
             check_unchanged(saved.corpus, corpus.fingerprint)
         rows, held_out = denoising.make_denoising_rows(config, corpus, denoiser, tokenizer)
-        share = placement.batch_part()
         dev = EvalBatches(
             held_out,
             batch=config.data.eval_batch,
             seed=config.data.seed,
             limit=config.corpus.dev_rows,
-            share=share,
+            share=placement.batch_part(),
         )
         steps_per_epoch = -(-len(rows) // config.data.batch)
         milestones = config_milestones(config, steps_per_epoch, len(rows))
@@ -183,12 +182,11 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
         }
         # Named by its data: a workdir may be moved or renamed.
         record_json = json.dumps(prepared.record.to_json(), sort_keys=True)
-        run_name = f"adapt {hashlib.sha256(record_json.encode()).hexdigest()[:16]}"
         save = functools.partial(
             save_backbone,
             tokenizer=prepared.folder,
             card=model_card,
-            run=run_name,
+            run=f"adapt {hashlib.sha256(record_json.encode()).hexdigest()[:16]}",
             rescale=config.backbone.rescale,
         )
         folder, backbone = Path(self.workdir), adapted.backbone

@@ -190,8 +190,7 @@ def read_tasks(config: RunConfig) -> Tasks:
             examples, scorer, splits = prepare_task(task_config, placement, backbone)
         except InputError as error:
             raise InputError(f"task {name}: {error}") from error
-        data = make_task_data(examples, scorer)
-        record = SharedTask(**vars(data), fields=fields[name])
+        record = SharedTask(**vars(make_task_data(examples, scorer)), fields=fields[name])
         by_name[name] = SharedTaskInputs(
             config=task_config, scorer=scorer, splits=splits, notes=examples.notes, record=record
         )
@@ -283,13 +282,10 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
         tasks = read_tasks(self.config)
         backbone, loaded = NO_INPUTS.load(tasks.backbone, tasks.placement)
         tasks = tasks.with_backbone(backbone)
-        backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
-        records_by_task = {name: task.record for name, task in tasks.by_name.items()}
-        seen = tasks.joined_scorer().model.prompt.seen
         record = SharedRecord(
-            tasks=records_by_task,
-            seen=seen,
-            backbone=backbone_record,
+            tasks={name: task.record for name, task in tasks.by_name.items()},
+            seen=tasks.joined_scorer().model.prompt.seen,
+            backbone=BackboneRecord(backbone.family, loaded.report.fingerprint),
             **records.init_fields(self.config),
         )
         return PreparedTasks(

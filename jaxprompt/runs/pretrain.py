@@ -273,8 +273,7 @@ def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
         config, prepared.ppt_task, prepared.loaded, placement, restored=True
     )
     tx = build_optimizer(config, learner.trainable, prepared.milestones, prepared.steps_per_epoch)
-    key = rng.key_for(config.seed, "dropout", config.rng)
-    state = make_state(learner.trainable, tx, key)
+    state = make_state(learner.trainable, tx, rng.key_for(config.seed, "dropout", config.rng))
     return ppt.count_ppt_flops(learner, tx, state, like, config.data.batch, placement)
 
 

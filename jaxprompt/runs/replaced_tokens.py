@@ -36,8 +36,7 @@ class Pair:
         model, backbone = self.discriminator, params["backbone"]
         if head == "generator":
             model, backbone = self.generator, tie_embeddings(params["generator"], backbone)
-        model_params = {"backbone": backbone}
-        return model.forward(model_params, batch, deterministic=deterministic, key=key)
+        return model.forward({"backbone": backbone}, batch, deterministic=deterministic, key=key)
 
 
 def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 2048) -> Pair:

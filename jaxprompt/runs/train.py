@@ -380,7 +380,6 @@ def _task_info(scorer: Scorer) -> TaskInfo:
 def _member(run: GridRun, prepared: PreparedTask) -> Member:
     config, scorer, train = run.config, prepared.scorer, prepared.splits["train"]
     prompt = scorer.model.prompt
-    words = str(jax.tree.map(np.shape, label_word_arrays(scorer.model)))
     return Member(
         run,
         scorer,
@@ -392,7 +391,7 @@ def _member(run: GridRun, prepared: PreparedTask) -> Member:
             prepared.steps_per_epoch,
             scorer.layout,
             scorer.classes,
-            words,
+            str(jax.tree.map(np.shape, label_word_arrays(scorer.model))),
             prompt.seen,
             prompt.static_values(),
         ),
@@ -450,7 +449,6 @@ class SplitScorer:
         prompt, trainable = programs.fold(trainable, example, per_run, len(rows))
         scores: list[Any] = [None] * len(members)
         stacked_batches = side_by_side(passes, scorer.layout)
-        shared_kv = programs.shared_prefix(prompt, trainable, per_run, len(rows))
         score = functools.partial(
             programs.scores,
             prompt,
@@ -458,7 +456,7 @@ class SplitScorer:
             per_run=per_run,
             runs=len(rows),
             is_shared=is_shared,
-            prefix_kv=shared_kv,
+            prefix_kv=programs.shared_prefix(prompt, trainable, per_run, len(rows)),
         )
         scored_batches = (
             (batches, score(batches[0] if is_shared else batch))

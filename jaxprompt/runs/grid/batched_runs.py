@@ -347,12 +347,11 @@ class BatchedRuns:
                 Checkpoints(self.members[i].run.folder).restore_best(template, best.step)[0]
                 for i, best in bests.items()
             ]
-            per_run = self.programs.put_per_run([self.per_run[i] for i in completed])
             tests = self.scorer.score(
                 "test",
                 completed,
                 self.programs.stack_trainable(best_params),
-                per_run,
+                self.programs.put_per_run([self.per_run[i] for i in completed]),
                 devs=[best.dev for best in bests.values()],
             )
         share = seconds / len(self.members)  # one run's share of the total time
@@ -397,8 +396,7 @@ def _format_range(values: Sequence[float]) -> str:
     """Formats the range of some numbers; "none" if all runs have finished."""
     if not values:
         return "none"
-    limits = dict.fromkeys(f"{limit:.4g}" for limit in (min(values), max(values)))
-    return " to ".join(limits)
+    return " to ".join(dict.fromkeys(f"{limit:.4g}" for limit in (min(values), max(values))))
 
 
 def program_sizes(total: int) -> list[int]:

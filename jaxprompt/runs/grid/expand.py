@@ -144,8 +144,7 @@ def select_best_runs(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> 
         by_seed.setdefault(seed, {}).setdefault(setting, []).append(index)
 
     def fold_score(folds: list[int]) -> tuple[int, float]:
-        total = sum(_selection_score(runs[index][1]) for index in folds)
-        return len(folds), total / len(folds)
+        return len(folds), sum(_selection_score(runs[index][1]) for index in folds) / len(folds)
 
     selected: list[int] = []
     for settings in by_seed.values():

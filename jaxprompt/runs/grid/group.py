@@ -120,8 +120,7 @@ def init_run(shared: GroupInputs, member: Member) -> tuple[InitialRun, tree.Flat
         config, member.scorer, shared.loaded, member.counts, shared.placement
     )
     tx = build_optimizer(config, weights.trainable, member.plan, member.steps_per_epoch)
-    key = rng.key_for(config.seed, "dropout", config.rng)
-    state = make_state(weights.trainable, tx, key)
+    state = make_state(weights.trainable, tx, rng.key_for(config.seed, "dropout", config.rng))
     is_common = lambda name: name.startswith("backbone/") or BASE.fullmatch(name)
     shared_frozen = {name: value for name, value in weights.frozen.items() if is_common(name)}
     run_frozen = {

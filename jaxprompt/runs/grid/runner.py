@@ -146,14 +146,13 @@ def train_grid(
     for run in grid:
         KINDS[command].check(run.config)
     enable_compilation_cache(config.train.compilation_cache)
-    bind = partial(bind_workdir, workdir, config.to_dict(), free)
     return grid, train_runs(
         grid,
         workdir,
         command=command,
         size=config.runs.size,
         stop_signal=stop_signal,
-        ready=bind,
+        ready=partial(bind_workdir, workdir, config.to_dict(), free),
     )
 
 
@@ -318,12 +317,11 @@ class _Work:
             def max_runs(chunk: Sequence[Member], waiting: Sequence[Member]) -> int:
                 log.info(f"compiling the training step for {format_runs(len(chunk))}")
                 programs, words = make_programs(chunk)
-                per_run = PerRun(words[chunk[0].run.name], first_init.frozen)
                 return max_runs_in_memory(
                     programs,
                     len(chunk),
                     longest_group_batch(waiting),
-                    per_run,
+                    PerRun(words[chunk[0].run.name], first_init.frozen),
                     free_bytes(shared.placement.mesh),
                     shares_states=same_batches(chunk),
                 )
