@@ -60,10 +60,9 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
     read_option(task.option or OPTION)
     head.check_template(template)
     if task.predicate and task.markers and not any(part.mark for part in template.parts):
-        field = task.fields[0]
         raise InputError(
             f"task.markers={','.join(task.markers)} mark the predicate, but template {text!r} "
-            f"does not say where; write {{{field}|marked}}, or leave task.markers empty"
+            f"does not say where; write {{{task.fields[0]}|marked}}, or leave task.markers empty"
         )
     return template
 

@@ -261,10 +261,9 @@ def make_corpus_examples(
     `share` is (part, parts): which part of a held-out batch this process loads.
     """
     labels = open_annotations(config)
-    document_splits = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
     train, dev = (
         _make_examples(config, corpus, documents, ppt_task.forms, labels)
-        for documents in document_splits
+        for documents in split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
     )
     rows, dev_rows = (
         PptSamples(examples, ppt_task.forms, ppt_task.scorer.layout) for examples in (train, dev)

@@ -41,8 +41,7 @@ class Pair:
 
 def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 2048) -> Pair:
     """Returns the pair of two encoders. Raises InputError if their embeddings differ in shape."""
-    names = ("vocab", "embed", "positions", "types", "offset")
-    for name in names:
+    for name in ("vocab", "embed", "positions", "types", "offset"):
         generator_size, discriminator_size = (
             getattr(encoder.cfg, name) for encoder in (generator, discriminator)
         )

@@ -25,8 +25,7 @@ def free_bytes(mesh: Mesh) -> int:
 
 def _free_ram() -> int:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        sizes = dict(line.split(":") for line in lines)
+        sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         return int(sizes["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
