@@ -24,7 +24,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, write_atomic
 from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.runs import pretrain
+from jaxprompt.runs import ppt
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid import batched_runs
 from jaxprompt.runs.grid.batched_runs import Chunk
@@ -49,7 +49,6 @@ from jaxprompt.runs.grid.group import (
     varying_label_words,
 )
 from jaxprompt.runs.grid.memory import free_bytes, max_runs_in_memory
-from jaxprompt.runs.ppt import check_ppt
 from jaxprompt.runs.running import format_start
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_folders import checkpoint_folder, rewind
@@ -87,7 +86,7 @@ class RunKind(NamedTuple):
 
 KINDS = {  # by command
     "train": RunKind(check_prompt_tuning, tune.prepare_task_group),
-    "pretrain": RunKind(check_ppt, pretrain.prepare_corpus_group),
+    "pretrain": RunKind(ppt.check_ppt, ppt.prepare_corpus_group),
 }
 
 
