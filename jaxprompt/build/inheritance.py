@@ -78,19 +78,15 @@ def _layout_notes(config: RunConfig, metadata: PromptMetadata, *, has_decoder: b
     pretraining = metadata.pretrained or {}
     if pretraining.get("task") not in TASKS:
         return []
-    lines: list[str] = []
     pairs: dict[str, tuple[object, object]] = {}
     is_form = config.task.form in TASKS
     if config.task.form and config.task.form != pretraining["task"]:
-        lines = [
-            f"  it was pre-trained with ppt.task={pretraining['task']}, but this run has "
-            f"task.form={config.task.form}"
-        ]
+        pairs["ppt.task"] = pretraining["task"], f"task.form={config.task.form}"
     elif is_form and "patterns" in pretraining:
         pairs["ppt.patterns"] = pretraining["patterns"], config.ppt.patterns
     if is_form or has_decoder:  # a BERT's input has the same end in any case
         pairs["task.eos"] = metadata.layout.eos, config.task.eos
-    return lines + [
+    return [
         f"  it was pre-trained with {field}={old}, but this run has {new}"
         for field, (old, new) in pairs.items()
         if old != new

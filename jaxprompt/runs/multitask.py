@@ -82,39 +82,30 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     Raises InputError for two tasks with the same name, a file that cannot be read, and a field that
     all tasks share.
     """
-    configs: dict[str, RunConfig] = {}
-    paths: dict[str, str] = {}
-    for path in config.shared.tasks:
-        name = Path(path).name.removesuffix(".json")
-        if name in configs:
-            raise InputError(
-                f"shared.tasks: {paths[name]} and {path} have the same task name {name!r}; rename "
-                "a file"
-            )
-        if not name.replace("-", "").replace("_", "").isalnum():
-            raise InputError(
-                f"shared.tasks: the task name {name!r} is the name of its file and may only have "
-                "letters, digits, - and _; rename the file"
-            )
+    names = [Path(path).name.removesuffix(".json") for path in config.shared.tasks]
+    repeated = [name for name in names if names.count(name) > 1]
+    odd = [name for name in names if not name.replace("-", "").replace("_", "").isalnum()]
+    rules = {
+        f"shared.tasks names {len(names)} task; give 2 or more, or train it alone": len(names) < 2,
+        f"shared.tasks: files have the same task name {', '.join(repeated[:1])!r}; rename one": repeated,
+        f"shared.tasks: a task name is the name of its file and may only have letters, digits, - "
+        f"and _, not {', '.join(odd[:1])!r}; rename the file": odd,
+    }
+    check_rules(rules)
+    configs = {}
+    for name, path in zip(names, config.shared.tasks, strict=True):
         fields = read_json(user_path(path), "a JSON file with the fields of the task")
-        shared_field = next(
-            (field for field in fields if field.split(".")[0] not in _TASK_BLOCKS), None
-        )
-        if shared_field is not None:
-            raise InputError(
-                f"{path}: {shared_field} is shared by all tasks; give fields of "
-                f"{', '.join(_TASK_BLOCKS)} by their full names, e.g. "
-                '{"task.name": "conll2003"}'
-            )
+        for field in fields:
+            if field.split(".")[0] not in _TASK_BLOCKS:
+                raise InputError(
+                    f"{path}: {field} is shared by all tasks; give fields of "
+                    f"{', '.join(_TASK_BLOCKS)} by their full names, e.g. "
+                    '{"task.name": "conll2003"}'
+                )
         try:
-            task_config = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
+            configs[name] = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
-        configs[name], paths[name] = task_config, path
-    if len(configs) < 2:
-        raise InputError(
-            f"shared.tasks names {len(configs)} task; give 2 or more, or train it alone"
-        )
     return configs
 
 
