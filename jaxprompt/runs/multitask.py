@@ -87,7 +87,9 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     odd = [name for name in names if not name.replace("-", "").replace("_", "").isalnum()]
     rules = {
         f"shared.tasks names {len(names)} task; give 2 or more, or train it alone": len(names) < 2,
-        f"shared.tasks: files have the same task name {', '.join(repeated[:1])!r}; rename one": repeated,
+        f"shared.tasks: files have the same task name {', '.join(repeated[:1])!r}; rename one": (
+            repeated
+        ),
         f"shared.tasks: a task name is the name of its file and may only have letters, digits, - "
         f"and _, not {', '.join(odd[:1])!r}; rename the file": odd,
     }
