@@ -57,9 +57,12 @@ def read_task(config: TaskConfig) -> Task:
     _check_vocabulary(config)
     if config.name == "custom":
         names = (*_CUSTOM_FIELDS, "markers", "metric", "option", "positive")
-        columns = {name: getattr(config, name) for name in names}
-        spaced = config.spaced != "false"
-        return custom_task(fields=config.fields, words=label_words, spaced=spaced, **columns)
+        return custom_task(
+            fields=config.fields,
+            words=label_words,
+            spaced=config.spaced != "false",
+            **{name: getattr(config, name) for name in names},
+        )
     task = get_task(config.name)
     _check_custom_fields(config, task)
     if label_words and len(label_words) != len(task.labels):
@@ -243,11 +246,11 @@ def read_examples(
     if config.task.vocabulary and record is None:
         vocabulary = _read_vocabulary(config, task)
         task, notes = use_word_list(task, vocabulary), [*notes, vocabulary.message()]
-    needs_train = data.protocol.name and {"train", "dev"} & set(wanted)
-    rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
-    if task.kind == "classes":
-        has_labels = has_labels or bool(task.labels or task.choices)
-    if needs_train or "train" in wanted or not has_labels:
+    is_labelled = task.kind == "classes" and (task.labels or task.choices)
+    has_labels = record or is_labelled or task.kind in ("texts", "spans", "numbers")
+    rows = None
+    samples = data.protocol.name and "dev" in wanted
+    if samples or "train" in wanted or not has_labels:
         # Dev and test use the labels of train.
         rows = data_set.read(task, "train")
         task = with_labels(task, rows, rows.origin, rows.classes)
