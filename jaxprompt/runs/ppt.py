@@ -55,10 +55,15 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import Placement, with_placement
-from jaxprompt.runs import denoising
 from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
-from jaxprompt.runs.denoising import Sums, without_kernels
+from jaxprompt.runs.adapt import (
+    Sums,
+    feed_rows,
+    held_out_value,
+    make_held_out_scorer,
+    without_kernels,
+)
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import GroupInputs, Member, side_by_side
@@ -520,7 +525,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
         ppt_model = make_ppt_model(
             config, prepared.ppt_task, prepared.loaded, placement, prepared.counts
         )
-        score_held = denoising.make_held_out_scorer(
+        score_held = make_held_out_scorer(
             placement, ppt_model, text.held_out, config.seed, scoring(held_out)
         )
         tx, state = init_train_state(config, prepared, ppt_model.trainable)
@@ -533,7 +538,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
             state=state,
             frozen=ppt_model.frozen,
             feed=functools.partial(
-                denoising.feed_rows,
+                feed_rows,
                 config,
                 text.rows,
                 placement,
@@ -541,7 +546,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
                 flops,
             ),
             measure=score_held,
-            value=denoising.held_out_value,
+            value=held_out_value,
             # None is the dropout of config.json, and so counts as some.
             has_dropout=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
         )
@@ -644,9 +649,7 @@ def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
         prepared.steps_per_epoch,
         (epoch, scorer.layout),
         source=text,
-        feed=functools.partial(
-            denoising.feed_rows, config, text.rows, prepared.placement, score, flops
-        ),
+        feed=functools.partial(feed_rows, config, text.rows, prepared.placement, score, flops),
         longest=functools.partial(_longest, config, text),
         eval_data=text,
         record=prepared.record,

@@ -1,6 +1,6 @@
 """The prepared runs of a group, and which of them have equal shapes.
 
-`train` and `pretrain` prepare them.
+`runs.train` and `runs.ppt` prepare them.
 """
 
 import dataclasses
