@@ -240,8 +240,8 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
             f"{backbone.folder}; use at most {max_positions}"
         )
     check_mesh(placement, backbone)
-    if head == "rtd":
-        check_mesh(placement, _open_generator(config, backbone), "generator")
+    if isinstance(config.objective, ReplacedTokens):
+        check_mesh(placement, _open_generator(config, config.objective, backbone), "generator")
     return _in_float32(backbone)
 
 
@@ -263,13 +263,15 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
     generator, fingerprint = None, loaded.report.fingerprint
     model: Model | Pair
     if isinstance(config.objective, ReplacedTokens):
-        generator, generator_weights = _load_generator(config, backbone, placement)
+        generator, generator_weights = _load_generator(
+            config, config.objective, backbone, placement
+        )
         params["generator"] = untie_embeddings(generator_weights.params)
         fingerprint = hashlib.sha256(
             f"{fingerprint} {generator_weights.report.fingerprint}".encode()
         ).hexdigest()
         model = make_pair(generator.module, backbone.module)
-        objectives = make_objectives(_replaced_tokens(config).weight)
+        objectives = make_objectives(config.objective.weight)
     else:
         module = with_lm_states(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
@@ -285,9 +287,9 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
     )
 
 
-def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
+def _open_generator(config: RunConfig, objective: ReplacedTokens, backbone: Backbone) -> Backbone:
     """Returns a generator config derived from the discriminator, or opens a trained generator."""
-    objective, block = _replaced_tokens(config), config.backbone  # of the discriminator
+    block = config.backbone  # of the discriminator
     if not objective.generator_path:
         hf = generator_config(
             backbone.hf, width=objective.generator, layers=objective.generator_layers
@@ -314,22 +316,17 @@ def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
     return _in_float32(generator)
 
 
-def _replaced_tokens(config: RunConfig) -> ReplacedTokens:
-    assert isinstance(config.objective, ReplacedTokens)
-    return config.objective
-
-
 def _in_float32(backbone: Backbone) -> Backbone:
     """Returns a backbone whose weights are loaded as float32, whatever its compute dtype."""
     return backbone._replace(config=dataclasses.replace(backbone.config, dtype="float32"))
 
 
 def _load_generator(
-    config: RunConfig, backbone: Backbone, placement: Placement
+    config: RunConfig, objective: ReplacedTokens, backbone: Backbone, placement: Placement
 ) -> tuple[Backbone, Loaded]:
     """Randomly initialises or loads the weights of the generator."""
-    generator = _open_generator(config, backbone)
-    if not _replaced_tokens(config).generator_path:
+    generator = _open_generator(config, objective, backbone)
+    if not objective.generator_path:
         return new_backbone.random_backbone(generator, placement, config.seed, part="generator")
     generator, loaded = load_weights(generator, placement)
     return new_backbone.replace_heads(
