@@ -197,9 +197,13 @@ def read_tasks(config: RunConfig) -> Tasks:
     }
     if jax.process_count() > 1:
         # Every process reads all rows, and trains on its share of them.
-        for name, task in by_name.items():
-            digests = {f"{part} of {name}": split.digest() for part, split in task.splits.items()}
-            processes.check_agreement(digests)
+        processes.check_agreement(
+            {
+                f"{part} of {name}": split.digest()
+                for name, task in by_name.items()
+                for part, split in task.splits.items()
+            }
+        )
     # All windows and copies of an example count, as in a run of one task.
     sizes = {name: len(split.rows) for name, split in train_splits.items()}
     batch_sizes = {name: task.config.data.batch for name, task in by_name.items()}
@@ -218,17 +222,14 @@ def _check_prompts(config: RunConfig, tasks: Mapping[str, SharedTaskInputs]) -> 
     """Raises InputError for a method that depends on the task, or has its own objective."""
     prompts = {name: task.scorer.model.prompt for name, task in tasks.items()}
     first = next(iter(prompts))
-    for name, prompt in prompts.items():
-        if prompt != prompts[first]:
-            raise InputError(
-                f"prompt.name={config.prompt.name} depends on the task, so {first} "
-                f"and {name} cannot share it; use e.g. prefix or soft"
-            )
-    if prompts[first].objectives():
-        raise InputError(
-            f"prompt.name={config.prompt.name} has an additional objective, which tasks "
-            "cannot share; with dart set prompt.fluency=0, or use another method"
-        )
+    others = [name for name, prompt in prompts.items() if prompt != prompts[first]]
+    rules = {
+        f"prompt.name={config.prompt.name} depends on the task, so {first} and "
+        f"{', '.join(others)} cannot share it; use e.g. prefix or soft": others,
+        f"prompt.name={config.prompt.name} has an additional objective, which tasks cannot share; "
+        "with dart set prompt.fluency=0, or use another method": prompts[first].objectives(),
+    }
+    check_rules(rules)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
