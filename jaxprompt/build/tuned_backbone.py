@@ -28,8 +28,11 @@ class Delta(NamedTuple):
 
 def tuned_names(tensors: Iterable[str]) -> list[str]:
     """Lists the backbone weights in an export, in full or as differences."""
-    names = [name for name in tensors if name.startswith((_BACKBONE, _DELTA + _BACKBONE))]
-    return sorted(name.removeprefix(_DELTA) for name in names)
+    return sorted(
+        name.removeprefix(_DELTA)
+        for name in tensors
+        if name.startswith((_BACKBONE, _DELTA + _BACKBONE))
+    )
 
 
 def to_delta(tensors: Mapping[str, np.ndarray], backbone: LoadedBackbone, flag: str) -> Delta:

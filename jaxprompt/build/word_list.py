@@ -60,8 +60,8 @@ def choose_classes(
     """
     words_by_token: dict[int, list[str]] = {}
     rejected = 0
-    encoded = encode_texts(tokenizer, [f" {word}" if spaced else word for word in words])
-    for word, ids in zip(words, encoded, strict=True):
+    texts = [f" {word}" if spaced else word for word in words]
+    for word, ids in zip(words, encode_texts(tokenizer, texts), strict=True):
         # Raw labels of one class are written with | between them.
         if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or "|" in word:
             rejected += 1

@@ -119,8 +119,8 @@ def _digest(trained: RestoredRun) -> str:
     Checkpoint files are not hashed: they depend on times and on the order of threads.
     """
     scorer = trained.scorer
-    settings = [scorer.task.labels, scorer.task.words, scorer.template]
-    digest = hashlib.sha256(json.dumps(settings).encode())
+    task = scorer.task
+    digest = hashlib.sha256(json.dumps([task.labels, task.words, scorer.template]).encode())
     # Sorted, so that equal parameters give equal digests.
     for name, leaf in sorted(trained.weights.trainable.items()):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())

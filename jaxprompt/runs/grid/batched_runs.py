@@ -314,11 +314,16 @@ class BatchedRuns:
             "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": seconds,
         }
-        resumes = "run the same command again to resume"
-        saved = f"with step {self.step} of {len(names)} runs saved; {resumes}"
-        on_complete = functools.partial(signals.note, saved)
-        arrays = self.state, self.best
-        self.checkpoints.save(self.step, position, state=arrays, on_complete=on_complete)
+        message = (
+            f"with step {self.step} of {len(names)} runs saved; run the same command again to "
+            "resume"
+        )
+        self.checkpoints.save(
+            self.step,
+            position,
+            state=(self.state, self.best),
+            on_complete=functools.partial(signals.note, message),
+        )
 
     def wait_for_saves(self) -> None:
         """Waits until all saves are on disk."""
