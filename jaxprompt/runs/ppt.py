@@ -666,14 +666,14 @@ def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
     """Counts the model FLOPs of a step of one run."""
     placement, like = prepared.placement, next(iter(prepared.text.held_out))
     # Only shapes matter, so the run's own initialisation is not needed.
-    learner = make_ppt_model(config, prepared.ppt_task, prepared.loaded, placement, restored=True)
-    tx = build_optimizer(config, learner.trainable, prepared.milestones, prepared.steps_per_epoch)
-    state = make_state(learner.trainable, tx, rng.key_for(config.seed, "dropout", config.rng))
-    return count_ppt_flops(learner, tx, state, like, config.data.batch, placement)
+    ppt_model = make_ppt_model(config, prepared.ppt_task, prepared.loaded, placement, restored=True)
+    tx = build_optimizer(config, ppt_model.trainable, prepared.milestones, prepared.steps_per_epoch)
+    state = make_state(ppt_model.trainable, tx, rng.key_for(config.seed, "dropout", config.rng))
+    return count_ppt_flops(ppt_model, tx, state, like, config.data.batch, placement)
 
 
 class HeldOutScorer:
-    """Evaluates runs of one program on held-out documents. `Member.eval_data` is a Text."""
+    """Evaluates runs of one program on held-out documents. `Member.eval_data` are its examples."""
 
     def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""

@@ -94,7 +94,7 @@ class GroupInputs(NamedTuple):
     log_lines: Sequence[str]  # lines for the log
     pretrains: bool = False  # whether runs train on a corpus, and are selected by held-out loss
     # (members, log): computes the cached states of these runs
-    fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
+    fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, log: None
 
 
 def check_init(shared: GroupInputs, member: Member, shapes: dict[int, tree.Params]) -> None:
