@@ -1,7 +1,7 @@
 """The exception for invalid user input, and small checks that raise it."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from types import UnionType
 from typing import Any
 
@@ -75,6 +75,13 @@ def brief(value: Any) -> str:
     except (ValueError, RecursionError):  # an int of over 4,300 digits; a deeply nested list
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else text[:80] + "..."
+
+
+def check_rules(rules: Mapping[str, object]) -> None:
+    """Raises InputError with the first message whose condition holds; `rules` are in order."""
+    for message, is_broken in rules.items():
+        if is_broken:
+            raise InputError(message)
 
 
 def check_share(name: str, value: float) -> None:

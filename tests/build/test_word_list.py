@@ -74,7 +74,7 @@ def test_each_word_of_a_list_is_read_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, said", [(b"", "is empty"), (b" \n\n", "is empty"), (b"\xff\n", "not UTF-8")]
+    "content, said", [(b"", "is empty"), (b" \n\n", "is empty"), (b"\xff\n", "utf-8")]
 )
 def test_lists_that_cannot_be_read(tmp_path, content, said):
     file = tmp_path / "words.txt"
