@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, overload
 
 from jaxprompt.config import kinds
@@ -203,16 +203,19 @@ def _read_option(name: str, declared: Choice, value: Mapping[str, object]) -> Op
     fields = dict(value)
     option = declared.options[check_known(f"{name}.name", fields.pop("name", ""), declared.options)]
     for field in sorted(set(fields) - set(option.declared())):
-        raise other_option(f"{name}.{field}", option.name, declared)
+        options = {name: option.declared() for name, option in declared.options.items()}
+        raise other_option(f"{name}.{field}", option.name, options)
     return option.from_dict(fields, f"{name}.")
 
 
-def other_option(field: str, name: str, declared: Choice) -> InputError:
-    """Returns the error for a field, by its dotted name, that the option `name` does not have."""
+def other_option(field: str, name: str, options: Mapping[str, Collection[str]]) -> InputError:
+    """Returns the error for a field, by its dotted name, that the option `name` does not have.
+
+    `options` has the fields of each option of the block.
+    """
     block, _, last = field.rpartition(".")
-    owners = [other for other, option in declared.options.items() if last in option.declared()]
-    fields = declared.options[name].declared()
-    has = f"{block}.name={name} has {'the fields ' + ', '.join(fields) if fields else 'no fields'}"
+    owners = [other for other, fields in options.items() if last in fields]
+    has = f"{block}.name={name} has the fields: {', '.join(options.get(name, ())) or 'none'}"
     if not owners:
         return InputError(f"unknown config field {brief(field)}; {has}")
     return InputError(

@@ -48,13 +48,9 @@ def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -
 
 def make_defaults() -> ConfigDict:
     """Returns a config with all fields at their defaults, without the open blocks."""
-    return _defaults(RunConfig)
-
-
-def _defaults(block: type[Block]) -> ConfigDict:
-    values = ConfigDict()
-    _complete(values, block)
-    return values
+    config = ConfigDict()
+    _complete(config, RunConfig)
+    return config
 
 
 def _complete(config: ConfigDict, block: type[Block]) -> None:
@@ -145,7 +141,7 @@ def set_field(config: ConfigDict, field: str, text: str, *, unset: bool = False)
     block = config
     for part in [*parents, last]:
         if not isinstance(block, ConfigDict) or part not in block:
-            raise unknown_field(config, field, list(flatten_config(config)))
+            raise unknown_field(flatten_config(config), field)
         owner, block = block, block[part]
     if isinstance(block, ConfigDict):
         inside = ", ".join(f"{field}.{key}" for key in block)
