@@ -26,7 +26,7 @@ from jaxprompt.parallel.compilation import supported_options
 from jaxprompt.parallel.hlo import DeviceWork, count_work
 from jaxprompt.parallel.sharding import Placement, check_divisible, shardings_like, with_placement
 from jaxprompt.planning.abstract_run import AbstractRun
-from jaxprompt.planning.compilers import Compiled, compile_for, hlo_text, read_memory
+from jaxprompt.planning.compilers import Compiled, compile_for
 from jaxprompt.training.evaluation import generation_step
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
@@ -269,7 +269,8 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
 def _eval_memory(placement: Placement, step: Callable, shapes: EvalShapes) -> tuple[int, int]:
     """Compiles a step of an evaluation. Returns the bytes of temporary arrays and of results."""
     lowered = jax.jit(with_placement(placement, step)).lower(*shapes[1:])
-    memory = read_memory(lowered.compile(compiler_options=supported_options(**_OPTIONS)))
+    compiled = lowered.compile(compiler_options=supported_options(**_OPTIONS))
+    memory: Any = compiled.memory_analysis()
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
 
@@ -297,9 +298,10 @@ def measure_step(shapes: StepShapes, placement: Placement) -> Cost:
     """Compiles a step. Returns its cost on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
     compiled = lowered.compile(compiler_options=supported_options(**_OPTIONS))
-    memory = read_memory(compiled)
+    memory: Any = compiled.memory_analysis()
+    # Without results that reuse the buffer of an argument.
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    work = count_work(hlo_text(compiled))
+    work = count_work(compiled.as_text() or "")
     return Cost(measure_sizes(shapes, placement), memory.temp_size_in_bytes, results, work)
 
 

@@ -11,8 +11,7 @@ from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 def plans_to_json(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
     """Returns plans as JSON values. One of them must be called "as configured"."""
     configured = plans["as configured"]
-    if configured is None:
-        raise ValueError("the plan of the configured mesh is missing")
+    assert configured is not None
     dtype, sizes, device = run.config.backbone.dtype, configured.cost.sizes, configured.device
     rows, length = run.batch.encoder.ids.shape
     heads = getattr(run.backbone.module.cfg, "key_heads", 0)
@@ -75,8 +74,7 @@ def _compiled_to_json(compiled: Compiled | str, evaluated: Compiled | str | None
         return {"refused": compiled}
     if isinstance(evaluated, str):
         return {"refused": evaluated}
-    if evaluated is None:
-        raise ValueError("the step was compiled for the device, and the evaluation was not")
+    assert evaluated is not None  # compiled with the step
     work = compiled.work
     return {
         "bytes": {

@@ -13,7 +13,6 @@ import asyncio
 import collections
 import contextlib
 import copy
-import errno
 import itertools
 import logging
 import os
@@ -45,7 +44,6 @@ from jaxprompt.training.checkpoint_folders import (
 )
 
 STEP_OVERHEAD, ARRAY_OVERHEAD = 16384, 2048  # maximum bytes for shapes, checksums and the like
-MAX_FILES = 128  # files and folders of a step
 _WRITER_IDS = itertools.count()
 
 
@@ -62,8 +60,6 @@ class CheckpointWriter:
         Keeps the newest `keep` states when saving. Raises InputError if the folder is not writable,
         and if several processes do not share it.
         """
-        if keep < 1:
-            raise InputError(f"{keep=} checkpoints leave nothing to resume from; use at least 1")
         self.saved = Checkpoints(workdir)
         self._folder = checkpoint_folder(workdir)
         processes.run_on_first(lambda: make_folder(self._folder))
@@ -316,9 +312,6 @@ def _check_disk_space(path: Path, trees: Mapping[str, Tree]) -> None:
         with tempfile.TemporaryFile(dir=path.parent) as file:
             if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, size)
-            stats = os.fstatvfs(file.fileno())
-            if stats.f_files and stats.f_favail < MAX_FILES:
-                raise OSError(errno.ENOSPC, f"no room for {MAX_FILES} more files")
     except OSError as error:
         raise write_error(path, error) from error
 

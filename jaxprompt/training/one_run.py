@@ -230,8 +230,7 @@ class OneRun:
             self._raise_broken(self._last_counts)
         progress = self.progress
         progress.steps, progress.skipped = self.step, int(self.state.skipped)
-        if progress.best is None:
-            raise RuntimeError("the run ended before its first evaluation")
+        assert progress.best is not None  # dev is evaluated after the last step
         # From disk: memory has the parameters of the last step.
         saved = self._checkpoints.saved
         trainable, best = saved.restore_best(self.state.trainable, progress.best.step)
@@ -303,7 +302,7 @@ def restore_run_state(state: TrainState, feed: Feed, workdir: str) -> RunState:
         progress, seconds = Progress.from_json(position), position.get("seconds", 0.0)
         if progress.best is not None:
             # Checked at the start, not when the run is done and needs it.
-            checkpoints.find_best(progress.best.step, state=checkpoint_step)
+            checkpoints.find_best(progress.best.step)
         feed.batches.set_state(position["data"])
     return RunState(feed, state, progress, checkpoint_step or 0, seconds)
 

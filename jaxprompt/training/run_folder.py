@@ -24,7 +24,6 @@ from jaxprompt.files import (
     add_checksum,
     dumps,
     make_folder,
-    parse_json,
     pop_checksum,
     read_json,
     remove_scratch,
@@ -90,19 +89,17 @@ def bind_workdir(
     Arguments and errors as in `check_workdir`; also InputError if the folder is not writable.
     """
     make_folder(workdir)
-    old_text = check_workdir(workdir, resolved, ignored)
-    text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
-    if not processes.is_first():
-        return
-    remove_scratch(workdir)
-    if text != old_text:
+    check_workdir(workdir, resolved, ignored)
+    if processes.is_first():
+        remove_scratch(workdir)
+        text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
         write_atomic(Path(workdir) / CONFIG, text)
 
 
 def check_workdir(
     workdir: str | os.PathLike, resolved: Mapping[str, object], ignored: tuple[str, ...] = ()
-) -> str | None:
-    """Compares a resolved config with config.json of `workdir`. Returns its text, None without it.
+) -> None:
+    """Compares a resolved config with config.json of `workdir`, if it exists.
 
     `ignored` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with
     the fields that differ, for a path that orbax cannot write to, and for a folder with files of a
@@ -110,16 +107,10 @@ def check_workdir(
     """
     _check_path(os.path.abspath(workdir))
     path = Path(workdir) / CONFIG
-    try:
-        old_text = path.read_text() if path.exists() else None
-        saved = _leaves(parse_json(old_text)) if old_text is not None else {}
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} is not a readable config ({error}); restore it, or use another workdir"
-        ) from error
-    if old_text is None:
+    if not os.path.exists(path):
         _check_no_run_files(Path(workdir))
-        return None
+        return
+    saved = _leaves(read_json(path, "the unchanged file of the run, or another workdir"))
     # Through JSON, so that a tuple equals the saved list.
     current = _leaves(json.loads(json.dumps(resolved)))
     if not saved.keys() & current.keys():
@@ -129,15 +120,11 @@ def check_workdir(
             f"{workdir} contains a run with a different config: {differing}; "
             "use the saved values, or another workdir"
         )
-    return old_text
 
 
 def _check_path(path: str) -> None:
     """Raises InputError for a path that orbax or tensorstore would misread."""
-    forbidden = [part for part in _FORBIDDEN if part in path]
-    if path.startswith("//"):
-        forbidden.append("//")
-    if forbidden:
+    if forbidden := [part for part in _FORBIDDEN if part in path]:
         raise InputError(
             f"{path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
             "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
@@ -146,7 +133,7 @@ def _check_path(path: str) -> None:
 
 def _check_no_run_files(folder: Path) -> None:
     # A run writes config.json before these files.
-    if foreign := [name for name in _RUN_FILES if (folder / name).exists()]:
+    if foreign := [name for name in _RUN_FILES if os.path.exists(folder / name)]:
         raise InputError(
             f"{folder} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; use "
             "another workdir"
@@ -238,10 +225,7 @@ def _differences(
     saved: dict, current: dict, current_name: str, ignored: tuple[str, ...] = ()
 ) -> str:
     """Lists the first leaves that differ, "" if none does."""
-
-    def format_value(leaves: dict, name: str) -> str:
-        return repr(leaves[name]) if name in leaves else "nothing"
-
+    format_value = lambda leaves, name: repr(leaves[name]) if name in leaves else "nothing"
     prefixes = tuple(f"{field}." for field in ignored)
     differing = [
         f"{name} (saved {format_value(saved, name)}, {current_name} {format_value(current, name)})"
@@ -249,8 +233,7 @@ def _differences(
         if (name in saved, saved.get(name)) != (name in current, current.get(name))
         and not f"{name}.".startswith(prefixes)
     ]
-    count = len(differing) - _MAX_DIFFERENCES
-    return ", ".join(differing[:_MAX_DIFFERENCES]) + (f" and {count} more" if count > 0 else "")
+    return ", ".join(differing[:_MAX_DIFFERENCES])
 
 
 def _leaves(tree: object, name: str = "") -> dict[str, object]:

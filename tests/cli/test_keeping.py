@@ -175,10 +175,10 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
     assert "earlier" not in err
     before = (tmp_path / "kept/train.states").stat().st_mtime_ns
     out, err = train("run")
-    assert "resumed at step 2" in err and "(reused from an earlier run: train, dev)" in err
+    assert "resumed at step 2" in err and "(2 reused from an earlier run)" in err
     assert timeless(json.loads(out)) == timeless(whole)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "off"), rtol=1e-5)
-    assert "(reused from an earlier run: train, dev)" in train("seed", seed=3)[1]
+    assert "(2 reused from an earlier run)" in train("seed", seed=3)[1]
     assert (tmp_path / "kept/train.states").stat().st_mtime_ns == before
 
 

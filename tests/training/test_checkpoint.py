@@ -116,7 +116,7 @@ def test_keeps_the_newest_and_restores_any_kept_step(tmp_path):
     state, position = checkpoints.restore(make_state(), 10)
     assert_same(state, make_state(seed=10))
     assert position == {"at": 10}
-    with pytest.raises(InputError, match=r"no checkpoint of step 9 .*saved steps: 10, 100"):
+    with pytest.raises(InputError, match=r"no checkpoint of step 9 .*saved: \[10, 100\]"):
         checkpoints.restore(make_state(), 9)
 
 
@@ -433,14 +433,11 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     save(tmp_path, 1, state, {})
     line = refuse_line(checkpoints.restore, make_state(65))
     assert "opt_state/0/mu/prompt/table (saved float32[20, 64], wanted float32[20, 65])" in line
-    assert "and 2 more" in line
     with pytest.raises(InputError, match="saved float32.*wanted bfloat16"):
         checkpoints.restore(make_state(dtype=jnp.bfloat16))
     renamed = State(state.step, {"prompt/other": state.step}, ())
     with pytest.raises(InputError, match="to a different model or optimizer"):
         checkpoints.restore(renamed)
-    with pytest.raises(InputError, match="keep=0"):
-        CheckpointWriter(tmp_path, -1, keep=0)
 
 
 def test_the_best_that_is_asked_for(tmp_path):
@@ -458,7 +455,7 @@ def test_the_best_that_is_asked_for(tmp_path):
         assert checkpoints.restore_best(wider, asked, or_newer=True)[1] == {"step": 5}
     assert checkpoints.find_best() == checkpoints.find_best(5) == 5
     shutil.rmtree(tmp_path / "checkpoints/5")
-    with pytest.raises(InputError, match="no best parameters of step 5 .*saved steps: 2"):
+    with pytest.raises(InputError, match=r"no best parameters of step 5 .*saved: \[2\]"):
         checkpoints.find_best(5)
 
 
@@ -483,31 +480,3 @@ def test_a_step_that_a_training_removes_while_it_is_read_is_no_error(tmp_path, m
         shutil.rmtree(tmp_path / "checkpoints/2/best")
         with pytest.raises(InputError, match="no checkpoint in"):
             Checkpoints(tmp_path).restore_best(make_state().trainable)
-
-
-def test_where_a_best_is_lost_the_message_names_a_state_that_does_not_need_it(tmp_path):
-    checkpoints, state = Checkpoints(tmp_path), make_state()
-    with CheckpointWriter(tmp_path, -1, keep=3) as writer:
-        for step in (2, 4, 6):
-            best = state.trainable if step < 6 else None
-            writer.save(step, {"best": {"step": min(step, 4)}}, state=state, best=best)
-    assert checkpoints.find_best(4, state=6) == 4
-    folder = tmp_path / "checkpoints"
-    damages = (folder / "4/checksums.json").unlink, lambda: shutil.rmtree(folder / "4/best")
-    for damage in damages:
-        damage()
-        with pytest.raises(InputError, match=f"delete {folder}/6 to resume from step 2"):
-            checkpoints.find_best(4, state=6)
-    shutil.rmtree(folder / "2/best")
-    with pytest.raises(InputError, match=f"delete {tmp_path} to train again"):
-        checkpoints.find_best(4, state=6)
-
-
-def test_a_disk_without_room_for_files_is_full(tmp_path, monkeypatch):
-    fstatvfs = os.fstatvfs
-    few = lambda file: os.statvfs_result([*fstatvfs(file)[:5], 1000, 9, 9, 0, 255])
-    with CheckpointWriter(tmp_path, -1) as writer:
-        monkeypatch.setattr(os, "fstatvfs", few)
-        with pytest.raises(InputError, match="cannot write .*checkpoints/1: no room for"):
-            writer.save(1, {}, state=make_state())
-    assert names(tmp_path / "checkpoints") == []

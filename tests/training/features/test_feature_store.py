@@ -158,12 +158,6 @@ def test_each_process_has_files_of_its_own(tmp_path):
     ]
     assert [path.name for path in paths[:3]] == ["train", "train-0-of-2", "train-1-of-2"]
     assert len(set(paths)) == 15
-    (tmp_path / "training.json").touch(), (tmp_path / "train-a-of-b.json").touch()
-    for path in paths[:3]:
-        path.with_name(f"{path.name}.json").touch()
-    others = [feature_store.other_process_files(paths[at]) for at in (0, 2, 3)]
-    two = ["train-0-of-2.states", "train-1-of-2.states"]
-    assert others == [two, ["train.states"], [*two, "train.states"]]
 
 
 def test_what_is_written_anew_is_never_whole_with_what_was_there(sealed, monkeypatch):
