@@ -44,15 +44,7 @@ class Choice:
         Args:
           length: the number of prompt tokens, for methods that have them.
           **values: by field.
-
-        Raises:
-          InputError: for a positional argument of a head.
         """
-        if self.block == "head" and length is not None:
-            raise InputError(
-                f"jp.{self.name}({length!r}): fields of a head must be given by name; write "
-                f"jp.{self.name}(FIELD={length!r})"
-            )
         length_field = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **length_field, **values})
 

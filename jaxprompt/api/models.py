@@ -146,8 +146,6 @@ def attach(
             )
         return attach_several(backbone, prompt, by, batch, force)
     check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path), or run.prompt")
-    if not prompt.card and prompt.imported is None:
-        raise InputError(f"{prompt.path} has no metadata; give the result of jp.load_prompt(path)")
     if by != "prompt":
         raise InputError(
             f"by={brief(by)} is only valid for several prompts, and one is given; remove it, or "
@@ -288,11 +286,4 @@ def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax
     Returns:
       Scores, float32 [B, C]; for spans and tags [B, M, C].
     """
-    check_type("model", model, PromptedModel, "the result of attach with one prompt")
-    check_type("batch", batch, Batch, "the result of model.encode(rows)")
-    check_type("params", params, Mapping, "model.params, or values in the same structure")
-    if missing := model.params.keys() - params.keys():
-        raise InputError(
-            f"params lack {min(missing)!r}; give model.params, or values in the same structure"
-        )
     return model.scorer.model.forward(params, batch)

@@ -50,8 +50,6 @@ def save_prompt(
     """
     check_known("format", format, FORMATS)
     check_type("prompt", prompt, Prompt, "a prompt of train or load_prompt, or attach(...).prompt")
-    if backbone is not None:
-        check_type("backbone", backbone, LoadedBackbone, "the result of load_backbone")
     path = user_path(path)
     if format == "npy":
         # A prompt without metadata is scaled for the unmodified backbone already.

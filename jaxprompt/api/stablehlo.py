@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
+from safetensors.numpy import save
 
 from jaxprompt import tree
 from jaxprompt.api.models import PromptedModel, scores
@@ -21,7 +22,7 @@ from jaxprompt.convert import artifact
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.specials import FED
 from jaxprompt.errors import InputError, check_known, with_article
-from jaxprompt.files import check_foreign_files, make_folder, parse_json, write_atomic
+from jaxprompt.files import check_foreign_files, make_folder, write_atomic
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.types import Batch, Tokens
@@ -80,7 +81,7 @@ def write_stablehlo(
     files: dict[str, bytes | str] = {
         CARD: card,  # first, because it marks the other files as an export
         PROGRAM: bytes(program.exported.serialize()),
-        WEIGHTS: _safetensors(program.weights),
+        WEIGHTS: save({name: np.ascontiguousarray(x) for name, x in program.weights.items()}),
         EXAMPLE: _npz(example),
         SCRIPT: script,
     }
@@ -93,16 +94,8 @@ def check_folder(folder: str | Path) -> None:
     """Raises InputError if a folder contains files that `write_stablehlo` did not write."""
     known_files = [artifact.TENSORS, artifact.METADATA]  # of an export to the same folder
     # With a card the other files are an export, too.
-    known_files += FILES if _is_export(Path(folder)) else ()
+    known_files += FILES if (Path(folder) / CARD).is_file() else ()
     check_foreign_files(folder, known_files, "--stablehlo export")
-
-
-def _is_export(folder: Path) -> bool:
-    try:
-        card = parse_json((folder / CARD).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(card, dict) and card.get("format") == FORMAT and "inputs" in card
 
 
 def _check_supported(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
@@ -295,12 +288,6 @@ def _meanings(scorer: Scorer) -> dict[str, str]:
         "label_pos": f"positions of the {stream} whose states the head reads, from 0",
         "counts": "number of choices of each example",
     }
-
-
-def _safetensors(arrays: Mapping[str, Any]) -> bytes:
-    from safetensors.numpy import save
-
-    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -171,6 +171,7 @@ WRONG = {
     "the backbone's": (dict(backbone__dtype="bfloat16"), "give it to load_backbone"),
     "a grid": (dict(seeds=(0, 1)), "train supports one run"),
     "a method's typo": (dict(method=lambda: jp.prefix(lenght=3)), "prefix .*lenght.*length"),
+    "a head's length": (dict(head=lambda: jp.linear(4)), "jp.linear has no field length"),
     "a head's typo": (dict(head=lambda: jp.linear(poolr="cls")), "linear .*poolr.*pooler"),
     "a field twice": (dict(lr=0.1, learning_rate=0.1), "lr and learning_rate are the same field"),
     "a value": (dict(lr="fast"), "optim.lr='fast' must be a number"),
@@ -195,15 +196,8 @@ def test_what_is_wrong_is_named(case, backbone, rows, small):
         jp.train(backbone, **given)
 
 
-def test_a_field_of_a_head_goes_by_its_name():
-    """Only a method's length may stand without one."""
-    with pytest.raises(jp.InputError, match=r"jp.linear\('mean'\): fields of a head"):
-        jp.linear("mean")
-    assert jp.prefix(4).values == {"length": 4}
-
-
 def test_a_backbone_has_its_own_fields(folder):
-    with pytest.raises(jp.InputError, match="load_backbone has no argument dtyp; nearest: dtype"):
+    with pytest.raises(jp.InputError, match="backbone.dtyp'; nearest: dtype"):
         jp.load_backbone(str(folder), dtyp="float32")
     with pytest.raises(jp.InputError, match="dtype"):
         jp.load_backbone(str(folder), dtype="float8")

@@ -108,8 +108,6 @@ def test_a_path_that_breaks_checkpoints_is_refused(tmp_path, name):
     for workdir in (tmp_path / name, tmp_path / name / "inner"):
         with pytest.raises(InputError, match="checkpoints cannot be saved there: .*use another"):
             check_workdir(workdir, CONFIG)
-    with pytest.raises(InputError, match="contains //"):
-        check_workdir(f"/{tmp_path}", CONFIG)
 
 
 def test_checkpoints_below_any_other_path(tmp_path):

@@ -2,10 +2,8 @@
 
 import contextvars
 import gc
-import hashlib
 import io
 import json
-import os
 import resource
 import shutil
 import sys
@@ -63,15 +61,11 @@ def test_events_of_a_resumed_run(tmp_path, monkeypatch):
             log.resume(start)
             for step in range(start + 1, stop + 1):
                 log.write(step, loss=loss(step), name="x", dev={"f1": 0.5}, time={"rate": 2})
-    found = read_events(tmp_path / "tensorboard")
     expected = []
     for step in range(7):
-        expected += [
-            (step, "loss", float(loss(step))),
-            (step, "dev/f1", 0.5),
-            (step, "time/rate", 2),
-        ]
-    assert found == expected
+        expected += [(step, "dev/f1", 0.5), (step, "loss", float(loss(step)))]
+        expected.append((step, "time/rate", 2))
+    assert read_events(tmp_path / "tensorboard") == expected
     assert "tensorflow" not in sys.modules
 
 
@@ -194,11 +188,6 @@ def test_a_folder_that_was_deleted_is_another_run(service, tmp_path):
     train(tmp_path / "first", service.__name__)
     before, after = service.opened
     assert identity(before) != identity(after)
-    # A run that began before folders had a name of their own goes on.
-    (tmp_path / "first/tracker.id").unlink()
-    train(tmp_path / "first", service.__name__)
-    known = hashlib.sha256(os.fsencode(tmp_path / "first")).hexdigest()[:16]
-    assert identity(service.opened[2]) in (known, f"first-{known[:8]}")
 
 
 def test_wandb_keeps_its_files_in_the_workdir_and_obeys_its_environment(tmp_path, monkeypatch):
