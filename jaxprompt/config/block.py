@@ -180,8 +180,8 @@ def _read(name: str, declared: Declared, value: object) -> object:
         value = kinds.plain(value)
         kinds.check_value(name, declared, value)
         return kinds.as_declared(declared, value)
-    if isinstance(declared, Choice) and isinstance(value, str):
-        value = {"name": value}  # with default fields
+    if isinstance(declared, Choice) and isinstance(value, str | None):
+        value = {"name": value or next(iter(declared.options))}  # with default fields
     if not isinstance(value, Mapping):
         raise InputError(
             f"config field {name}={brief(value)} must be a block; give a dict of its fields"

@@ -12,10 +12,10 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from jaxprompt.config import kinds
-from jaxprompt.config.block import Block, Choice, Open, declared_leaves
+from jaxprompt.config.block import OpenBlock, declared_leaves
 from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call_config, load_module
-from jaxprompt.config.open_blocks import NAMED
+from jaxprompt.config.open_blocks import NAMED, OPEN
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
@@ -40,40 +40,21 @@ def to_run_config(config: ConfigDict) -> RunConfig:
 
 def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -> RunConfig:
     """Returns a copy of a config with overrides applied, see `apply_overrides`."""
-    config_dict = ConfigDict(_from_json(config.to_dict()))
-    config_dict.lock()
+    config_dict = _to_config_dict(config)
     apply_overrides(config_dict, overrides)
     return to_run_config(config_dict)
 
 
+def _to_config_dict(config: RunConfig) -> ConfigDict:
+    """Returns a config whose fields, but no others, can be set."""
+    config_dict = ConfigDict(_from_json(config.to_dict()))
+    return config_dict.lock()
+
+
 def make_defaults() -> ConfigDict:
     """Returns a config with all fields at their defaults, without the open blocks."""
-    config = ConfigDict()
-    _complete(config, RunConfig)
-    return config
-
-
-def _complete(config: ConfigDict, block: type[Block]) -> None:
-    """Adds the fields that a config lacks, e.g. one of an earlier version."""
-    for name, declared in block.declared().items():
-        if isinstance(declared, kinds.Field):
-            if name not in config:
-                default = declared.default
-                config[name] = placeholder(declared.kind) if default is None else default
-        elif isinstance(declared, Choice):
-            if isinstance(config.get(name), str | None):
-                option_name = config.get(name) or next(iter(declared.options))
-                with config.ignore_type():
-                    config[name] = ConfigDict({"name": option_name})
-            if isinstance(config[name], ConfigDict):
-                option_name = config[name].get("name")
-                if isinstance(option_name, str) and option_name in declared.options:
-                    _complete(config[name], declared.options[option_name])
-        elif not isinstance(declared, Open):
-            if name not in config:
-                config[name] = ConfigDict()
-            if isinstance(config[name], ConfigDict):
-                _complete(config[name], declared)
+    values = RunConfig(prompt=OpenBlock(""), head=OpenBlock("")).to_dict()
+    return ConfigDict(_from_json({name: x for name, x in values.items() if name not in OPEN}))
 
 
 def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
@@ -91,9 +72,7 @@ def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
         raise InputError(
             f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
         )
-    with config.unlocked():
-        _complete(config, RunConfig)
-    config.lock()
+    config = _to_config_dict(to_run_config(config))  # with the fields that it lacks
     apply_overrides(config, overrides)
     return config
 

@@ -1,34 +1,29 @@
 """The values of single cells: which are text, and how labels are written."""
 
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxprompt.errors import InputError, show_columns
+from jaxprompt.errors import InputError
 
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(\.0+)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
-
-def get_cell(row: Mapping[str, Any], column: str, where: str) -> Any:
-    """Returns a cell of a row. Raises InputError, starting with `where`, if there is no column."""
-    if column not in row:
-        raise InputError(
-            f"{where}: there is no column {column!r}; {show_columns(row)}; rename one, or name the "
-            "columns of your file by task.fields, task.label etc. with task.name=custom"
-        )
-    return row[column]
+_TAGS = "; for one tag per word, use task.tags={} with head.name=tags"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def describe_non_text(value: Any) -> str:
-    """Describes a value that is not text: null, nan, a list, an object, bytes; "" if it is text."""
+    """Describes a value that is not text, in JSON terms: null, NaN, a list; "" if it is text."""
     if value is None:
         return "null"
-    is_text = not isinstance(value, Mapping | list | tuple | set | bytes)
-    if is_text and not (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return f"{value!r:.40}"
+    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+        return "NaN" if value != value else "an infinite number"
+    for kind, name in ((Mapping, "object"), ((list, tuple, set), "list"), (bytes, "bytes")):
+        if isinstance(value, kind):
+            return f"the {name} {value!r:.40}"
+    if isinstance(value, str) and _SURROGATE.search(value):
+        return "half a character (a lone surrogate)"
+    return ""
 
 
 def is_blank(value: Any) -> bool:
@@ -46,12 +41,13 @@ def cell_text(value: Any, column: str, where: str) -> str:
     return str(value)
 
 
-def check_label(value: Any, column: str, where: str) -> None:
+def check_label(value: Any, column: str, where: Callable[[], str]) -> None:
     """Raises InputError for a value that cannot be a label: null, NaN, blank, a list, an object."""
     if description := describe_non_text(value) or is_blank(value) and "empty":
+        hint = _TAGS.format(column) if isinstance(value, list) else ""
         raise InputError(
-            f"{where}: column {column!r} is {description}, which is not a label; write a label "
-            "there, or remove the example; for one tag per word, set task.tags"
+            f"{where()}: label column {column!r} is {description}, which is not a label; write a "
+            f"label there, or remove the example{hint}"
         )
 
 
