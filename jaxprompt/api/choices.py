@@ -1,6 +1,5 @@
 """Methods, heads and tasks for `train`: jp.prefix(16), jp.linear(), jp.task("text")."""
 
-import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxprompt.config.block import flatten_config
 from jaxprompt.config.blocks import option_fields, part_of
-from jaxprompt.config.load import apply_overrides, flatten_config, read_config, to_run_config
+from jaxprompt.config.load import apply_overrides, read_config, to_run_config
 from jaxprompt.config.open_blocks import CHOICES, block_names, declared_fields, make_block
 from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
@@ -208,9 +208,7 @@ def make_config(
 
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
     """Returns a copy with some values changed. Raises InputError for unknown fields or values."""
-    config = read_config("base")
     # Fields of a config are strings if a word is one of their values.
-    as_text = lambda value: str(value).lower() if isinstance(value, bool) else value
-    fill_fields(config, {f"generate__{name}": as_text(value) for name, value in changes.items()})
-    new_values = to_run_config(config).generate
-    return dataclasses.replace(generation, **{name: getattr(new_values, name) for name in changes})
+    as_text = lambda value: str(value).lower() if isinstance(value, bool) else _to_python(value)
+    values = {name: as_text(value) for name, value in changes.items()}
+    return GenerateConfig.from_dict({**generation.to_dict(), **values}, "generate.")

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, overload
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, overload
 
 from jaxprompt.config import kinds
 from jaxprompt.errors import InputError, brief, check_kind, check_known, nearest
@@ -80,17 +80,7 @@ class Block:
 
     def leaves(self, prefix: str = "") -> dict[str, kinds.Value]:
         """Returns the values of all fields, those of nested blocks too, by dotted name."""
-        leaves: dict[str, kinds.Value] = {}
-        for name in self.declared():
-            value = getattr(self, name)
-            if isinstance(value, Block):
-                leaves |= value.leaves(f"{prefix}{name}.")
-            elif isinstance(value, OpenBlock):
-                leaves[f"{prefix}{name}.name"] = value.name
-                leaves |= {f"{prefix}{name}.{key}": x for key, x in value.fields.items()}
-            else:
-                leaves[prefix + name] = value
-        return leaves
+        return flatten_config(self.to_dict(), prefix)
 
     def replace(self, changes: Mapping[str, object]) -> Self:
         """Returns a copy with some fields changed; the new values are checked.
@@ -120,10 +110,6 @@ class Option(Block):
     def to_dict(self) -> Values:
         """Returns the name and the values by field."""
         return {"name": self.name, **super().to_dict()}
-
-    def leaves(self, prefix: str = "") -> dict[str, kinds.Value]:
-        """Returns the name and the values of all fields by dotted name."""
-        return {f"{prefix}name": self.name, **super().leaves(prefix)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +158,17 @@ def choice(default: type[T], *others: type[Option], note: str) -> T:
     options = {option.name: option for option in (cast(type[Option], default), *others)}
     declared = {kinds.DECLARED: Choice(options, note)}
     return dataclasses.field(default_factory=default, metadata=declared)
+
+
+def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Lists the leaves of a ConfigDict, or of nested mappings, by dotted name."""
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        if hasattr(value, "items"):  # a ConfigDict is not a Mapping
+            leaves |= flatten_config(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value
+    return leaves
 
 
 def _read(name: str, declared: Declared, value: object) -> object:

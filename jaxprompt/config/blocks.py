@@ -46,17 +46,8 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
 
 
 def make_preset_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
-    """Makes a block by name, from its preset in configs/parts or else with its class's defaults.
-
-    Raises:
-      InputError: if an installed package uses the name of a preset.
-    """
+    """Makes a block by name, from its preset in configs/parts or else with its class's defaults."""
     if block in _PARTS and hasattr(part_of(block), name):
-        if plugin := OPEN[block].plugin(name):
-            raise InputError(
-                f"{block}.name={name} is defined both by a preset of jaxprompt (configs/parts) and "
-                f"by {plugin}; uninstall {plugin.name}, or rename its entry point"
-            )
         # On a copy, since a preset may set other fields, too.
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():

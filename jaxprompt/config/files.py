@@ -38,14 +38,12 @@ def find_config(file: str) -> Path:
     path = user_path(file, "config")
     if os.path.isfile(path):
         return Path(os.path.realpath(path))  # Path.resolve raises on circular links
-    if os.path.isdir(path):
-        raise InputError(f"config {file!r} is a folder; give a file, e.g. {path}/config.json")
     name = os.path.normpath(file).removesuffix(".py").removeprefix("configs/")
     shipped = shipped_configs()
     if name not in shipped:
         inside = [other for other in shipped if other.startswith(f"{name}/")]
         raise InputError(
-            f"config {file!r} does not exist; give a .py file, a saved config.json, or a shipped "
+            f"config {file!r} is not a file; give a .py file, a saved config.json, or a shipped "
             f"config, {', '.join(inside) or nearest(name, shipped)}"
         )
     return shipped[name]

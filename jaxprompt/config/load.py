@@ -6,13 +6,13 @@ takes the `RunConfig`, or a block of it.
 
 import ast
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from jaxprompt.config import kinds
-from jaxprompt.config.block import OpenBlock, declared_leaves
+from jaxprompt.config.block import OpenBlock, declared_leaves, flatten_config
 from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.open_blocks import NAMED, OPEN
@@ -129,18 +129,6 @@ def set_field(config: ConfigDict, field: str, text: str, *, unset: bool = False)
     if unset and kind is not float:
         raise InputError(f"config field {field}=None must be {_KINDS.get(kind, 'a string')}")
     owner[last] = _parse(field, text, kind)
-
-
-def flatten_config(config: ConfigDict, prefix: str = "") -> dict[str, kinds.Value]:
-    """Lists the leaves of a config by dotted name."""
-    leaves: dict[str, kinds.Value] = {}
-    for key in config:
-        value, name = config[key], f"{prefix}{key}"
-        if isinstance(value, Mapping | ConfigDict):
-            leaves |= flatten_config(value, f"{name}.")
-        else:
-            leaves[name] = value
-    return leaves
 
 
 def _parse(field: str, text: str, kind: type) -> kinds.Value:

@@ -267,11 +267,7 @@ def _add_states(
 ) -> None:
     scorer = trained.scorer
     if scorer.head.OF != "classes":
-        kind = KINDS[scorer.head.OF].name
-        findings.notes["states"] = (
-            f"The answers of this {kind} task are not classes of examples, so hidden states have "
-            "no class; R_D and the projections are only for classification."
-        )
+        findings.notes["states"] = _not_classes(scorer)
         return
     if sample.labels.ndim > 1:
         findings.notes["states"] = (
@@ -310,6 +306,10 @@ def _add_states(
         if step in plotted:
             plotted_states[step] = states
     findings.states = States(names, labels[is_known], separations, plotted_states)
+
+
+def _not_classes(scorer: Scorer) -> str:
+    return f"The answers of this {KINDS[scorer.head.OF].name} task are not classes of examples."
 
 
 def _step_params(trained: RestoredRun, workdir: str, step: int) -> tree.Flat | None:
@@ -373,10 +373,7 @@ def _add_confusion(
 ) -> None:
     scorer, names = trained.scorer, trained.scorer.task.labels
     if scorer.head.OF != "classes":
-        kind = KINDS[scorer.head.OF].name
-        findings.notes["confusion"] = (
-            f"The answers of this {kind} task are not classes, so there is no confusion matrix."
-        )
+        findings.notes["confusion"] = _not_classes(scorer)
         return
     if not names:
         findings.notes["confusion"] = (

@@ -13,7 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, list_differences
 from jaxprompt.training.checkpoint_folders import (
     BEST,
     POSITION,
@@ -161,16 +161,12 @@ def _restore(path: Path, item: str, template: Tree, prefix: str = "") -> tuple[T
 
 
 def _check_same(path: Path, saved: dict, expected: dict) -> None:
-    def show(leaf: Any) -> str:
-        return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
-
-    differing = [
-        f"{name} (saved {show(saved.get(name))}, wanted {show(expected.get(name))})"
-        for name in sorted(saved.keys() | expected.keys())
-        if show(saved.get(name)) != show(expected.get(name))
+    shapes = [
+        {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
+        for leaves in (saved, expected)
     ]
-    if differing:
+    if differing := list_differences(*shapes):
         raise InputError(
-            f"checkpoint {path} belongs to a different model or optimizer: {differing[0]}; "
+            f"checkpoint {path} belongs to a different model or optimizer: {differing}; "
             "use the config that it was saved with, or another workdir"
         )

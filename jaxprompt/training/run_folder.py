@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from jaxprompt import signals
-from jaxprompt.errors import InputError
+from jaxprompt.config.block import flatten_config
+from jaxprompt.errors import InputError, list_differences
 from jaxprompt.files import (
     CONFIG,
     LOCK,
@@ -37,7 +38,6 @@ from jaxprompt.training.run_result import RunResult
 Record = TypeVar("Record", bound=RunRecord)
 RECORD, RESULT = "record.json", "result.json"
 _RUN_FILES = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
-_MAX_DIFFERENCES = 3  # differences that a message names
 # Characters that break checkpoints below a path. Orbax searches it by patterns: [ab] and ** match
 # nothing, * and ? also the files of other runs. tensorstore reads a backslash as a slash, and etils
 # gs:/ as gs://.
@@ -110,12 +110,16 @@ def check_workdir(
     if not os.path.exists(path):
         _check_no_run_files(Path(workdir))
         return
-    saved = _leaves(read_json(path, "the unchanged file of the run, or another workdir"))
+    saved = flatten_config(read_json(path, "the unchanged file of the run, or another workdir"))
     # Through JSON, so that a tuple equals the saved list.
-    current = _leaves(json.loads(json.dumps(resolved)))
+    current = flatten_config(json.loads(json.dumps(resolved)))
     if not saved.keys() & current.keys():
         raise InputError(f"{path} is not the config of a run; use another workdir")
-    if differing := _differences(saved, current, "given", ignored):
+    prefixes = tuple(f"{field}." for field in ignored)
+    is_checked = lambda leaf: not f"{leaf[0]}.".startswith(prefixes)
+    if differing := list_differences(
+        dict(filter(is_checked, saved.items())), dict(filter(is_checked, current.items()))
+    ):
         raise InputError(
             f"{workdir} contains a run with a different config: {differing}; "
             "use the saved values, or another workdir"
@@ -190,7 +194,9 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
         if list_steps(checkpoint_folder(workdir)):
             require_record(workdir, workdir)
         return
-    if differing := _differences(_leaves(saved.to_json()), _leaves(record.to_json()), "now"):
+    if differing := list_differences(
+        flatten_config(saved.to_json()), flatten_config(record.to_json())
+    ):
         raise InputError(
             f"{workdir} contains a run that was trained on different data: {differing}; restore "
             "that data, or use another workdir"
@@ -216,29 +222,3 @@ def read_result(workdir: str | os.PathLike) -> RunResult | None:
 
 def _read_object(path: Path, advice: str) -> dict[str, object] | None:
     return read_json(path, f"the unchanged file of the run; {advice}") if path.exists() else None
-
-
-# -- comparison -----------------------------------------------------------------------------------
-
-
-def _differences(
-    saved: dict, current: dict, current_name: str, ignored: tuple[str, ...] = ()
-) -> str:
-    """Lists the first leaves that differ, "" if none does."""
-    format_value = lambda leaves, name: repr(leaves[name]) if name in leaves else "nothing"
-    prefixes = tuple(f"{field}." for field in ignored)
-    differing = [
-        f"{name} (saved {format_value(saved, name)}, {current_name} {format_value(current, name)})"
-        for name in sorted(saved.keys() | current.keys())
-        if (name in saved, saved.get(name)) != (name in current, current.get(name))
-        and not f"{name}.".startswith(prefixes)
-    ]
-    return ", ".join(differing[:_MAX_DIFFERENCES])
-
-
-def _leaves(tree: object, name: str = "") -> dict[str, object]:
-    """Returns the leaves of nested objects by dotted name."""
-    if not isinstance(tree, dict) or (name and not tree):
-        return {name: tree}
-    prefix = name + "." if name else ""
-    return {k: v for key, sub in tree.items() for k, v in _leaves(sub, prefix + key).items()}

@@ -219,14 +219,14 @@ def make_generate_step(model: Model, **settings: Any):
     return step
 
 
-def make_eval_step(model: Model, head: str = "main"):
+def make_eval_step(model: Model):
     """Returns (trainable, frozen, batch) -> scores [B, C], without dropout.
 
     The optional last argument is the result of `Model.run_shared_prefix` for these parameters.
     """
 
     def step(trainable: Flat, frozen: Flat, batch: Batch, shared_kv: KeyValues | None = None):
-        return model.forward(merge(trainable, frozen), batch, head=head, shared_kv=shared_kv)
+        return model.forward(merge(trainable, frozen), batch, shared_kv=shared_kv)
 
     return step
 

@@ -15,6 +15,7 @@ from reference_peft import peft
 from tiny_run import ROOT, jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
+from jaxprompt.api.rows import make_rows
 from jaxprompt.convert.peft import write_peft
 from jaxprompt.training.evaluation import scoring_step
 
@@ -82,6 +83,8 @@ def test_numbers_of_classes_are_read_by_the_names_of_their_file(
     assert jp.evaluate(model, by_number) == expected
     held = datasets.Dataset.from_parquet(str(by_number))
     assert jp.evaluate(model, held) == expected
+    # As training reads them.
+    assert list(make_rows(by_number, "dev", model.scorer.task)) == rows[1]
     folder = tmp_path / "export"
     jp.save_prompt(trained.prompt, folder)
     words = ("evaluate", f"--prompt={folder}", f"--input={by_number}")
@@ -98,13 +101,6 @@ def test_numbers_of_classes_are_read_by_the_names_of_their_file(
 def relabelled(card):
     """The card of a task whose label stands in another column."""
     return card | {"task": card["task"] | {"label": "team"}}
-
-
-def test_training_chooses_by_the_names_of_a_file(backbone, rows, small, by_number):
-    own = dict(method=jp.prefix(4), **small)
-    expected = jp.train(backbone, *rows, **own)
-    found = jp.train(backbone, rows[0], by_number, **own)
-    assert found.result["dev"] == expected.result["dev"]
 
 
 def test_dev_is_measured_as_in_training(model, trained, rows):
@@ -434,7 +430,7 @@ class Polars:
 def test_what_is_no_row_is_named_with_what_is(model, tmp_path, monkeypatch):
     pandas = pytest.importorskip("pandas")
     twice = pandas.DataFrame([["the cat", "the rice"]], columns=["text", "text"])
-    with refused("the DataFrame has the column 'text' twice; rename or drop one"):
+    with refused("the columns .'text', 'text'. of the DataFrame must"):
         jp.predict(model, twice)
     with refused("cannot be read as rows; give a list of texts, a list of dicts, a datasets.Data"):
         jp.predict(model, {"text": "a"})

@@ -136,7 +136,7 @@ def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
     file.write_text("from configs.base import get_config as base\n\ndef get_config():\n"
                    "    c = base()\n    c.seed = 7\n    return c\n")  # fmt: skip
     assert load_config("configs/quickstart.py").seed == 7
-    with pytest.raises(InputError, match="'quikstart' does not exist.*nearest: quickstart"):
+    with pytest.raises(InputError, match="'quikstart' is not a file.*nearest: quickstart"):
         load_config("quikstart:prefix")
 
 

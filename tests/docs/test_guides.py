@@ -55,22 +55,6 @@ def test_links_lead_somewhere(page):
     assert [link for link in inside if not (page.parent / link).exists()] == []
 
 
-# Words of this project's own that a reader would have to learn.
-AVOIDED = (
-    r"\b(verbs?|filled up|constant answers?|rows? of train|drawn from"
-    r"|(?:rows|examples|tokens) an? (?:class|beam|step|label))\b"
-)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_the_english_is_the_fields(page):
-    prose = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text("utf-8"), flags=re.M | re.S)
-    assert re.findall(AVOIDED, prose) == []
-    if page.name != "config.md":
-        lines = [line for line in prose.splitlines() if not line.startswith("|")]
-        assert [line for line in lines if len(line) > 125] == []
-
-
 # -- commands -------------------------------------------------------------------------------------
 
 

@@ -226,7 +226,7 @@ def test_a_run_that_cannot_evaluate_does_not_fit(make_run):
     plan = plan_as_configured(run, little, 1)
     assert plan.trains and not plan.evaluates and not plan.fits
     assert fastest(run, little, 1) is None
-    assert smallest(run, little, 4, {}).mesh.devices > 1
+    assert smallest(run, little, 4, {1: None}).mesh.devices > 1
     plans = {"as configured": plan, "fastest": None, "smallest": None}
     text = format_plans(plans_to_json(run, plans, 1))
     assert "evaluation of 256 examples at once does not fit; lower data.eval_batch" in text

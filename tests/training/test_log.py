@@ -11,7 +11,6 @@ import pytest
 from refusing import refuse_line
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import dumps
 from jaxprompt.training.log import RunLog, read_metrics
 
 
@@ -206,21 +205,6 @@ def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
     last = err.replace("\r", "\n").rstrip().splitlines()[-1]
     assert "30/30" in last and "loss=0.0333" in last and "dev=0.75" in last
     assert "best at 20\n" in err
-
-
-def test_other_processes_write_nothing(tmp_path, capsys):
-    with RunLog(tmp_path / "run", enabled=False, terminal=True) as log:
-        log.resume(3)
-        log.write(4, loss=1.0)
-        log.progress(4)
-        log.info("hello")
-    assert list((tmp_path / "run").iterdir()) == []
-    assert capsys.readouterr() == ("", "")
-
-
-def test_results_are_json_too():
-    text = dumps({"loss": float("inf"), "accuracy": np.float32(0.5), "of": [float("nan")]})
-    assert json.loads(text) == {"loss": "Infinity", "accuracy": 0.5, "of": ["NaN"]}
 
 
 def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path):

@@ -58,9 +58,9 @@ def test_workdir_keeps_its_config(tmp_path):
 
     other = {**CONFIG, "optim": {"lr": 0.3, "momentum": 0.9}}
     line = refuse_line(bind_workdir, workdir, other)
-    assert str(workdir) in line and "optim.lr (saved 0.1, given 0.3)" in line
-    assert "optim.momentum (saved nothing, given 0.9)" in line
-    assert "optim.name (saved 'adamw', given nothing)" in line
+    assert str(workdir) in line and "optim.lr (saved 0.1, now 0.3)" in line
+    assert "optim.momentum (saved None, now 0.9)" in line
+    assert "optim.name (saved 'adamw', now None)" in line
     assert json.loads((workdir / "config.json").read_text()) == CONFIG
 
     louder = {**CONFIG, "log": {"every": 50}}

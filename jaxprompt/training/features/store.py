@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, list_differences
 from jaxprompt.files import (
     file_checksum,
     make_folder,
@@ -134,14 +134,9 @@ def open_states(
         is_damaged = file_checksum(data) != crc
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged from error
-    differing = [
-        f"{name} (cached {saved.get(name)!r}, now {setup.get(name)!r})"
-        for name in sorted(saved.keys() | setup.keys())
-        if saved.get(name) != setup.get(name)
-    ]
-    if differing:
+    if differing := list_differences(saved, setup):
         raise InputError(
-            f"{path.parent} has states cached for a different setup: {', '.join(differing)}; use "
+            f"{path.parent} has states cached for a different setup: {differing}; use "
             "another cache.folder, or delete this one"
         )
     shape = (int(sizes.sum()), width)
