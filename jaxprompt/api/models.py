@@ -54,8 +54,7 @@ class PromptedModel:
 
     def read(self, rows: AnyRows | Sequence[str]) -> list[Example]:
         """Reads texts or rows as examples of the task. Raises InputError for an invalid one."""
-        records = make_records(rows, self.scorer.task)
-        return [record.example for record in records if record.example]
+        return [record.example for record in make_records(rows, self.scorer.task) if record.example]
 
     def encode(self, rows: AnyRows | Sequence[str]) -> Batch:
         """Encodes texts or rows as one batch for `scores`, labels included.

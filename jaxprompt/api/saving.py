@@ -86,8 +86,7 @@ def save_prompt(
         opened = backbone.backbone
     scorer = scorer_from_metadata(opened, metadata, batch=1)
     adapter = make_peft_arguments(scorer, prompt.tensors, metadata)
-    paths = write_peft(path, **adapter)
-    return (*paths, write_peft_card(path, metadata, num_outputs(adapter)))
+    return (*write_peft(path, **adapter), write_peft_card(path, metadata, num_outputs(adapter)))
 
 
 def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:

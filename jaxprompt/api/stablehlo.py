@@ -73,13 +73,12 @@ def write_stablehlo(model: PromptedModel, folder: str | Path) -> tuple[Path, ...
     flat = _flatten(batch)
     example = {name: flat[name] for name in program.inputs} | {"scores": np.asarray(expected)}
     card = json.dumps(_make_card(model, program), indent=2, ensure_ascii=False) + "\n"
-    script = resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8")
     files: dict[str, bytes | str] = {
         CARD: card,  # first, because it marks the other files as an export
         PROGRAM: bytes(program.exported.serialize()),
         WEIGHTS: save({name: np.ascontiguousarray(x) for name, x in program.weights.items()}),
         EXAMPLE: _npz(example),
-        SCRIPT: script,
+        SCRIPT: resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8"),
     }
     for name, data in files.items():
         write_atomic(folder / name, data)

@@ -66,8 +66,7 @@ class Block:
                 raise InputError(
                     f"config field {prefix}{name} is missing; `train --help` lists them all"
                 )
-        fields = {name: _read(prefix + name, declared[name], x) for name, x in values.items()}
-        return cls(**fields)
+        return cls(**{name: _read(prefix + name, declared[name], x) for name, x in values.items()})
 
     def to_dict(self) -> Values:
         """Returns the values by field, with blocks as dicts; tuples stay tuples."""
@@ -149,8 +148,7 @@ def nested(kind: type[T]) -> T:
 
 def open_block(kind: str) -> OpenBlock:
     """Declares a block with the fields of the class that it names; it has no default."""
-    declared = {kinds.DECLARED: Open(kind)}
-    return cast(OpenBlock, dataclasses.field(kw_only=True, metadata=declared))
+    return cast(OpenBlock, dataclasses.field(kw_only=True, metadata={kinds.DECLARED: Open(kind)}))
 
 
 def choice(default: type[T], *others: type[Option], note: str) -> T:

@@ -47,8 +47,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -
 
 def _to_config_dict(config: RunConfig) -> ConfigDict:
     """Returns a config whose fields, but no others, can be set."""
-    config_dict = ConfigDict(_from_json(config.to_dict()))
-    return config_dict.lock()
+    return ConfigDict(_from_json(config.to_dict())).lock()
 
 
 def make_defaults() -> ConfigDict:

@@ -85,8 +85,7 @@ def _text_means(
         return vectors.reshape(-1, choices, vectors.shape[-1])
 
     step = compile_step(trained.placement, compute_means)
-    batches = eval_batches(scorer, part)
-    means = predict_scores(step, trainable, frozen, batches, len(part.rows))
+    means = predict_scores(step, trainable, frozen, eval_batches(scorer, part), len(part.rows))
     means = means.reshape(-1, means.shape[-1])
     width, is_known = scorer.model.backbone.dims.embed, labels >= 0
     return TextMeans(

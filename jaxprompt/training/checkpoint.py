@@ -156,8 +156,7 @@ def _restore(path: Path, item: str, template: Tree, prefix: str = "") -> tuple[T
         )
         restored = checkpointer.restore(path / item, args=args)
     leaves = [restored[name] for name in expected]
-    tree = jax.tree.unflatten(jax.tree.structure(template), leaves)
-    return tree, _restore_position(path)
+    return jax.tree.unflatten(jax.tree.structure(template), leaves), _restore_position(path)
 
 
 def _check_same(path: Path, saved: dict, expected: dict) -> None:

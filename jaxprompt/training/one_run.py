@@ -157,9 +157,8 @@ class OneRun:
             # The step returns the maximum of the signals that the processes have received.
             self._flags = sharding.put_flag(self._placement, self._stop_signal())
         self._profiler.before(self.step)
-        device_batch = sharding.put_batch(self._placement, batch)
         self.state, metrics, signal = self._train_step(
-            self.state, job.frozen, device_batch, self._flags
+            self.state, job.frozen, sharding.put_batch(self._placement, batch), self._flags
         )
         self.step += 1
         is_last = self.step == self.milestones.total

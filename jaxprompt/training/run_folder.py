@@ -92,8 +92,7 @@ def bind_workdir(
     check_workdir(workdir, resolved, ignored)
     if processes.is_first():
         remove_scratch(workdir)
-        text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
-        write_atomic(Path(workdir) / CONFIG, text)
+        write_atomic(Path(workdir) / CONFIG, json.dumps(resolved, indent=2, sort_keys=True) + "\n")
 
 
 def check_workdir(

@@ -240,9 +240,8 @@ def make_count_step(model: StepModel, objectives: Sequence[Objective]):
     def step(trainable: Flat, frozen: Flat, batch: Batch, key) -> dict[str, dict[str, Any]]:
         params, sums_by_name = merge(trainable, frozen), {}
         for index, objective in enumerate(objectives):
-            objective_key = jax.random.fold_in(key, index)
             total, (n, sums, after) = _evaluate(
-                model, params, batch, objective, objective_key, deterministic=True
+                model, params, batch, objective, jax.random.fold_in(key, index), deterministic=True
             )
             sums_by_name[objective.name] = {"loss": total, "n": n, **sums}
             batch = batch if after is None else after

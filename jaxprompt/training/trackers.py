@@ -171,8 +171,7 @@ class Trackio(_Service):
     def _open(self, package: ModuleType, workdir: Path, run_id: str) -> Any:
         # trackio identifies a run by its name, and ends the previous one of the same context.
         name = f"{workdir.name}-{run_id[:8]}"
-        new = contextvars.Context()
-        return new.run(package.init, project=PROJECT, name=name, resume="allow")
+        return contextvars.Context().run(package.init, project=PROJECT, name=name, resume="allow")
 
 
 def _run_id(workdir: Path) -> str:
@@ -203,8 +202,7 @@ def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
 
 def flat_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers of nested values by name, e.g. {"dev/accuracy": 0.5}."""
-    leaves = flatten(values).items()
-    plain = {name: x.tolist() if hasattr(x, "tolist") else x for name, x in leaves}
+    plain = {name: x.tolist() if hasattr(x, "tolist") else x for name, x in flatten(values).items()}
     return {name: float(x) for name, x in plain.items() if isinstance(x, int | float)}
 
 
