@@ -51,18 +51,14 @@ class Choice:
     def fill(self, config: ConfigDict) -> None:
         """Sets its block of a config. Raises InputError for an unknown field."""
         preset = getattr(part_of(self.block), _PRESETS[self.block]).get(self.name)
-        allowed = (
-            set(declared_fields(self.block, self.name))
-            if self.name in block_names(self.block)
-            else set()
-        )
-        if preset is not None:
-            parameters = inspect.signature(preset).parameters.values()
-            allowed |= {p.name for p in list(parameters)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                allowed = {p.name for p in list(parameters)[1:]}
-        elif self.block == "prompt":
-            allowed |= {"lr"}
+        # The first parameter of a preset is the config.
+        parameters = list(inspect.signature(preset).parameters.values())[1:] if preset else []
+        allowed = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        takes_fields = preset is None or len(allowed) < len(parameters)
+        if takes_fields and self.name in block_names(self.block):
+            allowed |= set(declared_fields(self.block, self.name))
+        if preset is None and self.block == "prompt":
+            allowed.add("lr")
         values = {name: _to_python(value) for name, value in self.values.items()}
         for name in values:
             if name not in allowed:

@@ -189,7 +189,7 @@ def _restore(config: RunConfig, workdir: str, split: str) -> RestoredRun:
 def _choose_steps(
     requested: Sequence[int], steps: Sequence[int], best: int, workdir: str
 ) -> tuple[int, ...]:
-    """Returns the steps whose states are plotted: the requested ones, or a few with the best."""
+    """Returns the steps whose states are plotted: those requested, or a few and the best."""
     for step in requested:
         if step not in steps:
             available = ", ".join(map(str, steps)) or "none"
@@ -199,12 +199,8 @@ def _choose_steps(
             )
     if requested:
         return tuple(sorted(set(requested)))
-    # Evenly spaced; the nearest of them is replaced by the best step.
     positions = np.linspace(0, len(steps) - 1, min(PLOTTED_STEPS, len(steps))).round().astype(int)
-    chosen = [steps[place] for place in dict.fromkeys(positions.tolist())]
-    if best in steps and best not in chosen:
-        chosen[min(range(len(chosen)), key=lambda i: (abs(chosen[i] - best), i))] = best
-    return tuple(sorted(chosen))
+    return tuple(sorted({steps[place] for place in positions} | ({best} & {*steps})))
 
 
 def _run_summary(config: RunConfig, trained: RestoredRun, split: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from jaxprompt.training.checkpoint import Checkpoints, abstract_leaf
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Milestones, StepBatch
-from jaxprompt.training.profiling import Profiler, profiled
+from jaxprompt.training.profiling import Profiler
 from jaxprompt.training.progress import DescribeStep, Evaluation, Metrics, Progress, log_step
 from jaxprompt.training.run_folder import Record
 from jaxprompt.training.state import TrainState
@@ -270,7 +270,7 @@ def train_job(
         trace_steps = settings.profile if processes.is_first() else 0
         with (
             signals.deferred() as stop_signal,
-            profiled(workdir, trace_steps, run_state.step) as profiler,
+            contextlib.closing(Profiler(workdir, trace_steps, run_state.step)) as profiler,
             contextlib.closing(feed.batches),
             checkpoints,
         ):

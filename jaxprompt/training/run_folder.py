@@ -104,10 +104,19 @@ def check_workdir(
     the fields that differ, for a path that orbax cannot write to, and for a folder with files of a
     run but no config.json. Any other folder without one is accepted.
     """
-    _check_path(os.path.abspath(workdir))
-    path = Path(workdir) / CONFIG
+    full_path, path = os.path.abspath(workdir), Path(workdir) / CONFIG
+    if forbidden := [part for part in _FORBIDDEN if part in full_path]:
+        raise InputError(
+            f"{full_path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
+            "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
+        )
     if not os.path.exists(path):
-        _check_no_run_files(Path(workdir))
+        # A run writes config.json before these files.
+        if foreign := [name for name in _RUN_FILES if os.path.exists(path.with_name(name))]:
+            raise InputError(
+                f"{workdir} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; "
+                "use another workdir"
+            )
         return
     saved = flatten_config(read_json(path, "the unchanged file of the run, or another workdir"))
     # Through JSON, so that a tuple equals the saved list.
@@ -122,24 +131,6 @@ def check_workdir(
         raise InputError(
             f"{workdir} contains a run with a different config: {differing}; "
             "use the saved values, or another workdir"
-        )
-
-
-def _check_path(path: str) -> None:
-    """Raises InputError for a path that orbax or tensorstore would misread."""
-    if forbidden := [part for part in _FORBIDDEN if part in path]:
-        raise InputError(
-            f"{path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
-            "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
-        )
-
-
-def _check_no_run_files(folder: Path) -> None:
-    # A run writes config.json before these files.
-    if foreign := [name for name in _RUN_FILES if os.path.exists(folder / name)]:
-        raise InputError(
-            f"{folder} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; use "
-            "another workdir"
         )
 
 

@@ -28,11 +28,6 @@ def model(backbone, trained):
     return jp.attach(backbone, trained.prompt)
 
 
-@pytest.fixture(scope="module")
-def texts(rows):
-    return [row["text"] for row in rows[1]]
-
-
 def test_predictions_are_those_of_the_command(model, trained, texts, tmp_path, capsys):
     jp.save_prompt(trained.prompt, tmp_path / "export")
     given = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in texts])

@@ -1,6 +1,7 @@
 """A scorer in StableHLO: it runs without jaxprompt and scores as jp.predict does."""
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -33,21 +34,11 @@ WORD_TASKS = {
 
 
 @pytest.fixture(scope="module")
-def texts(rows):
-    return [row["text"] for row in rows[1]]
-
-
-@pytest.fixture(scope="module")
 def backbones(backbone, tmp_path_factory):
     """Gives a backbone by family."""
-    folder, loaded = tmp_path_factory.mktemp("backbones"), {"bert": backbone}
-
-    def get(family):
-        if family not in loaded:
-            loaded[family] = jp.load_backbone(str(make_backbone(folder / family, family)))
-        return loaded[family]
-
-    return get
+    folder = tmp_path_factory.mktemp("backbones")
+    load = lambda family: jp.load_backbone(str(make_backbone(folder / family, family)))
+    return functools.cache(lambda family: backbone if family == "bert" else load(family))
 
 
 def with_words(backbone, family, folder, **head):
@@ -82,14 +73,7 @@ def models(backbones, trained, rows, small, tmp_path_factory):
         "gpt2-soft-verbalizer": lambda: with_words(backbones("gpt2"), "gpt2", folder),
         "t5-prefix-verbalizer": t5_prefix,
     }
-    found = {}
-
-    def get(case):
-        if case not in found:
-            found[case] = make[case]()
-        return found[case]
-
-    return get
+    return functools.cache(lambda case: make[case]())
 
 
 CASES = (
@@ -101,16 +85,14 @@ CASES = (
 @pytest.fixture(scope="module")
 def written(models, tmp_path_factory):
     """Gives the folder of the scorer of a case."""
-    found = {}
 
-    def get(case):
-        if case not in found:
-            found[case] = tmp_path_factory.mktemp("written") / case
-            paths = write_stablehlo(models(case), found[case])
-            assert [path.name for path in paths] == FILES
-        return found[case]
+    @functools.cache
+    def write(case):
+        folder = tmp_path_factory.mktemp("written") / case
+        assert [path.name for path in write_stablehlo(models(case), folder)] == FILES
+        return folder
 
-    return get
+    return write
 
 
 def alone(folder, *words):

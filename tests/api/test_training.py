@@ -177,8 +177,6 @@ WRONG = {
     "a value": (dict(lr="fast"), "optim.lr='fast' must be a number"),
     "no rows": (dict(train=[]), "has no rows"),
     "no dicts": (dict(train=["a text"]), "'a text' cannot be read as rows; give a list of dicts"),
-    "a number": (dict(train=7), "7 cannot be read as rows"),
-    "no column": (dict(task="news"), "unknown task 'news'"),
     "words in lists": (
         dict(task=lambda: jp.task("text", words=[["cat", "dog"], ["rice"], ["saw"]])),
         "task.words=.*must be a list of texts",

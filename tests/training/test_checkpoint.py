@@ -105,37 +105,28 @@ def test_only_large_arrays_are_divided_among_the_devices_that_write(tmp_path, mo
     assert restored["large"].sharding == replicated
 
 
-def test_keeps_the_newest_and_restores_any_kept_step(tmp_path):
+def test_any_kept_step_is_restored(tmp_path):
+    """Its state, or its trained parameters without the optimizer's."""
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest() is None
-    with CheckpointWriter(tmp_path, -1, keep=2) as writer:
-        for step in (2, 9, 10, 100):
-            writer.save(step, {"at": step}, state=make_state(seed=step))
+    assert checkpoints.latest() is None and checkpoints.steps() == []
+    with CheckpointWriter(tmp_path, -1, keep=3) as writer:
+        for step in (2, 5, 9, 10, 100):
+            state = make_state(seed=step)
+            best = state.trainable if step in (5, 10) else None
+            writer.save(step, {"best": {"step": step}}, state=state, best=best)
     assert checkpoints.latest() == 100
-    assert names(tmp_path / "checkpoints") == ["10", "100"]
+    assert checkpoints.steps() == [5, 9, 10, 100]  # 5 is the best of its time of step 9
+    for step in checkpoints.steps():
+        trainable = checkpoints.restore_trainable(make_state().trainable, step)
+        assert_same(trainable, make_state(seed=step).trainable)
     state, position = checkpoints.restore(make_state(), 10)
     assert_same(state, make_state(seed=10))
-    assert position == {"at": 10}
-    with pytest.raises(InputError, match=r"no checkpoint of step 9 .*saved: \[10, 100\]"):
-        checkpoints.restore(make_state(), 9)
-
-
-def test_trained_numbers_of_any_kept_step_are_read_without_the_optimizers(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    with CheckpointWriter(tmp_path, -1, keep=3) as writer:
-        for step in (2, 4, 6, 8):
-            state = make_state(seed=step)
-            best = state.trainable if step in (2, 6) else None
-            writer.save(step, {"best": {"step": step}}, state=state, best=best)
-    assert checkpoints.steps() == [2, 4, 6, 8]  # 2 is the best of its time of step 4
-    for step in checkpoints.steps():
-        found = checkpoints.restore_trainable(make_state().trainable, step)
-        assert_same(found, make_state(seed=step).trainable)
-    with pytest.raises(InputError, match="no checkpoint of step 3"):
-        checkpoints.restore_trainable(make_state().trainable, 3)
+    assert position == {"best": {"step": 10}}
+    for read in (checkpoints.restore, checkpoints.restore_trainable):
+        with pytest.raises(InputError, match=r"no checkpoint of step 3 .*saved: \[5, 9, 10, 100\]"):
+            read(make_state().trainable, 3)
     with pytest.raises(InputError, match="a different model or optimizer: trainable/prompt/table"):
-        checkpoints.restore_trainable(make_state(width=8).trainable, 4)
-    assert Checkpoints(tmp_path / "none").steps() == []
+        checkpoints.restore_trainable(make_state(width=8).trainable, 9)
 
 
 def test_a_step_is_saved_once(tmp_path):

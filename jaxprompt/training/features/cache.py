@@ -49,11 +49,6 @@ class CachedSplit:
     sizes: np.ndarray  # the states of each row of the split
     store: feature_store.Store | None = None  # of this process, once it is filled
 
-    def max_states(self) -> int:
-        """Returns the largest number of states that a process caches."""
-        count = jax.process_count()
-        return max(int(self.sizes[process::count].sum()) for process in range(count))
-
     def local_sizes(self) -> np.ndarray:
         """Returns the number of states of each row, 0 for rows of other processes."""
         is_local = np.arange(len(self.sizes)) % jax.process_count() == jax.process_index()
@@ -238,10 +233,11 @@ class FeatureCachePlan:
 
     def _gib(self, splits: Sequence[CachedSplit]) -> float:
         """Returns the largest cache size of a process, in GiB."""
-        total = 0
+        count, total = jax.process_count(), 0
         for cached in splits:
             width, dtype = self._state_type(cached)
-            total += cached.max_states() * width * dtype.itemsize
+            num_states = max(int(cached.sizes[process::count].sum()) for process in range(count))
+            total += num_states * width * dtype.itemsize
         return total / 2**30
 
     def _path(self, cached: CachedSplit) -> Path:
