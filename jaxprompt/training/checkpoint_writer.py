@@ -20,7 +20,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -93,13 +92,9 @@ class CheckpointWriter:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         """Waits for all saves; an error of the block takes precedence."""
-        del kind, traceback
         try:
             self.wait_for_saves()
         except Exception as failure:
@@ -216,7 +211,6 @@ class _Manager(ocp.CheckpointManager):
 
     def reached_preemption(self, step: int) -> bool:
         """Returns False."""
-        del step
         return False
 
 
@@ -228,7 +222,6 @@ class _KeepNeeded(ocp.checkpoint_managers.PreservationPolicy):
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns for each checkpoint whether it is kept."""
-        del context
         old = outdated_steps(self._steps[STATE], self._steps[BEST], self._keep)
         return [checkpoint.step not in old for checkpoint in checkpoints]
 

@@ -219,7 +219,7 @@ def test_codes_stay_codes(make_run):
 
 
 def test_a_run_that_cannot_evaluate_does_not_fit(make_run):
-    run = make_run(T5, data__batch=4, data__max_len=64, data__eval_batch=256)
+    run = make_run(ELECTRA, data__batch=4, data__max_len=64, data__eval_batch=256)
     alone = plan_as_configured(run, small_device(2**40), 1)
     assert alone.fits and alone.cost.bytes < alone.evaluation
     little = small_device((alone.cost.bytes + alone.evaluation) / 2)
