@@ -7,6 +7,7 @@ from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 
+_FLOPS = ("", "k", "M", "G", "T", "P")
 _COMPILED_PARTS = {
     "arguments": "arguments", "temporary": "temporary", "total": "peak",
     "evaluation": "in evaluation",
@@ -193,10 +194,9 @@ def _table(plans: dict[str, Any]) -> list[str]:
             row(f"  {name}", (_format_bytes(x[part]) if x else "refused" for x in sizes))
     if has_device:
         row("fits", ("yes" if p["fits"] else "NO" for p in columns))
-    flops = ("", "k", "M", "G", "T", "P")
-    row("FLOPs per device", (_format_scaled(p["flops"], flops, 1000) for p in columns))
-    title = "sent per device, estimated" if compiled else "sent per device"
-    row(title, ("" if p["collectives"] else "nothing" for p in columns))
+    row("FLOPs per device", (_format_scaled(p["flops"], _FLOPS, 1000) for p in columns))
+    none = ("" if p["collectives"] else "nothing" for p in columns)
+    row("sent per device, estimated" if compiled else "sent per device", none)
     for kind in _kinds(columns):
         row(f"  {kind}", (_format_traffic(p["collectives"].get(kind)) for p in columns))
     if compiled:

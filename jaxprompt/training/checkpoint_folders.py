@@ -38,16 +38,8 @@ def checkpoint_folder(workdir: str | os.PathLike) -> Path:
 
 def list_steps(folder: Path, item: str = STATE) -> list[int]:
     """Returns the complete steps of a folder that have an item, in order."""
-    if not folder.is_dir():
-        return []
-    steps = [path for path in folder.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
-    return sorted(int(path.name) for path in steps if _has(path, item))
-
-
-def _has(path: Path, item: str) -> bool:
-    if item == STATE:  # a folder without known items counts, so that its error is reported
-        return (path / STATE).is_dir() or not (path / BEST).is_dir()
-    return (path / item).is_dir()
+    names = (path.parent.name for path in folder.glob(f"*/{item}") if path.is_dir())
+    return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
 
 def agreed_steps(folder: Path, item: str = STATE) -> list[int]:

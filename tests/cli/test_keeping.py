@@ -77,7 +77,7 @@ def test_progress_of_what_is_kept_is_reported(folders, data, tmp_path, capsys, m
     monkeypatch.setattr("jaxprompt.training.pace.REPORT_SECONDS", -1.0)
     start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__location="host")
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]
-    counts = [re.search(r"reads: (\d+)/(\d+) examples, ", line).groups() for line in lines]
+    counts = [re.search(r"splits: (\d+)/(\d+) examples, ", line).groups() for line in lines]
     done = [int(number) for number, _ in counts]
     total = sum(len(read_lines(data / f"{name}.jsonl")) for name in ("train", "dev"))
     assert done == sorted(set(done)) and done[-1] == total

@@ -408,12 +408,11 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(InputError, match="no checkpoint in .*train first"):
         checkpoints.restore(state)
-    (tmp_path / "checkpoints/5").mkdir(parents=True)
-    (tmp_path / "checkpoints/00007").mkdir()  # no name that a run gives
+    (tmp_path / "checkpoints/00007/state").mkdir(parents=True)  # no name that a run gives
     (tmp_path / "checkpoints/6/best").mkdir(parents=True)
     again = f"delete {tmp_path} to train again"
     for read, name in (
-        (lambda: checkpoints.restore(state), "checkpoints/5"),
+        (lambda: checkpoints.restore(state, 6), "step 6"),
         (lambda: checkpoints.restore_best({}, 6), "checkpoints/6"),
         (lambda: checkpoints.restore_best({}, 4), "step 4"),
     ):
