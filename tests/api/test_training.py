@@ -91,7 +91,7 @@ def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
     changed = [*rows[0][:-1], {"text": "another hammer", "label": "tool"}]
     with pytest.raises(jp.InputError, match="was trained on different data"):
         jp.train(backbone, changed, rows[1], **run)
-    with pytest.raises(jp.InputError, match="another config.*optim.lr"):
+    with pytest.raises(jp.InputError, match="different config.*optim.lr"):
         jp.train(backbone, *rows, **run, lr=0.5)
 
 
