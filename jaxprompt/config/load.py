@@ -6,7 +6,7 @@ takes the `RunConfig`, or a block of it.
 
 import ast
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -17,7 +17,7 @@ from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.open_blocks import NAMED, OPEN
 from jaxprompt.config.run import RunConfig
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, brief, check_known
 from jaxprompt.files import read_json, user_path
 
 # The length of a run: setting one of these unsets the others.
@@ -184,3 +184,26 @@ def _from_json(value: object) -> object:
     if isinstance(value, list | tuple):
         return tuple(part if part is None else _from_json(part) for part in value)
     return placeholder(float) if value is None else value
+
+
+def read_argument(text: str, **parts: tuple[str, Collection[str]]) -> list[str]:
+    """Reads the argument of a config file, such as `rte,prefix,bert-large`.
+
+    Args:
+      text: the parts, with a comma between two; those at the end can be left out.
+      parts: by the name of a part, in order, its default and the values that it can have.
+
+    Returns:
+      the parts, with the default of each one that is left out.
+
+    Raises:
+      InputError: there are too many parts, or a part has another value.
+    """
+    words = text.split(",")
+    if len(words) > len(parts):
+        raise InputError(f"{text!r} has {len(words)} parts; use {','.join(parts)}")
+    words += [""] * (len(parts) - len(words))
+    return [
+        check_known(f"the {name.lower()}", word or default, values)
+        for word, (name, (default, values)) in zip(words, parts.items(), strict=True)
+    ]

@@ -112,7 +112,7 @@ CONFIG = [
     ({"prompt.layers": "17_24"}, ["prompt.layers='17_24' must be FIRST-LAST"]),
     ({"backbone.path": ""}, ["backbone.path is empty", "give a folder"]),
     ({"task.fields": ""}, ["task.fields is empty"]),
-    ({"task.labels": "one"}, ["task.labels has one class, 'one'", "2 or more"]),
+    ({"task.labels": "one"}, ["task.labels=one must be", "2 or more"]),
     ({"optim.accumulate": 3}, ["data.batch=16 must be divisible by optim.accumulate=3"]),
     ({"train.total_steps": 0}, ["exactly one total must be above 0", "=0; set one above 0"]),
     ({"train.total_steps": -3}, ["train.total_steps=-3 must be at least 0"]),

@@ -194,4 +194,4 @@ def test_an_output_that_would_replace_the_data_of_a_run(refused, no_reading, run
 def test_input_rows_without_the_field(predict, tmp_path):
     path = write_rows(tmp_path / "in.jsonl", [{"text": "cat"}, {"txt": "cat"}])
     line = predict(f"--input={path}")
-    assert f"{path}:2: column 'text'" in line and "columns: txt" in line
+    assert f"{path}:2: there is no column 'text'" in line and "columns: txt" in line
