@@ -151,3 +151,13 @@ def at_least(name: str, value: float, limit: float) -> None:
         raise InputError(f"{name}={brief(value)} must be a number, at least {limit}")
     if not value >= limit:
         raise InputError(f"{name}={value} must be at least {limit}")
+
+
+def list_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Lists up to three values that differ, by name; "" if none does."""
+    differing = [
+        f"{name} (saved {brief(saved.get(name))}, now {brief(current.get(name))})"
+        for name in sorted(saved.keys() | current.keys())
+        if (name in saved, saved.get(name)) != (name in current, current.get(name))
+    ]
+    return ", ".join(differing[:3])

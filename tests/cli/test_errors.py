@@ -29,7 +29,7 @@ from jaxprompt.errors import InputError
         (["train", f"--config={BASE}"], ["--workdir is missing", "--help"]),
         (["train", "--confg=x"], ["unrecognized arguments: --confg=x", "--help"]),
         (["train", f"--config={BASE}", "--config.seed"], ["--config.seed has no value"]),
-        (["train", "--config=no.py", "--workdir=w"], ["config 'no.py' does not exist"]),
+        (["train", "--config=no.py", "--workdir=w"], ["config 'no.py' is not a file"]),
         (["train", "--config=no.json", "--workdir=w"], ["no.json does not exist"]),
         (["export", f"--config={BASE}"], ["--workdir is missing"]),
         (["train", f"--config={BASE}", "--workdir="], ["--workdir is missing", "empty"]),

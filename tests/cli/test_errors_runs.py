@@ -29,7 +29,7 @@ def test_a_workdir_of_another_config(refused, no_reading, run, command):
     no_reading()
     before = files(run)
     line = refused(*again(run, command, "--config.seed=7"))
-    assert f"{run} contains a run with a different config: seed (saved 0, given 7)" in line
+    assert f"{run} contains a run with a different config: seed (saved 0, now 7)" in line
     assert files(run) == before
 
 
