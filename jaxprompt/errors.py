@@ -77,13 +77,6 @@ def brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
-def check_rules(rules: Mapping[str, object]) -> None:
-    """Raises InputError with the first message whose condition holds; `rules` are in order."""
-    for message, is_broken in rules.items():
-        if is_broken:
-            raise InputError(message)
-
-
 def check_share(name: str, value: float) -> None:
     """Raises InputError if a fraction is not in [0, 1)."""
     if not 0 <= value < 1:

@@ -6,7 +6,7 @@ from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.scorer import check_template, choose_template
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.target import read_answer
-from jaxprompt.errors import check_rules
+from jaxprompt.errors import InputError
 
 
 def check_config(config: RunConfig) -> None:
@@ -18,25 +18,24 @@ def check_config(config: RunConfig) -> None:
         for name in ("total_steps", "total_epochs", "total_examples")
     }
     given = ", ".join(f"{name}={value}" for name, value in totals.items())
-    rules = {
-        f"exactly one total must be above 0, not {given}; set one above 0 and the others to 0": (
-            sum(value > 0 for value in totals.values()) != 1
-        ),
-        "train.eval_steps=0 and train.eval_epochs=0; set one above 0": not (
-            train.eval_steps or train.eval_epochs
-        ),
-        f"data.batch={batch} must be divisible by optim.accumulate={config.optim.accumulate}": (
-            batch % config.optim.accumulate
-        ),
-        f"cache.folder={config.cache.folder!r} needs cache.location=disk": (
-            config.cache.folder and config.cache.location != "disk"
-        ),
-        "prompt.start=frequent samples from the most frequent words of a corpus, but corpus.path "
-        "is empty; set it (PPT uses the pre-training text), or use start=task or vocab": (
-            "frequent" in prompt_starts(config) and not config.corpus.path
-        ),
-    }
-    check_rules(rules)
+    if sum(value > 0 for value in totals.values()) != 1:
+        raise InputError(
+            f"exactly one total must be above 0, not {given}; set one above 0 and the others to 0"
+        )
+    if not (train.eval_steps or train.eval_epochs):
+        raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")
+    if batch % config.optim.accumulate:
+        raise InputError(
+            f"data.batch={batch} must be divisible by optim.accumulate={config.optim.accumulate}"
+        )
+    if config.cache.folder and config.cache.location != "disk":
+        raise InputError(f"cache.folder={config.cache.folder!r} needs cache.location=disk")
+    if "frequent" in prompt_starts(config) and not config.corpus.path:
+        raise InputError(
+            "prompt.start=frequent samples from the most frequent words of a corpus, but "
+            "corpus.path is empty; set it (PPT uses the pre-training text), or use start=task or "
+            "vocab"
+        )
     if config.ppt.task:  # texts and words are defined by its pattern
         return
     task = apply_form(config, read_task(config.task))

@@ -33,7 +33,7 @@ from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_examp
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError, brief, check_rules
+from jaxprompt.errors import InputError, brief
 from jaxprompt.scoring.questions import METRICS as QUESTION_METRICS
 from jaxprompt.training.run_record import TaskData
 
@@ -153,17 +153,21 @@ def _apply_spelling(task: Task, config: TaskConfig) -> Task:
 
 def check_prompt_tuning(config: RunConfig) -> None:
     """Raises InputError if a config is for pre-training, or for several tasks."""
-    rules = {
-        f"objective.name={config.objective.name} pre-trains a backbone, which only the command "
-        "adapt does; use another config, or set objective.name=''": config.objective.name,
-        f"ppt.task={config.ppt.task} pre-trains a prompt, which is only valid with the commands "
-        "pretrain, plan and export; use another config, or set ppt.task=''": config.ppt.task,
-        "shared.tasks is only valid with the command train, which exports each task's prompt to "
-        "WORKDIR/export/NAME; give that with --prompt, or leave shared.tasks empty": (
-            config.shared.tasks
-        ),
-    }
-    check_rules(rules)
+    if config.objective.name:
+        raise InputError(
+            f"objective.name={config.objective.name} pre-trains a backbone, which only the command "
+            "adapt does; use another config, or set objective.name=''"
+        )
+    if config.ppt.task:
+        raise InputError(
+            f"ppt.task={config.ppt.task} pre-trains a prompt, which is only valid with the "
+            "commands pretrain, plan and export; use another config, or set ppt.task=''"
+        )
+    if config.shared.tasks:
+        raise InputError(
+            "shared.tasks is only valid with the command train, which exports each task's prompt "
+            "to WORKDIR/export/NAME; give that with --prompt, or leave shared.tasks empty"
+        )
 
 
 class Examples(NamedTuple):

@@ -11,7 +11,7 @@ from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import OriginMetadata, PromptMetadata
 from jaxprompt.corpus.ppt import TASKS
-from jaxprompt.errors import InputError, check_rules
+from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.folding import unfold
 from jaxprompt.prompts import Method
@@ -105,13 +105,16 @@ def _check_export(path: str, method: Method, dims: Dims) -> PromptMetadata:
         _, metadata = read_export(path)
     except InputError as error:
         raise InputError(f"{init}: {error}") from error
-    rules = {
-        f"{init} contains a prompt of method {metadata.method}; set prompt.name={metadata.method}, "
-        f"or use an export of {block['name']}": metadata.method != block["name"],
-        f"{init} cannot be used: this prompt is computed from other parameters than those in an "
-        f"export; set {method.PLAIN}": method.is_computed(),
-    }
-    check_rules(rules)
+    if metadata.method != block["name"]:
+        raise InputError(
+            f"{init} contains a prompt of method {metadata.method}; set "
+            f"prompt.name={metadata.method}, or use an export of {block['name']}"
+        )
+    if method.is_computed():
+        raise InputError(
+            f"{init} cannot be used: this prompt is computed from other parameters than those in "
+            f"an export; set {method.PLAIN}"
+        )
     fields = method.must_match()
     if fields is None:
         # One table contains the tokens of the input and of the decoder: neither can be resized.

@@ -18,7 +18,7 @@ from jaxprompt.data.text.template import OPTION, Template, parse, read_option, v
 from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, num_segments
 from jaxprompt.data.text.verbalizer import Verbalizer
-from jaxprompt.errors import InputError, check_rules, with_article
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, module_for
@@ -248,16 +248,18 @@ def _example_encoder(
 def check_chat(facts: BackboneInfo, form: str, demos: Demonstrations | None) -> None:
     """Raises InputError if a template cannot be a turn of a chat."""
     field = "" if demos is None else demos.settings.field
-    rules = {
-        f"task.chat=True needs a generative model, but {facts.where} is "
-        f"{with_article(facts.family)}; set it to False": facts.style != "causal",
-        f"task.chat=True does not support task.form={form}; use cloze or text": (
-            form not in ("cloze", "text")
-        ),
-        f"task.chat=True formats one turn, but {field} would add several; set it to 0, or set "
-        "task.chat=False": field,
-    }
-    check_rules(rules)
+    if facts.style != "causal":
+        raise InputError(
+            f"task.chat=True needs a generative model, but {facts.where} is "
+            f"{with_article(facts.family)}; set it to False"
+        )
+    if form not in ("cloze", "text"):
+        raise InputError(f"task.chat=True does not support task.form={form}; use cloze or text")
+    if field:
+        raise InputError(
+            f"task.chat=True formats one turn, but {field} would add several; set it to 0, or set "
+            "task.chat=False"
+        )
 
 
 def check_instance_prompt(

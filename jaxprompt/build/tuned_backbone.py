@@ -11,7 +11,7 @@ from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.convert.save import check_loadable, save_backbone
-from jaxprompt.errors import InputError, check_rules
+from jaxprompt.errors import InputError
 
 _BACKBONE, _DELTA, _DELTA_ROWS = "backbone/", "delta/", "delta_rows/"
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
@@ -130,13 +130,10 @@ def _pad_vocab(x: np.ndarray, leaf: jax.Array | None, vocab: int) -> np.ndarray:
 def _require_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
     """Lists the tuned weights. Raises InputError, which names `flag`, where there are none."""
     names = [name for name in tensors if name.startswith(_BACKBONE)]
-    rules = {
-        f"{flag}: the prompt already contains differences; save it without {flag}": (
-            not names and tuned_names(tensors)
-        ),
-        f"{flag}: the run did not tune the backbone; export without it": not names,
-    }
-    check_rules(rules)
+    if not names and tuned_names(tensors):
+        raise InputError(f"{flag}: the prompt already contains differences; save it without {flag}")
+    if not names:
+        raise InputError(f"{flag}: the run did not tune the backbone; export without it")
     return names
 
 

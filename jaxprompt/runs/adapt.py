@@ -42,7 +42,7 @@ from jaxprompt.corpus.denoise.batches import (
 from jaxprompt.corpus.denoise.samples import DenoisingObjective
 from jaxprompt.data.text.identity import fingerprints
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
-from jaxprompt.errors import InputError, check_rules, with_article
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import write_atomic
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.models.model import Model
@@ -130,20 +130,20 @@ def check_objective(config: RunConfig) -> None:
         "cache.location": config.cache.location,
         "train.init_head": config.train.init_head, "data.protocol": config.data.protocol.name,
     }  # fmt: skip
-    rules = {
-        "adapt takes one run, but config.runs defines a grid; empty it": is_grid(config),
-        f"objective.name is empty; give one of {', '.join(NEEDS)}": not config.objective.name,
-        **{
-            f"{field}={value} has no effect in adapt, which trains on running text; leave it out": (
-                value
+    if is_grid(config):
+        raise InputError("adapt takes one run, but config.runs defines a grid; empty it")
+    if not config.objective.name:
+        raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
+    for field, value in unused.items():
+        if value:
+            raise InputError(
+                f"{field}={value} has no effect in adapt, which trains on running text; leave it "
+                "out"
             )
-            for field, value in unused.items()
-        },
-        "backbone.path is empty; give a folder with weights, or a config.json as backbone.init": (
-            not (config.backbone.path or config.backbone.init)
-        ),
-    }
-    check_rules(rules)
+    if not (config.backbone.path or config.backbone.init):
+        raise InputError(
+            "backbone.path is empty; give a folder with weights, or a config.json as backbone.init"
+        )
     require_corpus(config, held_out=True)
 
 

@@ -34,7 +34,7 @@ from jaxprompt.data.text.demos import COUNTS
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.errors import check_rules
+from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import enable_compilation_cache
@@ -78,21 +78,35 @@ def check_annotator(config: RunConfig) -> None:
     ]
     text_fields = template.fields if config.task.template else task.fields
     counts = [f"demos.{name}=0" for name in COUNTS if getattr(config.demos, name)]
-    rules = {
-        "config.runs defines several runs, but annotate takes one; empty it": is_grid(config),
-        f"annotate does not support demonstrations; set {', '.join(counts)}": counts,
-        f"task {task.name} writes texts, but annotate needs classes; use a task with classes, "
-        "from the worst to the best": task.is_text,
-        f"task {task.name} has choices, but annotate needs classes; use a task with classes, from "
-        "the worst to the best": task.choices,
-        f"{', '.join(modified)} has a modifier in the template, but annotate inserts the text "
-        "unchanged; write the field alone": modified,
-        f"task {task.name} has {len(text_fields)} texts, {', '.join(text_fields)}, but a unit of "
-        "a corpus is one text; use a task of single texts": len(text_fields) != 1,
-        f"task {task.name} does not say which of its classes is the worst; give task.labels, from "
-        "the worst to the best": not task.labels,
-    }
-    check_rules(rules)
+    if is_grid(config):
+        raise InputError("config.runs defines several runs, but annotate takes one; empty it")
+    if counts:
+        raise InputError(f"annotate does not support demonstrations; set {', '.join(counts)}")
+    if task.is_text:
+        raise InputError(
+            f"task {task.name} writes texts, but annotate needs classes; use a task with classes, "
+            "from the worst to the best"
+        )
+    if task.choices:
+        raise InputError(
+            f"task {task.name} has choices, but annotate needs classes; use a task with classes, "
+            "from the worst to the best"
+        )
+    if modified:
+        raise InputError(
+            f"{', '.join(modified)} has a modifier in the template, but annotate inserts the text "
+            "unchanged; write the field alone"
+        )
+    if len(text_fields) != 1:
+        raise InputError(
+            f"task {task.name} has {len(text_fields)} texts, {', '.join(text_fields)}, but a unit "
+            "of a corpus is one text; use a task of single texts"
+        )
+    if not task.labels:
+        raise InputError(
+            f"task {task.name} does not say which of its classes is the worst; give task.labels, "
+            "from the worst to the best"
+        )
     check_thresholds(task.labels, thresholds_of(config))
     check_classes(task.labels, len(get_pattern("cls", config.ppt.patterns).words))
 

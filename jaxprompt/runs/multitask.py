@@ -37,7 +37,7 @@ from jaxprompt.config.load import with_overrides
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.errors import InputError, check_rules
+from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
@@ -85,15 +85,17 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     names = [Path(path).name.removesuffix(".json") for path in config.shared.tasks]
     repeated = [name for name in names if names.count(name) > 1]
     odd = [name for name in names if not name.replace("-", "").replace("_", "").isalnum()]
-    rules = {
-        f"shared.tasks names {len(names)} task; give 2 or more, or train it alone": len(names) < 2,
-        f"shared.tasks: files have the same task name {', '.join(repeated[:1])!r}; rename one": (
-            repeated
-        ),
-        f"shared.tasks: a task name is the name of its file and may only have letters, digits, - "
-        f"and _, not {', '.join(odd[:1])!r}; rename the file": odd,
-    }
-    check_rules(rules)
+    if len(names) < 2:
+        raise InputError(f"shared.tasks names {len(names)} task; give 2 or more, or train it alone")
+    if repeated:
+        raise InputError(
+            f"shared.tasks: files have the same task name {', '.join(repeated[:1])!r}; rename one"
+        )
+    if odd:
+        raise InputError(
+            f"shared.tasks: a task name is the name of its file and may only have letters, digits, "
+            f"- and _, not {', '.join(odd[:1])!r}; rename the file"
+        )
     configs = {}
     for name, path in zip(names, config.shared.tasks, strict=True):
         fields = read_json(user_path(path), "a JSON file with the fields of the task")
@@ -223,13 +225,16 @@ def _check_prompts(config: RunConfig, tasks: Mapping[str, SharedTaskInputs]) -> 
     prompts = {name: task.scorer.model.prompt for name, task in tasks.items()}
     first = next(iter(prompts))
     others = [name for name, prompt in prompts.items() if prompt != prompts[first]]
-    rules = {
-        f"prompt.name={config.prompt.name} depends on the task, so {first} and "
-        f"{', '.join(others)} cannot share it; use e.g. prefix or soft": others,
-        f"prompt.name={config.prompt.name} has an additional objective, which tasks cannot share; "
-        "with dart set prompt.fluency=0, or use another method": prompts[first].objectives(),
-    }
-    check_rules(rules)
+    if others:
+        raise InputError(
+            f"prompt.name={config.prompt.name} depends on the task, so {first} and "
+            f"{', '.join(others)} cannot share it; use e.g. prefix or soft"
+        )
+    if prompts[first].objectives():
+        raise InputError(
+            f"prompt.name={config.prompt.name} has an additional objective, which tasks cannot "
+            "share; with dart set prompt.fluency=0, or use another method"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -254,16 +259,20 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
     def check(self) -> None:
         """Checks the config of each task."""
         config = self.config
-        rules = {
-            "config.runs and shared.tasks are both set, but a grid trains runs of one task; empty "
-            "one of the two": is_grid(config),
-            "prompt.start=labels uses the label words of one task; use vocab or text": (
-                "labels" in prompt_starts(config)
-            ),
-            f"cache.location={config.cache.location} caches states of one task; empty it for "
-            "shared.tasks": config.cache.location,
-        }
-        check_rules(rules)
+        if is_grid(config):
+            raise InputError(
+                "config.runs and shared.tasks are both set, but a grid trains runs of one task; "
+                "empty one of the two"
+            )
+        if "labels" in prompt_starts(config):
+            raise InputError(
+                "prompt.start=labels uses the label words of one task; use vocab or text"
+            )
+        if config.cache.location:
+            raise InputError(
+                f"cache.location={config.cache.location} caches states of one task; empty it for "
+                "shared.tasks"
+            )
         for name, task_config in task_configs(config).items():
             try:
                 check_config(task_config)

@@ -49,7 +49,7 @@ from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.data.text.overview import label_word_messages
 from jaxprompt.data.text.tokenizer import num_segments
-from jaxprompt.errors import InputError, brief, check_rules, with_article
+from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
@@ -180,25 +180,33 @@ def unused_field_lines(config: RunConfig) -> list[str]:
 def check_trainable_prompt(config: RunConfig) -> None:
     """Raises InputError if `pretrain` cannot train what a config asks for, whatever the text."""
     method = get_method(config)
-    rules = {
-        f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix": (
-            not method.LEARNS
-        ),
-        # A dummy vocabulary shows whether the method stores the words of one.
-        "prompt.rows=seen stores the vectors of words in training examples, which pretrain does "
-        "not have; set prompt.rows=all": method.with_vocabulary(np.zeros(1, int)).seen,
-        "prompt.start=task uses words of training examples, which pretrain does not have; use "
-        "normal, uniform, vocab, frequent, labels, text or file": "task" in prompt_starts(config),
-        "trainable must be empty, because pretrain trains only the prompt; empty it": (
-            config.trainable
-        ),
-        f"head.name={config.head.name} does not use label words; set head.name=verbalizer": (
-            not isinstance(get_head(config), verbalizer.Head)
-        ),
-        f"cache.location={config.cache.location} caches states of sequences that repeat, but in "
-        "pretrain none does; set it to ''": config.cache.location,
-    }
-    check_rules(rules)
+    if not method.LEARNS:
+        raise InputError(
+            f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix"
+        )
+    if method.with_vocabulary(np.zeros(1, int)).seen:
+        raise InputError(
+            "prompt.rows=seen stores the vectors of words in training examples, which pretrain "
+            "does not have; set prompt.rows=all"
+        )
+    if "task" in prompt_starts(config):
+        raise InputError(
+            "prompt.start=task uses words of training examples, which pretrain does not have; use "
+            "normal, uniform, vocab, frequent, labels, text or file"
+        )
+    if config.trainable:
+        raise InputError(
+            "trainable must be empty, because pretrain trains only the prompt; empty it"
+        )
+    if not isinstance(get_head(config), verbalizer.Head):
+        raise InputError(
+            f"head.name={config.head.name} does not use label words; set head.name=verbalizer"
+        )
+    if config.cache.location:
+        raise InputError(
+            f"cache.location={config.cache.location} caches states of sequences that repeat, but "
+            "in pretrain none does; set it to ''"
+        )
     options_of(config)
 
 

@@ -13,7 +13,7 @@ from jaxprompt.build.demonstrations import has_demos
 from jaxprompt.build.method import drop_ignored_fields, get_head, prompt_starts
 from jaxprompt.config.kinds import Value
 from jaxprompt.config.run import GridConfig, RunConfig
-from jaxprompt.errors import InputError, check_rules
+from jaxprompt.errors import InputError
 from jaxprompt.training.progress import score_key
 from jaxprompt.training.run_result import RunResult
 
@@ -168,32 +168,33 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
     head, starts = get_head(config), axes.get("prompt_starts", prompt_starts(config))
     protocol, method = config.data.protocol.name, config.prompt
     samples = protocol or has_demos(config) or config.ppt.task
-    rules = {
-        "config.runs.words is for tuning, pre-training uses the words of ppt.patterns; empty it": (
-            "words" in axes and (config.ppt.task or "tasks" in axes)
-        ),
-        f"config.runs.words has no effect with head.name={head.name}; use head.name=verbalizer, "
-        "or empty it": "words" in axes and not head.READS_WORDS and "labels" not in starts,
-        "config.runs.data_seeds: no examples are sampled, so the runs would be equal; set "
-        "data.protocol, e.g. kshot or holdout, or empty the list": (
-            "data_seeds" in axes and not samples
-        ),
-        "config.runs.folds needs data.protocol=kfold, which divides the examples into folds; set "
-        f"it in place of {protocol!r}, or empty the list": (
-            "folds" in axes and protocol != "kfold"
-        ),
-        **{
-            f"config.runs.{axis} needs a method with {AXES[axis]}, which {method.name} does not "
-            "have; use prompt.name=soft": (
-                axis in axes and AXES[axis].partition(".")[2] not in method.fields
+    if "words" in axes and (config.ppt.task or "tasks" in axes):
+        raise InputError(
+            "config.runs.words is for tuning, pre-training uses the words of ppt.patterns; empty it"
+        )
+    if "words" in axes and not head.READS_WORDS and "labels" not in starts:
+        raise InputError(
+            f"config.runs.words has no effect with head.name={head.name}; use "
+            "head.name=verbalizer, or empty it"
+        )
+    if "data_seeds" in axes and not samples:
+        raise InputError(
+            "config.runs.data_seeds: no examples are sampled, so the runs would be equal; set "
+            "data.protocol, e.g. kshot or holdout, or empty the list"
+        )
+    if "folds" in axes and protocol != "kfold":
+        raise InputError(
+            "config.runs.folds needs data.protocol=kfold, which divides the examples into folds; "
+            f"set it in place of {protocol!r}, or empty the list"
+        )
+    for axis in ("prompt_starts", "texts"):
+        if axis in axes and AXES[axis].partition(".")[2] not in method.fields:
+            raise InputError(
+                f"config.runs.{axis} needs a method with {AXES[axis]}, which {method.name} does not "
+                "have; use prompt.name=soft"
             )
-            for axis in ("prompt_starts", "texts")
-        },
-        "config.runs.texts needs prompt.start=text; set it, and no other start": (
-            "texts" in axes and set(axes.get("prompt_starts", (method.get("start"),))) != {"text"}
-        ),
-    }
-    check_rules(rules)
+    if "texts" in axes and set(axes.get("prompt_starts", (method.get("start"),))) != {"text"}:
+        raise InputError("config.runs.texts needs prompt.start=text; set it, and no other start")
 
 
 def _field_value(field: str, value: Value) -> Value:
