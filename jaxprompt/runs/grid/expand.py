@@ -190,8 +190,8 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
     for axis in ("prompt_starts", "texts"):
         if axis in axes and AXES[axis].partition(".")[2] not in method.fields:
             raise InputError(
-                f"config.runs.{axis} needs a method with {AXES[axis]}, which {method.name} does not "
-                "have; use prompt.name=soft"
+                f"config.runs.{axis} needs a method with {AXES[axis]}, which {method.name} does "
+                "not have; use prompt.name=soft"
             )
     if "texts" in axes and set(axes.get("prompt_starts", (method.get("start"),))) != {"text"}:
         raise InputError("config.runs.texts needs prompt.start=text; set it, and no other start")
