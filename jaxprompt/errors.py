@@ -124,6 +124,8 @@ def check_type(argument: str, value: Any, kind: type | UnionType, advice: str) -
 
 
 def at_least(name: str, value: float, limit: float) -> None:
-    """Raises InputError if a field is below its limit."""
+    """Raises InputError if a field is not a number or is below its limit."""
+    if not isinstance(value, int | float):
+        raise InputError(f"{name}={brief(value)} must be a number, at least {limit}")
     if not value >= limit:
         raise InputError(f"{name}={value} must be at least {limit}")

@@ -36,11 +36,12 @@ def user_path(text: str | os.PathLike, label: str = "path") -> Path:
     """
     try:
         path = Path(text).expanduser()
+        str(path).encode()  # fails for bytes that are not UTF-8, which JSON could not record
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{label} {brief(text)} is not valid ({reason}); fix it") from error
+        raise InputError(f"{label} {brief(str(text))} is not valid ({reason}); fix it") from error
     return path
 
 

@@ -38,7 +38,7 @@ PRODUCT = Path(files.__file__).parent
         ("a\0b", "null byte"),
         ("é" * 128, "File name too long"),
         ("~nouser-of-this-name/x", "Could not determine home directory"),
-        ("a\ud800", "surrogates not allowed"),
+        ("a\udcff", "surrogates not allowed"),
         (3, "not int"),
     ],
 )
