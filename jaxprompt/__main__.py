@@ -148,9 +148,7 @@ def entry() -> None:
 
         complete(commands())
     _open_streams()
-    # transformers imports torch if it is installed, which takes seconds, but only its tokenizers
-    # are needed here. Its advice to install torch would mislead the user.
-    hidden.hide("torch")
+    hidden.hide("torch")  # from transformers, whose advice to install it would mislead the user
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     signals.watch()
     code = main()
