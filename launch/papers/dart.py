@@ -77,8 +77,8 @@ def table4(tasks: Sequence[str]) -> Iterable[Cell]:
     """Yields DART with templates of several lengths, and fine-tuning."""
     for task in tasks:
         for length, (template, text) in LENGTHS.items():
-            own = {"task.template": template, "prompt.text": text, "prompt.length": length}
-            yield Cell(f"DART (length = {length})", task, "dart", ROBERTA, own)
+            changes = {"task.template": template, "prompt.text": text, "prompt.length": length}
+            yield Cell(f"DART (length = {length})", task, "dart", ROBERTA, changes)
         yield Cell("Fine-tuning", task, "full", ROBERTA)
 
 

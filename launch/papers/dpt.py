@@ -16,7 +16,7 @@ HUB = {
 ROWS = {"bert": "bert full", "roberta": "roberta full", "electra": "electra full"}
 ROWS |= {"dpt": "electra dpt"}
 SETTINGS = {"full": "all examples", "low": "10%"}
-TEXTS = tuple(task for task, own in dpt.TASKS.items() if own.words)
+TEXTS = tuple(task for task, task_fields in dpt.TASKS.items() if task_fields.words)
 
 
 def table1(tasks: Sequence[str]) -> Iterable[Cell]:

@@ -68,12 +68,12 @@ def table1(tasks: Sequence[str]) -> Iterable[Cell]:
     for task in tasks:
         cell = lambda row, method, task=task, **more: Cell(row, task, method, "T5-XXL", more)
         yield cell("none good/bad", "pt")
-        asked = lambda name: {"task.form": "cloze", "task.template": TEMPLATES[name]}
+        fields = lambda name: {"task.form": "cloze", "task.template": TEMPLATES[name]}
         for name in TEMPLATES:
-            yield cell(f"{name} good/bad", "pt", **asked(name))
+            yield cell(f"{name} good/bad", "pt", **fields(name))
         for words in LABEL_WORDS:
-            given = {"task.words": ",".join(reversed(words.split("/")))}
-            yield cell(f"man1 {words}", "pt", **asked("man1") | given)
+            label_words = {"task.words": ",".join(reversed(words.split("/")))}
+            yield cell(f"man1 {words}", "pt", **fields("man1") | label_words)
         yield cell("full good/bad", "full")
 
 
@@ -88,10 +88,10 @@ def table2(tasks: Sequence[str]) -> Iterable[Cell]:
 def table4(tasks: Sequence[str]) -> Iterable[Cell]:
     """Yields full tuning of every size, then the methods on the largest model."""
     for family in ("T5", "mT5"):
-        own = [task for task in tasks if is_chinese(task) == (family == "mT5")]
+        family_tasks = [task for task in tasks if is_chinese(task) == (family == "mT5")]
         smaller = [f"{family}-{size}" for size in SIZES]
         for name in smaller if family == "mT5" else smaller[:-1]:  # T5-XXL is the row "full"
-            yield from (Cell(f"full {name}", task, "full", name) for task in own)
+            yield from (Cell(f"full {name}", task, "full", name) for task in family_tasks)
     for method in ("full", *PROMPTED):
         for task in (task for task in tasks if has_cell(method, task)):
             adapted = method == "lm_adapt" and not is_chinese(task)
@@ -182,14 +182,14 @@ class Ppt(Paper):
             "in zh",
         )  # fmt: skip
 
-    def check(self, args: Any, held: Mapping[str, Any]) -> None:
+    def check(self, args: Any, saved: Mapping[str, Any]) -> None:
         """Fills in the kind. Raises InputError for one that does not go with the other flags."""
-        if held and args.kind and held.get("kind") != args.kind:
+        if saved and args.kind and saved.get("kind") != args.kind:
             raise InputError(
-                f"{args.workdir} holds runs of kind {held.get('kind')}, not {args.kind}; take "
+                f"{args.workdir} holds runs of kind {saved.get('kind')}, not {args.kind}; take "
                 "another --workdir"
             )
-        args.kind = args.kind or held.get("kind", "t5")
+        args.kind = args.kind or saved.get("kind", "t5")
         check_known("--kind", args.kind, ppt.ALL_KINDS)
         if args.kind != "t5" and not (args.backbone or args.print):
             raise InputError(f"--kind={args.kind} needs --backbone, for the paper's is t5")
@@ -221,15 +221,15 @@ class Ppt(Paper):
         return f"{ROOT / 'configs/ppt/cells.py'}:{task},{cell.method},{args.kind}"
 
     def changes_of(
-        self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
+        self, cell: Cell, args: Any, overrides: Mapping[str, Any], backbone: str
     ) -> dict[str, Any]:
-        """Lists the changes; what `asked` says of prompts is not said of full tuning."""
+        """Lists the changes; fields of prompts do not apply to full tuning."""
         if cell.method == "full":
-            asked = {name: asked[name] for name in asked if not name.startswith("prompt.")}
+            overrides = {x: overrides[x] for x in overrides if not x.startswith("prompt.")}
         if cell.method == "lm_adapt" and args.adapted:
             backbone = args.adapted
         changes = {"backbone.dtype": dtype_of(backbone)}
-        changes |= super().changes_of(cell, args, asked, backbone)
+        changes |= super().changes_of(cell, args, overrides, backbone)
         if cell.method.endswith("ppt"):
             unified = cell.method.endswith("unified_ppt")
             changes["prompt.init"] = str(

@@ -371,7 +371,7 @@ def test_the_sharding_of_adafactors_state(name, shape, scaled):
         {name: jnp.zeros(shape)}, placement.param_shardings({name: jnp.zeros(shape)})
     )
     state = place_state(placement, params, tx, jax.random.key(0))
-    alone = make_state(zeros, tx, jax.random.key(0))
+    alone = make_state({name: jnp.zeros(shape)}, tx, jax.random.key(0))
     assert jax.tree.map(jnp.shape, state.opt_state) == jax.tree.map(jnp.shape, alone.opt_state)
 
 
