@@ -35,7 +35,7 @@ def peak_gib() -> float:
 
 
 def serve(run, facts_of=dict) -> None:
-    """Answers each count on stdin with the seconds that run(count) takes, and what `facts_of` returns."""
+    """Answers each count on stdin with the seconds of run(count) and the result of `facts_of`."""
     for line in sys.stdin:
         started = time.perf_counter()
         run(int(line))

@@ -1,4 +1,4 @@
-"""launch/bench: every case tells its flags, and those that need no data run at a tiny shape."""
+"""launch/bench: flags of every case, and tiny runs of those that need no data."""
 
 import json
 import os
@@ -32,20 +32,19 @@ def test_without_a_case_all_are_listed():
 
 @pytest.mark.long_cases("words2-data folder none")
 @pytest.mark.parametrize(
-    "words, told",
+    "words, message",
     [
         (("step", "--output=none/x.json"), "--output=none/x.json stands in a folder that does not"),
         (("step", "--output=x.json", "--rounds=0"), "--rounds=0 must be at least 1"),
         (("epoch", "--output=x.json", "--data=none"), "data folder none"),
     ],
 )
-def test_bad_input_is_one_line(words, told):
+def test_bad_input_is_one_line(words, message):
     done = bench(*words)
-    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_every_case_tells_its_flags(monkeypatch, capsys):
-    """In one process, and with neither JAX nor torch loaded by what they import."""
+def test_every_case_has_flags_and_imports_no_jax():
     code = "\n".join((
         "import argparse, importlib, sys",
         f"sys.path.insert(0, {str(ROOT)!r})",
@@ -67,8 +66,8 @@ def test_every_case_tells_its_flags(monkeypatch, capsys):
         (("load", "--layers=1", "--tiny"), ("share GB", "peak GB")),
     ],
 )
-def test_it_measures(words, fields, tmp_path):
-    output = tmp_path / "found.json"
+def test_tiny_runs(words, fields, tmp_path):
+    output = tmp_path / "rows.json"
     one = ("--reps=1",) * (words[0] != "load")
     done = bench(*words, *one, "--rounds=1", f"--output={output}")
     assert done.returncode == 0, done.stderr

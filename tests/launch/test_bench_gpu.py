@@ -1,4 +1,4 @@
-"""launch/bench gpu: a dry run of every path on the CPU, and its answer where there is no GPU."""
+"""launch/bench gpu: dry runs on the CPU, and failures."""
 
 import argparse
 import json
@@ -38,18 +38,18 @@ def test_a_dry_run_takes_every_path(tmp_path, kind, stack, dropout, backend, tra
     if backend == "inductor" and not shutil.which("g++"):
         backend = "aot_eager"  # inductor compiles C++ on the CPU, for most of a minute
     flags = [f"--kinds={kind}", f"--stack={stack}", f"--dropout={dropout}", f"--backend={backend}"]
-    code, out, err = bench(tmp_path / "found.json", "--dry-run", *flags)
+    code, out, err = bench(tmp_path / "rows.json", "--dry-run", *flags)
     assert code == 0, err
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["dry_run"] and found["device"] == "cpu" and found["product TFLOP/s"] > 0
-    assert [row["PEFT"] for row in found["rows"]] == ["SDPA", "compiled"]
-    for row in found["rows"]:
-        given = {"method": kind, "rows": 2, "stack": stack, "dropout": dropout}
-        assert given.items() <= row.items()
+    result = json.loads((tmp_path / "rows.json").read_text())
+    assert result["dry_run"] and result["device"] == "cpu" and result["product TFLOP/s"] > 0
+    assert [row["PEFT"] for row in result["rows"]] == ["SDPA", "compiled"]
+    for row in result["rows"]:
+        settings = {"method": kind, "rows": 2, "stack": stack, "dropout": dropout}
+        assert settings.items() <= row.items()
         assert row["every trained"] == [[trained, trained]]
         assert all(row[f"{side} {name}"] > 0 for side in SIDES for name in ("ms", "TFLOP/s"))
         assert row["ratio ms"] == pytest.approx(row["ours ms"] / row["PEFT ms"])
-        peak = found["product TFLOP/s"]
+        peak = result["product TFLOP/s"]
         assert row["ours share of peak"] == pytest.approx(row["ours TFLOP/s"] / peak)
         assert row["ours GPU GiB"] is row["ratio GPU GiB"] is None  # a CPU counts none
         ((ours, theirs),) = row["every loss"]
@@ -61,12 +61,12 @@ def test_a_dry_run_takes_every_path(tmp_path, kind, stack, dropout, backend, tra
 
 @pytest.mark.long
 def test_no_gpu_is_one_line(tmp_path):
-    code, out, err = bench(tmp_path / "found.json", JAX_PLATFORMS="")
-    assert code == 2 and out == "" and not (tmp_path / "found.json").exists()
+    code, out, err = bench(tmp_path / "rows.json", JAX_PLATFORMS="")
+    assert code == 2 and out == "" and not (tmp_path / "rows.json").exists()
     assert err == "no GPU for both: jax False, torch False\n"
 
 
-def test_the_peak_counts_where_both_have_one(monkeypatch):
+def test_summarise(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from launch.bench.process import summarise
 
@@ -96,11 +96,11 @@ def test_a_side_that_fails_is_left_out(monkeypatch, capsys):
     for name in ("rounds", "cores"):
         parser.add_argument(f"--{name}", default="")
     gpu.flags(parser)
-    found = gpu.measure(parser.parse_args(["--kinds", "soft"]))
-    assert found.failed
-    told = capsys.readouterr()
-    assert told.err.count("compiled: exit code 1, left out") == 1
-    assert "dry run" not in told.out
-    (row,) = found.rows
+    result = gpu.measure(parser.parse_args(["--kinds", "soft"]))
+    assert result.failed
+    captured = capsys.readouterr()
+    assert captured.err.count("compiled: exit code 1, left out") == 1
+    assert "dry run" not in captured.out
+    (row,) = result.rows
     assert row["PEFT"] == "SDPA" and row["ratio GPU GiB"] == 1.0
     assert len(row["every ms"]) == 3
