@@ -53,15 +53,12 @@ def is_run(folder: Path) -> bool:
 def is_locked(workdir: str | os.PathLike) -> bool:
     """Returns whether a process currently holds the lock of a run directory."""
     try:
-        descriptor = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+        with open(Path(workdir) / LOCK) as file:  # closing it releases the lock
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    finally:
-        os.close(descriptor)  # also releases the lock
+    except OSError:
+        pass
     return False
 
 
@@ -126,12 +123,9 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     """Reads a JSON object. Raises InputError; `expected` names the right file in its message."""
     try:
         value = parse_json(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; give {expected}") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); give {expected}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}); give {expected}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not valid JSON: {error}"
+        raise InputError(f"{path} cannot be read ({reason}); give {expected}") from None
     if not isinstance(value, dict):
         raise InputError(
             f"{path} contains a {type(value).__name__}, not an object; give {expected}"

@@ -1,6 +1,7 @@
 """Steps of tiny models, lowered for devices that are not there, and what their programs say."""
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 
@@ -259,6 +260,7 @@ def _put(tree, where):
     return jax.tree.map(put, tree, where)
 
 
+@functools.cache
 def lower(case: Case) -> str:
     """Lowers a step for its target. -> StableHLO"""
     step, args, place = make_step(case, place_for(case.target, case.mesh))

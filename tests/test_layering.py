@@ -126,17 +126,6 @@ def test_no_modules_import_each_other():
     report([f"{name} imports {sorted(imported[name] & imported.keys())}" for name in imported])
 
 
-def test_no_import_is_relative():
-    report(
-        [
-            f"{label(path, line)}: relative import of {name}"
-            for path in MODULES
-            for name, line in imports(path).items()
-            if name.startswith(".")
-        ]
-    )
-
-
 @pytest.mark.parametrize("start", HOST_ONLY)
 def test_what_runs_on_the_host_never_reaches_jax(start):
     todo = [name for name in NAMES if name.split(".")[0] == start]
