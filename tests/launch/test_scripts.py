@@ -391,34 +391,28 @@ def pod(tool, tmp_path, states: str, looks: str, *words: str):
 SET_UP = ["copy", "install", "start"]
 
 
-def test_tpu_pod_makes_a_slice_and_brings_logs_back(tool, tmp_path):
-    states = "ABSENT CREATING READY READY READY READY"
-    code, out, err, done = pod(tool, tmp_path, states, ",running,running,0", "--delete")
-    assert code == 0 and err == "" and out == f"tpu_pod.sh: exit code 0, logs in {tmp_path}/logs\n"
-    assert done == ["create", *SET_UP, "log0", "log0", "log0", "log1", "delete"]
+AGAIN = ["request", *SET_UP, "log0"]
 
 
-def test_tpu_pod_goes_on_after_preemption(tool, tmp_path):
-    states = "ABSENT READY READY PREEMPTED ABSENT READY READY"
-    code, _, err, done = pod(tool, tmp_path, states, ",running,,0", "--spot")
-    assert code == 0 and "pod was preempted, making it again" in err
-    assert done == ["create", *SET_UP, "log0", "delete", "create", *SET_UP, "log0", "log1"]
-
-
-def test_tpu_pod_waits_in_the_queue(tool, tmp_path):
-    states = "ABSENT ABSENT ABSENT READY READY SUSPENDED ABSENT READY READY"
-    code, _, _, done = pod(tool, tmp_path, states, ",running,,0", "--queued")
-    again = ["request", *SET_UP, "log0"]
-    assert code == 0 and done == [*again, "forget", *again, "log1"]
-
-
-def test_tpu_pod_starts_again_after_a_crash_and_not_after_bad_input(tool, tmp_path):
-    states = "READY " * 6
-    code, _, err, done = pod(tool, tmp_path, states, ",134,running,-,2", "--retries=3")
-    assert code == 2 and "exit code 134, starting again (3 left)" in err
-    assert done == [*SET_UP, "start", "log0", "start", "log0", "log1"]
-
-
-def test_tpu_pod_finds_a_run_that_is_under_way(tool, tmp_path):
-    code, _, _, done = pod(tool, tmp_path, "READY READY", "running,5", "--retries=0")
-    assert code == 5 and done == ["log0", "log0", "log1"]
+@pytest.mark.parametrize(
+    "states, looks, words, code, actions, message",
+    [
+        ("ABSENT CREATING READY READY READY READY", ",running,running,0", ["--delete"], 0,
+         ["create", *SET_UP, "log0", "log0", "log0", "log1", "delete"], ""),
+        ("ABSENT READY READY PREEMPTED ABSENT READY READY", ",running,,0", ["--spot"], 0,
+         ["create", *SET_UP, "log0", "delete", "create", *SET_UP, "log0", "log1"],
+         "pod was preempted, making it again"),
+        ("ABSENT ABSENT ABSENT READY READY SUSPENDED ABSENT READY READY", ",running,,0",
+         ["--queued"], 0, [*AGAIN, "forget", *AGAIN, "log1"], ""),
+        # A crash is tried again, bad input is not.
+        ("READY " * 6, ",134,running,-,2", ["--retries=3"], 2,
+         [*SET_UP, "start", "log0", "start", "log0", "log1"],
+         "exit code 134, starting again (3 left)"),
+        # A run that is under way.
+        ("READY READY", "running,5", ["--retries=0"], 5, ["log0", "log0", "log1"], ""),
+    ],
+)  # fmt: skip
+def test_tpu_pod(tool, tmp_path, states, looks, words, code, actions, message):
+    exit_code, out, err, done = pod(tool, tmp_path, states, looks, *words)
+    assert (exit_code, done) == (code, actions) and message in err
+    assert out == f"tpu_pod.sh: exit code {code}, logs in {tmp_path}/logs\n"
