@@ -26,12 +26,13 @@ _MEMORY_ADVICE = (
 
 def commands() -> dict[str, str]:
     """Returns the commands (modules with a main()) and the first line of their docstrings."""
-    docstrings = {}
-    for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
-        module = importlib.import_module(f"{_CLI}.{name}")
-        if hasattr(module, "main"):
-            docstrings[name] = (module.__doc__ or "").partition("\n")[0]
-    return docstrings
+    names = [module.name for module in pkgutil.iter_modules(cli.__path__)]
+    modules = {name: importlib.import_module(f"{_CLI}.{name}") for name in names}
+    return {
+        name: (module.__doc__ or "").partition("\n")[0]
+        for name, module in modules.items()
+        if hasattr(module, "main")
+    }
 
 
 def _shorten(message: str) -> str:

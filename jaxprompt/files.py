@@ -13,7 +13,6 @@ import socket
 import stat
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,9 +93,8 @@ def parse_json(text: str | bytes) -> Any:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        duplicate = next(
-            key for key, count in Counter(key for key, _ in pairs).items() if count > 1
-        )
+        keys = [key for key, _ in pairs]
+        duplicate = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {brief(duplicate)} appears twice in one object; keep one")
     return mapping
 
@@ -223,7 +221,7 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
     """
     path = user_path(output, "--output")
     in_folder = path.is_dir() or output.endswith("/")
-    path = path / name if in_folder else path
+    path = user_path(path / name, "--output") if in_folder else path
     if path.is_dir() or (in_folder and not name):
         raise InputError(
             f"--output={output}: {path} is a folder; give a file, e.g. {path}/predictions.jsonl"

@@ -153,11 +153,7 @@ def run_on_first(action: Callable[[], Result]) -> Result | None:
 
     Returns the result of the action on process 0, None on the others.
     """
-
-    def act() -> Result | None:
-        return action() if is_first() else None
-
-    return run_on_all(act)
+    return run_on_all(lambda: action() if is_first() else None)
 
 
 def run_on_all(action: Callable[[], Result]) -> Result:
