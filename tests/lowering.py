@@ -198,8 +198,8 @@ def make_method(case: Case, dims):
     if case.method == "p_tuning":
         fields |= dict(hidden=12, inner=20)
     if case.method in IPT:
-        seen = pack_ids(np.arange(9))
-        return make_prompt("ipt", dims, length=case.length, seen=seen, **IPT[case.method])
+        words = pack_ids(np.arange(9))
+        return make_prompt("ipt", dims, length=case.length, seen=words, **IPT[case.method])
     if case.method == "compose":
         fields = dict(parts=f"prefix(length={length})+soft(length={length})")
     if case.method == "prefix" and decodes:
