@@ -115,7 +115,7 @@ def adapt(args: argparse.Namespace, stage: Stage, folder: Path, *flags: str, **f
 
 
 def device() -> tuple[str, int]:
-    """Asks for the kind of device and their number."""
+    """Returns the kind of the devices and their number."""
     code = "import jax; print(jax.default_backend(), jax.device_count())"
     kind, count = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     return kind, int(count)

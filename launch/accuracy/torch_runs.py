@@ -121,7 +121,7 @@ def train_listed(c: RunConfig, seed: int) -> RunResult:
     splits = {n: Rows(part, [encode(x) for x in part]) for n, part in examples.splits.items()}
 
     def scores(ids, slot, mask, read):
-        """Gives -z: that a class is original, as a logit. -> [B, C]"""
+        """Returns -z: that a class is original, as a logit. -> [B, C]"""
         return -model(input_ids=ids, attention_mask=mask.long()).logits.gather(1, read)
 
     def loss(*inputs):

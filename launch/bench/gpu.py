@@ -67,7 +67,7 @@ def find_torch(args: argparse.Namespace) -> None:
 
 
 def time_product(size: int, count: int = 20) -> float:
-    """Gives the TFLOP/s of products of random bfloat16 matrices, the best of three runs.
+    """Returns the TFLOP/s of products of random bfloat16 matrices, the best of three runs.
 
     On ones a GPU draws less power and runs faster than on what a model multiplies.
     """

@@ -116,13 +116,13 @@ def keep(folder: Path) -> list[np.ndarray]:
 
 
 def memory(field: str) -> int:
-    """Tells the resident bytes of this process: now (VmRSS) or at most (VmHWM)."""
+    """Returns the resident bytes of this process: now (VmRSS) or at most (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
 
 
 def timed(work, folder: Path, state: str) -> float:
-    """Tells the seconds of a work on files that are in the system's cache, or not ("cold")."""
+    """Returns the seconds of a work on files that are in the system's cache, or not ("cold")."""
     gc.collect()
     if state == "cold":
         drop(folder)

@@ -140,7 +140,7 @@ def read_sources(text: str) -> Callable[[str], tuple[str, str]]:
 
 
 def our_kind(op: str, frames: str) -> str:
-    """Tells what kind of work an operation of ours is, from its name and where it was written."""
+    """Returns what kind of work an operation of ours is, from its name and where it was written."""
     if op.endswith("dot_general"):
         return "attention products" if re.search(r"b[nt][tn][sd],bsnd", op) else "projections, mlp"
     if not op:
@@ -195,7 +195,7 @@ def measure_ours(args: argparse.Namespace) -> dict[str, float]:
 
 
 def their_kind(names: list[str]) -> str:
-    """Tells what kind of work an operation of torch is, from its name and those around it."""
+    """Returns what kind of work an operation of torch is, from its name and those around it."""
     name, chain = names[0], " ".join(names).lower()
     if re.fullmatch(r"aten::(addmm|mm|linear)|mkl.*|mkldnn.*", name):
         return "projections, mlp"
@@ -260,12 +260,12 @@ def finish(times: Counter, scale: float, wall: float, covered: float) -> dict[st
 
 
 def answer_ours(args: argparse.Namespace) -> None:
-    """Tells of ours."""
+    """Prints the seconds of ours."""
     print(json.dumps(measure_ours(args)))
 
 
 def answer_peft(args: argparse.Namespace) -> None:
-    """Tells of PEFT's."""
+    """Prints the seconds of PEFT's."""
     print(json.dumps(measure_peft(args)))
 
 

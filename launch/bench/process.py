@@ -86,7 +86,7 @@ def worker(command: list[str], cores: str):
 
 
 def summarise(rounds: list[list[dict]], fields: dict[str, str]) -> dict:
-    """Gives the medians of ours (and PEFT's) over rounds, and of each round's ratio ours / PEFT's.
+    """Returns medians of ours (and PEFT's) over rounds, and of each round's ratio ours / PEFT's.
 
     `fields` are what the answers hold of each name. Where an answer is None, so is what it makes.
     """

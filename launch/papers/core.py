@@ -69,7 +69,7 @@ PLACE = (
 )  # fmt: skip
 
 
-# -- what is asked for ---------------------------------------------------------------------------
+# -- arguments ------------------------------------------------------------------------------------
 
 
 def make_parser(argv: Sequence[str]) -> Parser:
@@ -287,13 +287,13 @@ def score(run: SweepRun, kind: str) -> None:
     write_result(run.workdir, RunResult(best_step=0, test=scores))  # as the backbone comes
 
 
-# -- what they give ------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------
 
 
 def heading(
     args: Any, measured: Sequence[tuple[Cell, Measured]], overrides: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """Says what a table shows, and where the backbone or a setting is not the paper's."""
+    """Returns what a table shows, and where the backbone or a setting is not the paper's."""
     metrics: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((cell.task, cell.metric) for cell, _ in measured):
         metrics.setdefault(metric or metric_of(task), []).append(task)

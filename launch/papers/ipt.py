@@ -127,7 +127,7 @@ class Ipt(Paper):
         parser.add_argument("--ppt", default="", help="export of a prompt that `pretrain` learned")
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says which export a cell lacks, on which its prompt starts."""
+        """Returns which export a cell lacks, on which its prompt starts."""
         _, system, place, *_ = cell.method.split(",")
         if system == "ppt" and not args.ppt:
             return (

@@ -54,7 +54,7 @@ OTHERS = {"full": (5, 16), "pt": (5, 32)}
 
 
 def is_chinese(task: str) -> bool:
-    """Tells whether a task is Chinese."""
+    """Returns whether a task is Chinese."""
     return task in CHINESE or task == "tnews"
 
 
@@ -203,7 +203,7 @@ class Ppt(Paper):
         return {"kind": args.kind}
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says why a cell is not run: another backbone than --backbone, or one that is not read."""
+        """Returns why a cell is not run: its backbone is not --backbone, or cannot be read."""
         adapted = args.adapted or (not args.backbone and cell.backbone == ADAPTED)
         if cell.method == "lm_adapt" and not adapted:
             return "give --adapted, the backbone that `adapt` wrote"
@@ -249,7 +249,7 @@ class Ppt(Paper):
         return method, examples or str(cell.changes.get("data.protocol.n", 32))
 
     def lacks(self, run: SweepRun, args: Any) -> str:
-        """Says which prompt is missing."""
+        """Returns which prompt is missing."""
         start = run.changes.get("prompt.init")
         if not start or Path(start).is_dir():
             return ""
@@ -259,7 +259,7 @@ class Ppt(Paper):
         )
 
     def remarks(self, args: Any) -> list[str]:
-        """Says which kind of backbone was measured, and where there are fewer examples."""
+        """Returns which kind of backbone was measured, and where there are fewer examples."""
         lines = [_CB] if args.table == "figure4" else []
         if args.kind != "t5":
             lines.append(f"measured with a backbone of kind {args.kind}, the paper's is t5")

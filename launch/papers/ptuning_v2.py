@@ -149,7 +149,7 @@ class PTuningV2(Paper):
         return {"layers": args.layers} if args.table == "figure3" else {}
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says which export a cell lacks, on which its prompt starts, or that its row is another's.
+        """Returns which export a cell lacks for its initial prompt, or that its row is another's.
 
         On --backbone the rows of all models would be the same runs.
         """
@@ -217,7 +217,7 @@ class PTuningV2(Paper):
         return method, at[0] if at else ""
 
     def remarks(self, args: Any) -> list[str]:
-        """Says what is inferred of figures, whose labels the paper's text has lost."""
+        """Returns what is inferred of figures, whose labels the paper's text has lost."""
         if args.table.startswith("figure"):
             lines = ["the paper's text has no numbers of its figures: lengths and counts are ours"]
             if args.table == "figure3" and args.layers != depth.LAYERS:

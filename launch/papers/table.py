@@ -79,11 +79,11 @@ class Paper(abc.ABC):
         del args, saved
 
     def about(self, args: Any) -> dict[str, Any]:
-        """Says what a workdir of such runs is bound to, besides the table."""
+        """Returns what a workdir of such runs is bound to, besides the table."""
         return {}
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says why a cell is not run, and what to do about it; "" where it is run."""
+        """Returns why a cell is not run, and what to do about it; "" where it is run."""
         return ""
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
@@ -120,11 +120,11 @@ class Paper(abc.ABC):
         return cell.method, "all" if "data.protocol" in cell.changes else ""
 
     def lacks(self, run: SweepRun, args: Any) -> str:
-        """Says what a run lacks besides data, and what to do about it; "" where it can run."""
+        """Returns what a run lacks besides data, and what to do about it; "" where it can run."""
         return ""
 
     def remarks(self, args: Any) -> list[str]:
-        """Says what of its flags is not the paper's, for the heading of what was measured."""
+        """Returns what of its flags is not the paper's, for the heading of what was measured."""
         return []
 
 
