@@ -1,11 +1,13 @@
 """The tables and figures of P-tuning v2: the paper's numbers, and the runs behind each."""
 
 import csv
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import test_paper_tables
 from test_paper_tables import read_all, write_run
 
 from configs import ptuning_v2
@@ -26,12 +28,9 @@ KIND_OF = {task: kind for kind in (superglue, tagging, qa) for task in kind.TASK
 KINDS = {"full": "none", "pt": "soft", "p_tuning": "p_tuning"}
 
 
-def arguments(**changes):
-    defaults = dict(
-        paper="ptuning_v2", workdir="w", backbone="x", data="", shared="s", layers=24, tasks="",
-        rows="", learning_rates="", seeds="1,2",
-    )  # fmt: skip
-    return SimpleNamespace(**defaults | changes)
+arguments = functools.partial(
+    test_paper_tables.arguments, paper="ptuning_v2", backbone="x", data="", shared="s", layers=24
+)
 
 
 def test_published_numbers_are_the_papers(shared):
