@@ -91,7 +91,6 @@ def _choice(name: str) -> Any:
     choices = importlib.import_module(f"{__name__}.api.choices")
     choice = choices.find_choice(name)
     if choice is None:
-        names = sorted({*__all__, *choices.choice_names("prompt"), *choices.choice_names("head")})
-        advice = importlib.import_module(f"{__name__}.errors").nearest(name, names)
+        advice = importlib.import_module(f"{__name__}.errors").nearest(name, __dir__())
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {advice}")
     return choice

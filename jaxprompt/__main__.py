@@ -3,10 +3,8 @@
 import importlib
 import os
 import pkgutil
-import shlex
 import sys
 import traceback
-from collections.abc import Sequence
 from importlib import metadata
 
 from jaxprompt import cli, hidden, signals
@@ -14,22 +12,27 @@ from jaxprompt.errors import (
     InputError,
     escape,
     first_line,
-    has_surrogate,
     nearest,
     out_of_memory,
 )
 
 _CLI = cli.__name__
+_MEMORY_ADVICE = (
+    "lower data.batch, data.eval_batch, data.max_len or runs.size (predict: --batch), raise "
+    "optim.accumulate, or set backbone.remat=full. To estimate the memory of a config: "
+    "python -m jaxprompt plan"
+)
 
 
 def commands() -> dict[str, str]:
     """Returns the commands (modules with a main()) and the first line of their docstrings."""
-    docstrings = {}
-    for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
-        module = importlib.import_module(f"{_CLI}.{name}")
-        if hasattr(module, "main"):
-            docstrings[name] = (module.__doc__ or "").partition("\n")[0]
-    return docstrings
+    names = [module.name for module in pkgutil.iter_modules(cli.__path__)]
+    modules = {name: importlib.import_module(f"{_CLI}.{name}") for name in names}
+    return {
+        name: (module.__doc__ or "").partition("\n")[0]
+        for name, module in modules.items()
+        if hasattr(module, "main")
+    }
 
 
 def _shorten(message: str) -> str:
@@ -58,9 +61,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    command, rest = argv[0] if argv else "", argv[1:]
-    program = f"jaxprompt {command}".rstrip()
-    debug = "--debug" in rest
     try:
         try:
             code = _command(argv)
@@ -69,35 +69,39 @@ def _run(argv: list[str]) -> int:
             raise
         sys.stdout.flush()  # here, because at exit Python reports a failed write itself
         return code
-    except InputError as error:
-        if debug:
-            raise
-        print(escape(f"{program}: {_shorten(str(error))}"), file=sys.stderr)
-        return 2
     except BrokenPipeError:
         sys.stderr.close()
         return 0
     except Exception as error:
-        code = 2
-        if isinstance(error, OSError) and _is_stdout_error(error):
-            reason = f"cannot write to stdout: {error.strerror}; fix this, or redirect stdout"
-        elif reason := out_of_memory(error):
-            reason = f"{reason}; {_memory_advice(rest)}"
-        elif reason := _no_device(error):
-            reason = (
-                f"JAX cannot start its devices: {reason}; free the GPU if another process uses "
-                "its memory, install jax for this device, or set JAX_PLATFORMS=cpu"
-            )
-        elif reason := _lost(error):
-            code = 1  # not bad input, so that a launcher may try again
-            reason = (
-                f"another process of this run was lost, see its output ({reason}); run the "
-                "same command again on all hosts to resume"
-            )
-        if debug or not reason:
+        code, message = _failure(error)
+        if not message or "--debug" in argv:
             raise
-        print(escape(f"{program}: {reason}"), file=sys.stderr)
+        print(escape(f"{' '.join(['jaxprompt', *argv[:1]])}: {message}"), file=sys.stderr)
         return code
+
+
+def _failure(error: Exception) -> tuple[int, str]:
+    """Returns the exit code and the message of an expected error; other errors have no message."""
+    if isinstance(error, InputError):
+        return 2, _shorten(str(error))
+    if isinstance(error, OSError) and _is_stdout_error(error):
+        return 2, f"cannot write to stdout: {error.strerror}; fix this, or redirect stdout"
+    if reason := out_of_memory(error):
+        return 2, f"{reason}; {_MEMORY_ADVICE}"
+    if reason := _no_device(error):
+        return 2, (
+            f"JAX cannot start its devices: {reason}; free the GPU if another process uses its "
+            "memory, install jax for this device, or set JAX_PLATFORMS=cpu"
+        )
+    from jaxprompt.parallel.processes import lost_process_message
+
+    if reason := lost_process_message(error):
+        # Not bad input, so that a launcher may try again.
+        return 1, (
+            f"another process of this run was lost, see its output ({reason}); run the same "
+            "command again on all hosts to resume"
+        )
+    return 1, ""
 
 
 def _no_device(error: Exception) -> str:
@@ -110,13 +114,6 @@ def _no_device(error: Exception) -> str:
         return ""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     return first_line(error) if str(error) else f"no device of JAX_PLATFORMS={platforms} was found"
-
-
-def _lost(error: Exception) -> str:
-    """Returns the message of an error caused by a lost process, "" for other errors."""
-    from jaxprompt.parallel import processes
-
-    return processes.lost_process_message(error)
 
 
 def _is_stdout_error(error: OSError) -> bool:
@@ -136,55 +133,13 @@ def _command(argv: list[str]) -> int:
         print(f"jaxprompt {version}, jax {metadata.version('jax')}")
         return 0
     command, *rest = argv
-    for word in argv:
-        if has_surrogate(word):  # how Python represents bytes that are not UTF-8
-            raise InputError(f"argument {word!r} is not UTF-8; convert it or rename the file")
+    try:
+        " ".join(argv).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the arguments are not UTF-8 ({error}); convert them") from error
     if command not in descriptions:
         raise InputError(f"unknown command {command!r}; {nearest(command, descriptions)}")
     return importlib.import_module(f"{_CLI}.{command}").main(rest) or 0
-
-
-def _memory_advice(argv: Sequence[str]) -> str:
-    """Returns which fields to lower after running out of memory, and a `plan` command."""
-    from jaxprompt.config.load import load_config
-    from jaxprompt.runs.grid.expand import is_grid
-
-    try:
-        words, args = _config_words(argv)
-        config = load_config(*args)
-    except InputError:  # predict has no config
-        return "lower --batch"
-    fields = config.leaves()
-    with_value = lambda field: f"{field} (now {fields[field]})"
-    fields_to_lower = [
-        with_value(field) for field in ("data.batch", "data.eval_batch", "data.max_len")
-    ]
-    if is_grid(config):
-        fields_to_lower.insert(
-            0, f"{with_value('runs.size')}: runs that train at once, 0 means all that fit"
-        )
-    advice = [f"lower {', '.join(fields_to_lower)}", f"raise {with_value('optim.accumulate')}"]
-    if config.backbone.remat != "full":
-        advice.append("set backbone.remat=full")
-    if config.objective.name:  # adapt, which plan does not support
-        return ", ".join(advice)
-    plan_words = [word for word in words if not word.startswith("--config.runs.")]
-    plan = shlex.join(["python", "-m", "jaxprompt", "plan", *plan_words])
-    return f"{', '.join(advice)}. To estimate the memory of this config: {plan}"
-
-
-def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple[str, str]]]]:
-    """Returns the config arguments of a command, and the arguments of `load_config`."""
-    from jaxprompt.cli.options import Parser, require_flags
-
-    words, remaining = [], list(argv)
-    while remaining:
-        word = remaining.pop(0)
-        if word.partition("=")[0] == "--config" or word.startswith("--config."):
-            words.append(word if "=" in word or not remaining else f"{word}={remaining.pop(0)}")
-    args, overrides = Parser("", "").read(words)
-    require_flags(args, "config")
-    return words, (args.config, overrides)
 
 
 def entry() -> None:
@@ -194,9 +149,7 @@ def entry() -> None:
 
         complete(commands())
     _open_streams()
-    # transformers imports torch if it is installed, which takes seconds, but only its tokenizers
-    # are needed here. Its advice to install torch would mislead the user.
-    hidden.hide("torch")
+    hidden.hide("torch")  # from transformers, whose advice to install it would mislead the user
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     signals.watch()
     code = main()

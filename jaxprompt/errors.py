@@ -88,11 +88,9 @@ def check_known(name: str, value: Any, choices: Collection[str]) -> str:
 
     Raises InputError.
     """
-    setting = f"{name}{' ' if ' ' in name else '='}{brief(value)}"
-    if not isinstance(value, str):
-        raise InputError(f"{setting} must be text; {nearest('', choices)}")
-    if value not in choices:
-        raise InputError(f"{setting} is unknown; {nearest(value, choices)}")
+    if value not in list(choices):
+        equals = " " if " " in name else "="
+        raise InputError(f"{name}{equals}{brief(value)} is unknown; {nearest(str(value), choices)}")
     return value
 
 
@@ -104,26 +102,13 @@ def show_columns(row: Iterable[str]) -> str:
 def is_kind(value: Any, kind: type) -> bool:
     """Returns whether a value has type `kind`: bool, int, float, str, or tuple of str.
 
-    An int is accepted as a float. Floats must fit float32, strings must be valid UTF-8.
+    An int is accepted as a float. Floats must fit float32.
     """
-    if kind is bool:
-        return isinstance(value, bool)
     if kind is tuple:
         return isinstance(value, tuple) and all(is_kind(part, str) for part in value)
-    if kind is str:
-        return isinstance(value, str) and not has_surrogate(value)
-    if not isinstance(value, (int, float) if kind is float else int) or isinstance(value, bool):
-        return False
-    return kind is int or abs(value) <= FLOAT32
-
-
-def has_surrogate(text: str) -> bool:
-    """Returns whether a string has a lone surrogate, which UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return abs(value) <= FLOAT32
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
@@ -140,7 +125,7 @@ def check_type(argument: str, value: Any, kind: type | UnionType, advice: str) -
 
 def at_least(name: str, value: float, limit: float) -> None:
     """Raises InputError if a field is not a number or is below its limit."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         raise InputError(f"{name}={brief(value)} must be a number, at least {limit}")
     if not value >= limit:
         raise InputError(f"{name}={value} must be at least {limit}")

@@ -11,7 +11,7 @@ What a signal does depends on where the command is:
 
 Python runs a handler only in the main thread, between two bytecodes: compilation may delay it by
 minutes, and a library may swallow an exception. In a process of the command line (`watch`) a thread
-therefore ends the process if the main thread has not done so within PATIENCE seconds. All files are
+therefore ends the process PATIENCE seconds after a signal, and at a second Ctrl-C. All files are
 written such that this is safe, like SIGKILL.
 """
 
@@ -44,7 +44,8 @@ class _State:
         self.num_deferred = 0  # blocks of `deferred` around the main thread
         self.note = "before anything was saved"
         self.can_resume = False  # whether the same command resumes a stopped one
-        self.printed = threading.Lock()  # acquired once the line is printed
+        self.printing = threading.Lock()  # held while the line is printed
+        self.is_printed = False
 
 
 _now = _State()
@@ -81,11 +82,12 @@ def stop_requested() -> int:
     return _now.received
 
 
-def stop_message(number: int, saved: str) -> str:
-    """Returns the line to print for a block that stopped at a signal of this or another process."""
+def log_stopped(log: Callable[[str], None], number: int, saved: str) -> None:
+    """Logs the line of a block that stopped at a signal of this or another process."""
     _now.received, _now.can_resume = number, True
-    _now.printed.acquire(blocking=False)
-    return f"stopped by {NAMES[number]}" + (f" {saved}" if _KEEPS.get() else "; nothing is saved")
+    with _now.printing:
+        log(f"stopped by {NAMES[number]}" + (f" {saved}" if _KEEPS.get() else "; nothing is saved"))
+        _now.is_printed = True
 
 
 @contextlib.contextmanager
@@ -181,13 +183,19 @@ def starting_children() -> Iterator[None]:
 
 def print_stopped() -> None:
     """Prints, once, the line of a command that a signal ended."""
-    if _now.printed.acquire(blocking=False):
+    # The other thread may be printing it: this one must not end the process before. It gives up
+    # where that one waits for a full pipe.
+    has_lock = _now.printing.acquire(timeout=1)
+    if has_lock and not _now.is_printed:
         line = f"stopped by {NAMES[_now.received]} {_now.note}\n"
         if _now.watched:  # a handler may have interrupted another print
             with contextlib.suppress(OSError):
                 os.write(2, line.encode())
         else:
             sys.stderr.write(line)
+        _now.is_printed = True
+    if has_lock:
+        _now.printing.release()
 
 
 def watch() -> None:
@@ -206,8 +214,8 @@ def _on_signal(number: int, _frame: object) -> None:
         _now.received = number
         if not _now.num_deferred:
             _raise_stopped()
-    elif number == signal.SIGINT:  # SIGTERM may come twice: to the group, and from the parent
-        _exit(_now.received) if _now.watched else _raise_stopped()
+    elif number == signal.SIGINT and not _now.watched:
+        _raise_stopped()
 
 
 def _raise_stopped() -> None:
@@ -221,14 +229,15 @@ def _raise_stopped() -> None:
     raise Stopped
 
 
-def _read_signals(reads: int) -> None:
-    """Receives signals in a thread, whatever the main thread does."""
+def _read_signals(read_end: int) -> None:
+    """Ends the process in a thread, whatever the main thread does."""
     first = 0
     while True:
-        number = os.read(reads, 1)[0]
+        number = os.read(read_end, 1)[0]
         if number not in CODES:
             continue
         if first and number == signal.SIGINT:
+            # Not for SIGTERM, which may come twice: to the group, and from the parent.
             _exit(first)
         first = first or number
         if not _now.num_deferred:

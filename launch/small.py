@@ -62,10 +62,10 @@ def stages(args: argparse.Namespace, work: Path) -> list[Stage]:
     start = {"backbone.path": args.backbone or MINILM}
     if args.scratch:
         start["backbone.init"] = folder_of(start["backbone.path"]) / "config.json"
-    own = {"optim.lr": 4e-4, "corpus.store": work / "corpus"}
+    changes = {"optim.lr": 4e-4, "corpus.store": work / "corpus"}
     if args.kind == "electra":
-        own |= {"optim.lr": 3e-4, "objective.generator_path": args.generator}
-    return [Stage({"mlm": "mlm", "electra": "rtd"}[args.kind], 1.0, common | start | own)]
+        changes |= {"optim.lr": 3e-4, "objective.generator_path": args.generator}
+    return [Stage({"mlm": "mlm", "electra": "rtd"}[args.kind], 1.0, common | start | changes)]
 
 
 def folder_of(path: str) -> Path:
@@ -91,8 +91,7 @@ def call(command: str, *words: str) -> str:
     line = [sys.executable, "-m", "jaxprompt", command, *words]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    given = dict(stdout=subprocess.PIPE, text=True, env=environment)
-    with subprocess.Popen(line, **given) as child:
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as child:
         before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         output = child.communicate()[0]
         signal.signal(signal.SIGTERM, before)
@@ -103,9 +102,9 @@ def call(command: str, *words: str) -> str:
 
 def adapt(args: argparse.Namespace, stage: Stage, folder: Path, *flags: str, **fields) -> dict:
     """Runs a stage. -> its result"""
-    given = stage.fields | {name.replace("__", "."): value for name, value in fields.items()}
+    overrides = stage.fields | {name.replace("__", "."): value for name, value in fields.items()}
     words = [f"--config={ROOT / 'configs/adapt' / stage.config}.py", f"--workdir={folder}", *flags]
-    words += [f"--config.{name}={value}" for name, value in given.items()]
+    words += [f"--config.{name}={value}" for name, value in overrides.items()]
     output = call("adapt", *words, *args.fields)
     if not output:
         sys.exit("stopped; the same command resumes")
@@ -116,7 +115,7 @@ def adapt(args: argparse.Namespace, stage: Stage, folder: Path, *flags: str, **f
 
 
 def device() -> tuple[str, int]:
-    """Asks for the kind of device and their number."""
+    """Returns the kind of the devices and their number."""
     code = "import jax; print(jax.default_backend(), jax.device_count())"
     kind, count = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     return kind, int(count)
@@ -190,8 +189,8 @@ def report(args: argparse.Namespace, stage: Stage, fields: dict, result: dict, f
     shown = lambda scores: " | ".join(f"{value:.4g}" for value in scores.values())
     rows.append(f"| {folder.name} | {shown(result['held_out'])} |")
     for other in args.against:
-        given = fields | {"backbone__path": other, "backbone__init": ""}
-        scores = adapt(args, stage, folder, "--score", **given)["held_out"]
+        changes = fields | {"backbone__path": other, "backbone__init": ""}
+        scores = adapt(args, stage, folder, "--score", **changes)["held_out"]
         rows.append(f"| {other} | {shown(scores)} |")
     return "\n".join([*rows, "", "```", (folder / "examples.txt").read_text().rstrip(), "```", ""])
 

@@ -187,7 +187,7 @@ def make_run():
         HEADS[fields.pop("head__name", "linear")](c)
         getattr(methods, method)(c)
         changes = {name.replace("__", "."): value for name, value in fields.items()}
-        own = {"backbone.path": path, "backbone.dropout": 0.0, "mesh.data": 1}
-        return open_run(to_run_config(c).replace(own | changes))
+        defaults = {"backbone.path": path, "backbone.dropout": 0.0, "mesh.data": 1}
+        return open_run(to_run_config(c).replace(defaults | changes))
 
     return make

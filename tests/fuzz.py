@@ -56,10 +56,10 @@ def dump(value: Any) -> str:
 
 def depth(value: Any) -> int:
     """Counts the levels of what holds its parts in one place, as `nested` does."""
-    found, level = 0, [value]
+    levels, level = 0, [value]
     while level := [p for x in level for p in parts(x)]:
-        found += 1
-    return found
+        levels += 1
+    return levels
 
 
 def parts(value: Any) -> list:
@@ -105,13 +105,32 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
             case 3:
                 data[at : at + int(rng.integers(1, 9))] = b""
             case _:
-                own = [b"\0", b"\xff", b"\xed\xa0\x80", b'"', b"\n", b"\r", b"[" * 2000, b"9" * 400]
-                own += [b"{", b"}", b",", b"\t", b"\\ud800", b"\xef\xbb\xbf", b"-", b"NaN", b"null"]
-                data[at:at] = own[int(rng.integers(0, len(own)))]
+                parts = [
+                    b"\0",
+                    b"\xff",
+                    b"\xed\xa0\x80",
+                    b'"',
+                    b"\n",
+                    b"\r",
+                    b"[" * 2000,
+                    b"9" * 400,
+                ]
+                parts += [
+                    b"{",
+                    b"}",
+                    b",",
+                    b"\t",
+                    b"\\ud800",
+                    b"\xef\xbb\xbf",
+                    b"-",
+                    b"NaN",
+                    b"null",
+                ]
+                data[at:at] = parts[int(rng.integers(0, len(parts)))]
     return bytes(data)
 
 
-def survive(monkeypatch: Any, given: Any, action: Callable, *args: Any) -> int:
+def survive(monkeypatch: Any, inputs: Any, action: Callable, *args: Any) -> int:
     """Runs an action as a command. -> exit code; fails with what was `given`."""
 
     def command(_argv: list[str]) -> int:
@@ -119,10 +138,10 @@ def survive(monkeypatch: Any, given: Any, action: Callable, *args: Any) -> int:
         return 0
 
     monkeypatch.setattr(evaluate, "main", command)
-    return judge(given, ["evaluate"])
+    return judge(inputs, ["evaluate"])
 
 
-def judge(given: Any, argv: list[str]) -> int:
+def judge(inputs: Any, argv: list[str]) -> int:
     """Runs a command. -> exit code: 0, or 2 with one line; else fails, with what was `given`."""
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -131,20 +150,22 @@ def judge(given: Any, argv: list[str]) -> int:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a panic of Rust is no Exception
-        pytest.fail(f"{type(error).__name__}: {error!s:.300}\ngiven: {show(given)}")
-    said = err.getvalue()
-    one_line = said.endswith("\n") and len(said.splitlines()) == 1 and said[:-1].isprintable()
+        pytest.fail(f"{type(error).__name__}: {error!s:.300}\ngiven: {show(inputs)}")
+    message = err.getvalue()
+    one_line = (
+        message.endswith("\n") and len(message.splitlines()) == 1 and message[:-1].isprintable()
+    )
     refused = code == 2 and one_line and not out.getvalue()
-    if not refused and (code, said) != (0, ""):
-        pytest.fail(f"exit {code}, said {said!r:.1000}\ngiven: {show(given)}")
+    if not refused and (code, message) != (0, ""):
+        pytest.fail(f"exit {code}, said {message!r:.1000}\ngiven: {show(inputs)}")
     return code
 
 
-def show(given: Any) -> str:
+def show(inputs: Any) -> str:
     """Writes what was given, so that it can be given again; of what is too deep its kind."""
-    if isinstance(given, tuple):
-        return f"({', '.join(map(show, given))})"
-    return repr(given)[:3000] if depth(given) < 100 else f"nested({depth(given) - 1})"
+    if isinstance(inputs, tuple):
+        return f"({', '.join(map(show, inputs))})"
+    return repr(inputs)[:3000] if depth(inputs) < 100 else f"nested({depth(inputs) - 1})"
 
 
 def sample(rng: np.random.Generator, *choices: list, count: int) -> Iterator[tuple]:
@@ -152,7 +173,7 @@ def sample(rng: np.random.Generator, *choices: list, count: int) -> Iterator[tup
     order = rng.permutation(len(choices[0]))
     for i in range(count):
         first = choices[0][order[i % len(order)]]
-        yield first, *(own[int(rng.integers(0, len(own)))] for own in choices[1:])
+        yield first, *(values[int(rng.integers(0, len(values)))] for values in choices[1:])
 
 
 def write(path: Path, data: bytes | str) -> Path:

@@ -1,6 +1,7 @@
 """Steps of tiny models, lowered for devices that are not there, and what their programs say."""
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 
@@ -146,8 +147,10 @@ def make_model(case: Case):
         "electra" if case.family == "electra" else case.family, hf, heads, dtype="bfloat16",
         stack="scan", dropout=case.dropout, attention=case.attention,
     )  # fmt: skip
-    own = (case.kind,) if case.kind == "mask_decoder" else ()
-    backbone = with_lm_states(make(hf, (*MODEL_HEADS.get(case.family, ("pooler", "mlm")), *own)))
+    more_heads = (case.kind,) if case.kind == "mask_decoder" else ()
+    backbone = with_lm_states(
+        make(hf, (*MODEL_HEADS.get(case.family, ("pooler", "mlm")), *more_heads))
+    )
     if case.work == "adapt" and case.family == "electra":
         pair = replaced_tokens.make_pair(make(hf, ("mlm",)), backbone)
         return pair, replaced_tokens.make_objectives()
@@ -160,9 +163,9 @@ def make_model(case: Case):
         words = np.arange(4).reshape(4, 1, 1)
         head = verbalizer.LabelWords(np.arange(5, 9), words, 0 * words, "full")
         head = AnswerHead(head, head)
-        whole = lambda scores, *given: full_vocabulary(scores.whole, *given)
-        told = lambda scores, *given: count_classes(scores.words, *given)
-        loss = Objective("main", whole, sums=told)
+        whole = lambda scores, *args: full_vocabulary(scores.whole, *args)
+        counts = lambda scores, *args: count_classes(scores.words, *args)
+        loss = Objective("main", whole, sums=counts)
     elif case.head:
         head, kind = HEAD_MODULES[case.head], case.head.replace("word_rows", "label_rows")
         (loss,) = make_head(kind).objectives(0.0)
@@ -195,8 +198,8 @@ def make_method(case: Case, dims):
     if case.method == "p_tuning":
         fields |= dict(hidden=12, inner=20)
     if case.method in IPT:
-        seen = pack_ids(np.arange(9))
-        return make_prompt("ipt", dims, length=case.length, seen=seen, **IPT[case.method])
+        words = pack_ids(np.arange(9))
+        return make_prompt("ipt", dims, length=case.length, seen=words, **IPT[case.method])
     if case.method == "compose":
         fields = dict(parts=f"prefix(length={length})+soft(length={length})")
     if case.method == "prefix" and decodes:
@@ -214,8 +217,8 @@ def make_method(case: Case, dims):
         return make_prompt(case.method, dims, task_info, **fields)
 
 
-def make_numbers(case: Case, model):
-    """Describes what trains, what is frozen, and a batch."""
+def make_shapes(case: Case, model):
+    """Returns shapes of the trainable and frozen parameters, and a batch."""
 
     def narrow(module):
         shapes = backbone_shapes(module, case.quantize)
@@ -226,8 +229,8 @@ def make_numbers(case: Case, model):
     laid = dict(rows=8, length=case.tokens, family=case.family, side=case.side)
     if isinstance(model, replaced_tokens.Pair):
         whole = narrow(model.discriminator.backbone)
-        own = replaced_tokens.untie_embeddings(narrow(model.generator.backbone))
-        params = {"backbone": whole, "generator": own}
+        generator = replaced_tokens.untie_embeddings(narrow(model.generator.backbone))
+        params = {"backbone": whole, "generator": generator}
     else:
         params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b), narrow(model.backbone))
         prompt = model.prompt
@@ -236,8 +239,8 @@ def make_numbers(case: Case, model):
             decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
         )  # fmt: skip
     patterns = (".*",) if case.work == "adapt" else (r"prompt/.*", r"head/.*")
-    given = {part for part in ("prompt", "head") if jax.tree.leaves(params.get(part, {}))}
-    patterns = [p for p in patterns if p == ".*" or p.split("/")[0] in given]
+    parts = {part for part in ("prompt", "head") if jax.tree.leaves(params.get(part, {}))}
+    patterns = [p for p in patterns if p == ".*" or p.split("/")[0] in parts]
     trainable, frozen = split_trainable(params, trainable_mask(params, patterns))
     trainable = jax.eval_shape(lambda x: cast(x, jnp.float32), trainable)
     by_token = case.head in ("tags", "spans", "multi_spans")
@@ -257,10 +260,11 @@ def _put(tree, where):
     return jax.tree.map(put, tree, where)
 
 
+@functools.cache
 def lower(case: Case) -> str:
     """Lowers a step for its target. -> StableHLO"""
-    step, given, place = make_step(case, place_for(case.target, case.mesh))
-    return lower_on(place, step, *given)
+    step, args, place = make_step(case, place_for(case.target, case.mesh))
+    return lower_on(place, step, *args)
 
 
 def place_for(target: Target, mesh: tuple[int, int, bool], **changes) -> Placement:
@@ -281,7 +285,7 @@ def lower_on(place: Placement, function, *args) -> str:
 def make_step(case: Case, place: Placement):
     """Makes the step of a case. -> it, shapes of its arguments, where it runs"""
     model, objectives = make_model(case)
-    trainable, frozen, batch = make_numbers(case, model)
+    trainable, frozen, batch = make_shapes(case, model)
     frozen = _put(frozen, place.param_shardings(frozen))
     state = jax.eval_shape(lambda x: make_state(x, TX, key_for(0, "dropout", case.rng)), trainable)
     if case.work == "grid":
@@ -299,10 +303,10 @@ def make_step(case: Case, place: Placement):
     step = make_eval_step(model)
     if case.work == "generate":
         step = make_generate_step(model, max_new_tokens=4, eos=1, pad=0, num_beams=2)
-    given = state.trainable, frozen, batch
+    args = state.trainable, frozen, batch
     if begin := shared_prefix_fn(model):  # what a pass computes once for all of its batches
-        given += (_put(jax.eval_shape(begin, *given[:2]), place.replicated),)
-    return step, given, place
+        args += (_put(jax.eval_shape(begin, *args[:2]), place.replicated),)
+    return step, args, place
 
 
 def products(text: str) -> Counter:

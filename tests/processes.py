@@ -27,20 +27,20 @@ def listening(process: int) -> set[tuple[str, int]]:
     for link in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(OSError):
             inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
-    found = set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:  # LISTEN
                 host, port = fields[1].split(":")
-                found.add((host, int(port, 16)))
-    return found
+                addresses.add((host, int(port, 16)))
+    return addresses
 
 
 def quick_env(devices: int = 1) -> dict[str, str]:
     """Gives what a process needs to drive CPU devices and to compile as the tests themselves do."""
-    own = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
-    flags = [f"--xla_force_host_platform_device_count={devices}", *own]
+    test_flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
+    flags = [f"--xla_force_host_platform_device_count={devices}", *test_flags]
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
 
 
@@ -78,8 +78,8 @@ class Processes:
         """Starts `number` processes of the same words, each with its flags of hosts."""
         port = free_port()
         for process in range(number):
-            own = [f"--coordinator=127.0.0.1:{port}", f"--processes={number}"]
-            self.start([*words, *own, f"--process={process}"])
+            flags = [f"--coordinator=127.0.0.1:{port}", f"--processes={number}"]
+            self.start([*words, *flags, f"--process={process}"])
 
     def wait(self, timeout: float = 120) -> list[int]:
         """Waits for all. -> their exit codes"""

@@ -7,9 +7,9 @@ import pytest
 from jaxprompt.errors import InputError
 
 
-def refuse_line(call: Callable, *given, **named) -> str:
+def refuse_line(call: Callable, *args, **kwargs) -> str:
     """Calls what must raise InputError. -> its message, which is one line"""
     with pytest.raises(InputError) as error:
-        call(*given, **named)
+        call(*args, **kwargs)
     assert "\n" not in str(error.value)
     return str(error.value)

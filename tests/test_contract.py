@@ -125,9 +125,11 @@ def case(request):
     backbone, weights = make_tiny(family, stack=STACKS[turn % 2])
     fields = FIELDS.get(method, DEFAULT)
     if backbone.dims.decoder_layers:
-        known = method_of(method).__dataclass_fields__
-        given = DECODER_FIELDS.get(method, DECODER_DEFAULT)
-        fields = fields | {name: given[name] for name in given if name in known}
+        declared = method_of(method).__dataclass_fields__
+        decoder_fields = DECODER_FIELDS.get(method, DECODER_DEFAULT)
+        fields = fields | {
+            name: decoder_fields[name] for name in decoder_fields if name in declared
+        }
     with probes.known():
         prompt = make_prompt(method, backbone.dims, TaskInfo(CLASSES), **fields)
     heads = {"main": linear.Classifier(CLASSES, dropout=0.1)} | prompt.modules()
@@ -211,11 +213,11 @@ def test_what_is_masked_changes_nothing(case):
     @jit
     def hidden(params, batch, spoil):
         injection = case.model.inject(params, batch)
-        seen = without_absent_slots(batch, injection)
+        visible = without_absent_slots(batch, injection)
         injection = Injection(*(litter(stream, spoil) for stream in injection[:3]))
         backbone = {"params": params["backbone"]}
-        states = case.model.backbone.apply(backbone, seen, injection, deterministic=True)
-        left_out = batch.read.mask & ~seen.read.mask  # by slots_mask
+        states = case.model.backbone.apply(backbone, visible, injection, deterministic=True)
+        left_out = batch.read.mask & ~visible.read.mask  # by slots_mask
         return jnp.where(left_out[..., None], 0.0, states)
 
     clean, spoilt = (hidden(case.params, batch, spoil) for spoil in (False, True))
@@ -248,12 +250,12 @@ def test_positions_that_no_head_reads_are_left_out(case):
 
         parts = (jax.grad(scored, has_aux=True)(trainable, m) for m in (case.model, every))
         # As one vector: a leaf with a small gradient is a sum of terms that are not.
-        found = [(ravel_pytree(gradient)[0], scores) for gradient, scores in parts]
-        return *found, case.model.hidden(case.params, batch)
+        results = [(ravel_pytree(gradient)[0], scores) for gradient, scores in parts]
+        return *results, case.model.hidden(case.params, batch)
 
-    asked, full, states = look(case.trainable)
-    for found, expected in zip(asked, full, strict=True):
-        assert np.linalg.norm(found - expected) <= 1e-6 * np.linalg.norm(expected)
+    needed, full, states = look(case.trainable)
+    for results, expected in zip(needed, full, strict=True):
+        assert np.linalg.norm(results - expected) <= 1e-6 * np.linalg.norm(expected)
     assert states.shape[1] == batch.read.ids.shape[1]
 
 
@@ -272,14 +274,14 @@ def test_what_is_exported_scores_other_batches_as_what_is_live(case):
     """What is folded was computed from one batch; it must be right for another."""
     prompt, arrays = fold(case.model, case.params, case.batch())
     model = dataclasses.replace(case.model, prompt=prompt)
-    for told in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
-        assert getattr(prompt, told)() == getattr(case.model.prompt, told)()
+    for name in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
+        assert getattr(prompt, name)() == getattr(case.model.prompt, name)()
     for head in model.heads:
         exported, live = (jit(partial(m.forward, head=head)) for m in (model, case.model))
         for seed in (0, 1):
             batch = case.batch(seed)
-            found = exported(case.params | {"prompt": arrays}, batch)
-            assert_close(found, live(case.params, batch))
+            scores = exported(case.params | {"prompt": arrays}, batch)
+            assert_close(scores, live(case.params, batch))
 
 
 def test_folding_again_compiles_nothing(case):
@@ -300,8 +302,8 @@ def test_it_says_what_it_reads(case):
     cls = type("Silent", (type(case.model.prompt),), {"reads": ()})
     silent = cls(dims=case.model.prompt.dims, **DEFAULT)
     model = dataclasses.replace(case.model, prompt=silent)
-    told = ", ".join(case.model.prompt.reads)
-    with pytest.raises(TypeError, match=f"reads {told}; add them to `reads`"):
+    fields = ", ".join(case.model.prompt.reads)
+    with pytest.raises(TypeError, match=f"reads {fields}; add them to `reads`"):
         fold(model, case.params, case.batch())
 
 

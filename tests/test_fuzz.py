@@ -63,12 +63,12 @@ def make_tensors(family: str, hf: dict) -> dict[str, np.ndarray]:
     rng, table = np.random.default_rng(0), get_family(family)
     sizes, heads = axis_sizes(hf, table), MODEL_HEADS.get(family, ("pooler", "mlm"))
     wanted = select_tensors(table, hf, sizes, heads, tied=hf.get("tie_word_embeddings", True))
-    found = {}
+    tensors = {}
     for tensor in wanted:
         for i in range(num_copies(tensor, sizes)):
-            drawn = rng.normal(size=file_shape(tensor, sizes)).astype(np.float32)
-            found[file_names(tensor, i, table.prefix)[-1]] = drawn
-    return found
+            values = rng.normal(size=file_shape(tensor, sizes)).astype(np.float32)
+            tensors[file_names(tensor, i, table.prefix)[-1]] = values
+    return tensors
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +162,10 @@ def test_a_damaged_npy(tmp_path, rng, monkeypatch):
     headers = [f"{{'descr': '<f4', 'fortran_order': False, 'shape': {x}, }}" for x in shapes]
     headers += [f"{{'descr': '{x}', 'fortran_order': False, 'shape': (3, 8), }}" for x in kinds]
     headers += ["{'descr': [('a', '<f4')], 'fortran_order': 1, 'shape': (3, 8), }", "{}", "[]", ""]
-    given = [text.encode() + b"\n" for text in headers]
-    given = [whole[:8] + len(x).to_bytes(2, "little") + x + whole[end + 1 :] for x in given]
-    given += [mutated(whole, rng) for _ in range(COUNTS["npy"])]
-    for data in given:
+    files = [text.encode() + b"\n" for text in headers]
+    files = [whole[:8] + len(x).to_bytes(2, "little") + x + whole[end + 1 :] for x in files]
+    files += [mutated(whole, rng) for _ in range(COUNTS["npy"])]
+    for data in files:
         write(path, data)
         ends.add(survive(monkeypatch, data, import_npy, path, 8))
     assert ends == {0, 2}

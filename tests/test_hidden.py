@@ -1,4 +1,4 @@
-"""A package that is hidden is not installed to anyone, and breaks nobody who asks."""
+"""Hidden packages look uninstalled to other packages, which still work."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.long
 
-HIDING = """
+CODE = """
 import importlib.metadata, importlib.util, sys
 from jaxprompt import hidden
 
@@ -19,11 +19,11 @@ try:
     import torch
 except ModuleNotFoundError as error:
     print(error)
-import scipy.stats  # looks into sys.modules for it
+import scipy.stats  # reads sys.modules
 import sklearn.manifold
 from transformers.utils import is_torch_available
 assert not is_torch_available()
-hidden.show("torch")
+hidden.unhide("torch")
 import torch
 hidden.hide("torch")  # too late
 import torch.nn.functional
@@ -31,8 +31,8 @@ print(importlib.util.find_spec("torch") is not None)
 """
 
 
-def test_others_find_nothing_until_it_is_shown():
+def test_a_package_is_hidden_until_unhide():
     pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", HIDING], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["No module named 'torch'", "True"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from lowering import H100, KINDS, Case, make_model, make_numbers
+from lowering import H100, KINDS, Case, make_model, make_shapes
 from tiny import CONFIGS
 
 from jaxprompt.layers.quantized import BITS
@@ -40,13 +40,13 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def devices():
     """A GPU and the CPU beside it."""
-    found = {}
+    devices = {}
     for platform in ("gpu", "cpu"):
         try:
-            found[platform] = jax.devices(platform)[0]
+            devices[platform] = jax.devices(platform)[0]
         except RuntimeError:
             pytest.skip(f"needs a {platform} that JAX_PLATFORMS names")
-    return found
+    return devices
 
 
 def fill(leaves, seed, levels=1):
@@ -71,29 +71,29 @@ def fill(leaves, seed, levels=1):
 def run(case, device):
     """Takes one step on a device. -> float32 numbers that it gives"""
     model, objectives = make_model(case)
-    trainable, frozen, batch = make_numbers(case, model)
+    trainable, frozen, batch = make_shapes(case, model)
     levels = 2 ** BITS.get(case.quantize, 1) - 1
     trainable, frozen = fill(trainable, 0), fill(frozen, 1, levels)
     place = make_placement(devices=[device])
     if case.work == "evaluate":
-        step, given = make_eval_step(model), (trainable, frozen, batch)
+        step, args = make_eval_step(model), (trainable, frozen, batch)
     else:
         state = make_state(trainable, TX, key_for(0, "dropout"))
-        step, given = make_train_step(model, TX, objectives), (state, frozen, batch)
-    found = jax.jit(with_placement(place, step))(*jax.device_put(given, device))
+        step, args = make_train_step(model, TX, objectives), (state, frozen, batch)
+    result = jax.jit(with_placement(place, step))(*jax.device_put(args, device))
     if case.work == "evaluate":
-        return {"scores": np.float32(jax.tree.leaves(found)[0])}
-    state, metrics = found
+        return {"scores": np.float32(jax.tree.leaves(result)[0])}
+    state, metrics = result
     moved = jax.tree.map(lambda new, old: np.float32(new) - old, state.trainable, trainable)
     moved = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(moved)}
     return {"loss": np.float32(metrics["loss"])} | moved
 
 
-def relative_error(found, expected):
+def relative_error(actual, expected):
     """Gives the norm of a difference over that of what is expected."""
     norm = lambda numbers: np.sqrt(sum(np.square(x, dtype=np.float64).sum() for x in numbers))
     names = [name for name in expected if name != "loss"]
-    difference = norm(found[name] - expected[name] for name in names)
+    difference = norm(actual[name] - expected[name] for name in names)
     return difference / norm(expected[name] for name in names)
 
 

@@ -41,7 +41,7 @@ def read_bounds(path: Path) -> dict[str, str]:
 
 def imported() -> dict[str, str]:
     """Lists what the product imports from others, inside functions too. -> {name: a file}"""
-    found = {}
+    files = {}
     for path in PRODUCT:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = []
@@ -49,17 +49,17 @@ def imported() -> dict[str, str]:
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module]
-            found |= {name.split(".")[0]: str(path.relative_to(ROOT)) for name in names}
-    own = {"jaxprompt", "configs", *sys.stdlib_module_names}
-    return {name: path for name, path in found.items() if name not in own}
+            files |= {name.split(".")[0]: str(path.relative_to(ROOT)) for name in names}
+    ours = {"jaxprompt", "configs", *sys.stdlib_module_names}
+    return {name: path for name, path in files.items() if name not in ours}
 
 
 def test_every_import_is_required():
-    found = imported()
-    names = {NAMES.get(name, name).lower().replace("_", "-"): name for name in found}
+    files = imported()
+    names = {NAMES.get(name, name).lower().replace("_", "-"): name for name in files}
     assert len(names) > 20
     lacks = names.keys() - required().keys() - OPTIONAL - extras()
-    assert not lacks, {name: found[names[name]] for name in lacks}
+    assert not lacks, {name: files[names[name]] for name in lacks}
 
 
 def test_requirements_are_bounded():
@@ -125,11 +125,11 @@ import configs.base
 print(configs.base.__file__)
 """
     env = {"PYTHONPATH": str(wheel), "PATH": os.environ["PATH"]}
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.strip() == str(wheel / "jaxprompt" / "shipped" / "configs" / "base.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(wheel / "jaxprompt" / "shipped" / "configs" / "base.py")
 
 
 def test_a_command_imports_torch_for_its_files_alone(tmp_path):

@@ -143,14 +143,14 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("text, told", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("text, reason", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("group, kind", [("prompts", METHODS), ("heads", HEADS)])
-def test_an_error_of_a_package_is_one_line_that_names_it(text, told, group, kind, install):
+def test_an_error_of_a_package_is_one_line_that_names_it(text, reason, group, kind, install):
     install("bad_pack", text, {group: {"bad": "bad_pack:Thing"}})
     with pytest.raises(InputError) as caught:
         kind.load("bad")
     message = str(caught.value)
-    assert "bad-pack 1.0" in message and told in message and "\n" not in message
+    assert "bad-pack 1.0" in message and reason in message and "\n" not in message
 
 
 def test_a_broken_package_breaks_nothing_else(install):
@@ -178,8 +178,8 @@ def test_a_task_is_a_dict_of_fields(install):
     entries = {"good_task": "pack:GOOD", "odd_task": "pack:ODD", "no_task": "pack:NONE"}
     install("pack", text, {"tasks": entries})
     assert get_task("good_task").labels == ("a", "b")
-    for name, told in (("odd_task", "colour"), ("no_task", "a dict of fields")):
-        with pytest.raises(InputError, match=told) as caught:
+    for name, reason in (("odd_task", "colour"), ("no_task", "a dict of fields")):
+        with pytest.raises(InputError, match=reason) as caught:
             get_task(name)
         assert "pack 1.0" in str(caught.value) and repr(name) in str(caught.value)
 

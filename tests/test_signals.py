@@ -86,8 +86,8 @@ up(); child.join()
 def test_one_line_and_the_exit_code(number, place, tmp_path):
     code = PLACES[place]
     # A terminal sends Ctrl-C to the children too.
-    given = dict(group=place == "a child" and number == signal.SIGINT, folder=tmp_path)
-    assert ended(code, number, **given) == (CODES[number], line(number))
+    is_group = place == "a child" and number == signal.SIGINT
+    assert ended(code, number, group=is_group, folder=tmp_path) == (CODES[number], line(number))
     assert (tmp_path / "cleaned").exists() == (place == "python")
     if place == "a child":
         child, until = (tmp_path / "child").read_text().strip(), time.monotonic() + 10
@@ -97,44 +97,49 @@ def test_one_line_and_the_exit_code(number, place, tmp_path):
 
 
 DEFERRED = """
+def slow_log(line):
+    time.sleep({log_seconds})
+    print(line, file=sys.stderr, flush=True)
 with signals.deferred() as stop_requested:
     up()
     while not stop_requested(): time.sleep(0.01)
-    time.sleep({})
-    print(signals.stop_message(stop_requested(), "at step 4; saved"), file=sys.stderr)
+    time.sleep({save_seconds})
+    signals.log_stopped(slow_log, stop_requested(), "at step 4; saved")
+    time.sleep({end_seconds})
 sys.exit(signals.exit_code())
 """
 
 
-def test_a_block_that_saves_is_waited_for():
-    """Also by a SIGTERM that comes twice, to the group and handed on."""
-    for sent in ([signal.SIGTERM] * 2, [signal.SIGINT]):
-        code, err = ended(DEFERRED.format(0.6), *sent)
-        assert (code, err) == (CODES[sent[0]], f"stopped by {NAMES[sent[0]]} at step 4; saved\n")
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM] * 2, [signal.SIGINT]])
+def test_a_deferred_block_saves_after_any_signals_but_a_second_ctrl_c(numbers):
+    code = DEFERRED.format(log_seconds=0, save_seconds=0.6, end_seconds=0)
+    line = f"stopped by {NAMES[numbers[0]]} at step 4; saved\n"
+    assert ended(code, *numbers) == (CODES[numbers[0]], line)
 
 
 def test_a_second_ctrl_c_ends_at_once():
+    code = DEFERRED.format(log_seconds=0, save_seconds=20, end_seconds=0)
     start = time.monotonic()
-    assert ended(DEFERRED.format(20), *[signal.SIGINT] * 2) == (130, line(signal.SIGINT))
+    assert ended(code, *[signal.SIGINT] * 2) == (130, line(signal.SIGINT))
     assert time.monotonic() - start < 10
 
 
-def test_handlers_are_given_back_and_what_was_heard_forgotten():
-    before = [signal.getsignal(number) for number in CODES]
+def test_a_second_ctrl_c_waits_for_a_line_that_is_being_printed():
+    code = DEFERRED.format(log_seconds=0.5, save_seconds=0, end_seconds=20)
+    assert ended(code, *[signal.SIGINT] * 2) == (130, "stopped by Ctrl-C at step 4; saved\n")
+
+
+def test_handlers_and_state_are_restored():
+    """Of a deferred signal too: an interrupted cell of a notebook stops no later run."""
+    handlers = [signal.getsignal(number) for number in CODES]
     for _ in range(2):
-        with signals.handled(), signals.deferred() as heard:
-            assert heard() == 0
+        with signals.handled(), signals.deferred() as stop_requested:
+            assert stop_requested() == 0
             os.kill(os.getpid(), signal.SIGTERM)
-            assert heard() == signal.SIGTERM
+            assert stop_requested() == signal.SIGTERM
             with pytest.raises(signals.Stopped), signals.immediate():
-                raise AssertionError("a signal that waited is not asked for again")
-    assert [signal.getsignal(number) for number in CODES] == before
-
-
-def test_a_signal_that_a_block_heard_stops_no_later_run():
-    """In a notebook: an interrupted cell, then runs in a thread."""
-    with signals.handled(), signals.deferred():
-        os.kill(os.getpid(), signal.SIGINT)
+                raise AssertionError("the deferred signal is ignored")
+    assert [signal.getsignal(number) for number in CODES] == handlers
     assert signals.stop_requested() == 0 and not signals.ending()
 
 
@@ -149,18 +154,19 @@ def test_a_block_of_a_thread_is_no_block_of_the_main_thread():
     thread = threading.Thread(target=run)
     thread.start()
     inside.wait(10)
-    with signals.handled(), signals.deferred() as heard:
+    with signals.handled(), signals.deferred() as stop_requested:
         leave.set()
         thread.join()
         os.kill(os.getpid(), signal.SIGINT)  # waits, for this block has something to save
-        assert heard() == signal.SIGINT
+        assert stop_requested() == signal.SIGINT
     with pytest.raises(signals.Stopped), signals.handled():
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_what_is_not_kept_is_not_promised():
-    with signals.keeping(False):
-        assert signals.stop_message(signal.SIGINT, "at step 3; saved") == (
-            "stopped by Ctrl-C; nothing is saved"
-        )
-    assert signals.stop_message(signal.SIGINT, "at step 3; saved").endswith("at step 3; saved")
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_the_line_promises_only_kept_files(is_kept):
+    lines = []
+    with signals.keeping(is_kept):
+        signals.log_stopped(lines.append, signal.SIGINT, "at step 3; saved")
+    saved = " at step 3; saved" if is_kept else "; nothing is saved"
+    assert lines == [f"stopped by Ctrl-C{saved}"]

@@ -82,8 +82,8 @@ def test_count_and_overview():
 
 
 def test_cast_leaves_integers():
-    found = cast({"x": jnp.ones(2), "n": jnp.arange(2)}, jnp.bfloat16)
-    assert found["x"].dtype == jnp.bfloat16 and found["n"].dtype == jnp.int32
+    params = cast({"x": jnp.ones(2), "n": jnp.arange(2)}, jnp.bfloat16)
+    assert params["x"].dtype == jnp.bfloat16 and params["n"].dtype == jnp.int32
 
 
 @pytest.mark.long_cases("patterns1")

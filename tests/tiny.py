@@ -117,8 +117,8 @@ def make_batch(
         before = int(rng.integers(1, text))
         kinds = [Role.SPECIAL] + [Role.SOFT] * slots + [Role.TEXT] * before
         at = len(kinds)
-        asked = Role.LABEL if family == "glm" else Role.SPECIAL  # which tells where its blank is
-        kinds += [asked] * masks + [Role.TEXT] * (text - before) + [Role.SPECIAL]
+        label_role = Role.LABEL if family == "glm" else Role.SPECIAL  # GLM finds its blank by it
+        kinds += [label_role] * masks + [Role.TEXT] * (text - before) + [Role.SPECIAL]
         words = rng.integers(FIRST, BERT["vocab_size"], n)
         words[0], words[1 : 1 + slots], words[at : at + masks], words[-1] = CLS, PAD, MASK, SEP
         start = length - n if side == "left" else 0
@@ -172,11 +172,11 @@ def widen(batch: Batch, by: int, side: str) -> Batch:
     return batch._replace(label_pos=batch.label_pos + (by if side == "left" else 0))
 
 
-def assert_close(found, expected, rtol=1e-5):
+def assert_close(actual, expected, rtol=1e-5):
     """Compares leaf by leaf, relative to each leaf's greatest magnitude."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(expected)]
-    leaves = zip(paths, jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    leaves = zip(paths, jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     for path, a, b in leaves:
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert a.shape == b.shape, path
@@ -184,10 +184,10 @@ def assert_close(found, expected, rtol=1e-5):
         assert gap <= bound, f"{path}: {gap} > {bound}"
 
 
-def assert_equal(found, expected):
+def assert_equal(actual, expected):
     """Compares bit for bit."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
@@ -224,7 +224,7 @@ def quantize_params(params, bits):
             continue
         last = np.moveaxis(np.asarray(leaf), axis, -1)
         planes = quantize(last.reshape(-1, last.shape[-1]), bits)
-        for plane, found in zip(PLANES, planes, strict=True):
-            found = np.moveaxis(found.reshape(*last.shape[:-1], -1), -1, axis)
-            flat[f"{name}/{plane}"] = jnp.asarray(found)
+        for plane, array in zip(PLANES, planes, strict=True):
+            array = np.moveaxis(array.reshape(*last.shape[:-1], -1), -1, axis)
+            flat[f"{name}/{plane}"] = jnp.asarray(array)
     return unflatten(flat)["backbone"]

@@ -38,7 +38,8 @@ class Layer(nn.Module):
         q, k, v = (z.view(-1, self.heads, size).transpose(0, 1) for z in (q, k, v))  # [N, T, D]
         if front is not None:
             k, v = (
-                torch.cat([own.transpose(0, 1), z], 1) for own, z in ((front[0], k), (front[1], v))
+                torch.cat([prefix.transpose(0, 1), z], 1)
+                for prefix, z in ((front[0], k), (front[1], v))
             )
         scores = q @ k.transpose(1, 2) / math.sqrt(size)
         probs = scores.masked_fill(~sees, -1e30).softmax(-1)

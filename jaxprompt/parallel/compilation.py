@@ -22,34 +22,8 @@ _MAX_CACHE_BYTES = 4 * 2**30  # the least recently used programs are deleted fir
 _MIN_COMPILE_SECONDS = 0.3  # programs that compile faster are not cached
 
 
-class CachedFactory:
-    """A factory of compiled functions that caches its results by their arguments."""
-
-    def __init__(self, make: Callable):
-        functools.update_wrapper(self, make)
-        self._make, self._cached = make, functools.lru_cache(maxsize=16)(make)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the cached function for equal arguments, else a new one."""
-        try:
-            # Outside of the call: a TypeError raised by `make` is not a missing hash.
-            hash((args, *kwargs.items()))
-        except TypeError:
-            return self._make(*args, **kwargs)
-        return self._cached(*args, **kwargs)
-
-    def cache_clear(self) -> None:
-        """Clears the cache."""
-        self._cached.cache_clear()
-
-
-def cached_factory(make: Callable) -> CachedFactory:
-    """Caches the 16 newest results of a factory of compiled functions by their arguments.
-
-    So one process compiles only once for runs of the same model. Unhashable arguments are not
-    cached.
-    """
-    return CachedFactory(make)
+# Decorator of factories of compiled functions: equal models of a process compile only once.
+cached_factory = functools.lru_cache(maxsize=16)
 
 
 def jit(function: Callable, *, has_dropout: bool = True, **settings: Any) -> Callable:
@@ -96,17 +70,13 @@ def enable_compilation_cache(folder: str = "") -> None:
         root = _private_folder(Path(folder) if folder else user_cache() / "jaxprompt" / "compiled")
         path = _private_folder(root / _device_name(), inside_closed=_is_closed(root))
     except OSError as error:
-        if folder:
-            raise InputError(
-                f"train.compilation_cache={folder}: {error.filename}: {error.strerror}; delete it, "
-                "or give a folder that only you can write to, or none"
-            ) from error
-        reason = f"{error.filename}: {error.strerror}"
         message = (
-            f"{reason}; compiled programs are not cached; delete it, or set "
-            "JAX_COMPILATION_CACHE_DIR to another folder"
+            f"{error.filename}: {error.strerror}; delete it, or set train.compilation_cache to a "
+            "folder that only you can write to, or to none"
         )
-        print(escape(message), file=sys.stderr)
+        if folder:
+            raise InputError(f"train.compilation_cache={folder}: {message}") from error
+        print(escape(f"compiled programs are not cached: {message}"), file=sys.stderr)
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)

@@ -83,10 +83,7 @@ def parse_devices(text: str) -> tuple[int, Device]:
     # "32GB", "32GiB" and "32G" are all 32.
     name = re.sub(r"(?<=\d)\s*gi?b?$", "", re.sub(r"\s+", "-", name))
     if name not in DEVICES:
-        raise InputError(f"--devices={text!r}: unknown device {match[2]!r}; {_suggestion(name)}")
+        raise InputError(
+            f"--devices={text!r}: unknown device {match[2]!r}; {nearest(name, DEVICES)}"
+        )
     return int(match[1]), DEVICES[name]
-
-
-def _suggestion(name: str) -> str:
-    candidates = sorted(device for device in DEVICES if device.startswith(name))
-    return f"nearest: {', '.join(candidates)}" if name and candidates else nearest(name, DEVICES)

@@ -20,16 +20,15 @@ import jax
 import numpy as np
 
 from jaxprompt import signals
-from jaxprompt.errors import InputError, escape, first_line, is_of_jax, out_of_memory
+from jaxprompt.errors import InputError, first_line, is_of_jax, out_of_memory
 
-HEARTBEAT_SECONDS = 30  # a process that is silent for so long counts as lost
-MAX_SHOWN = 3  # differing facts that a message names
+HEARTBEAT_SECONDS = 30  # a process that is silent for longer counts as lost
 MAX_TIMEOUT, MAX_PROCESSES = 10**6, 10**5  # seconds to wait, processes of a run
 GRACE_SECONDS = 2  # for which a failing process 0 waits for the others
-ACCEPTED, REFUSED = "jaxprompt: come", "jaxprompt: refused: "  # what process 0 answers
+ACCEPTED, REFUSED = "jaxprompt: accepted", "jaxprompt: refused: "  # answers of process 0
 RETRY_SECONDS = 0.5  # between two tries to reach the coordinator
-ANSWER_SECONDS = 10  # a process that signed in waits for so much longer than its timeout
-# What transports and the coordination service say of a process that is gone.
+ANSWER_SECONDS = 10  # that a connected process waits beyond its timeout
+# In messages of transports and the coordination service about a lost process.
 _LOST = re.compile(r"gloo|nccl|closed by peer|reset by peer|heartbeat|another task died", re.I)
 
 Result = TypeVar("Result")
@@ -58,18 +57,23 @@ def connect(
       InputError: the values are inconsistent, or the others do not answer in time.
     """
     arguments = {"coordinator": coordinator, "processes": processes, "process": process}
-    given = [name for name, value in arguments.items() if value is not None]
+    missing = [f"--{name}" for name, value in arguments.items() if value is None]
     if not 0 < timeout <= MAX_TIMEOUT:  # NaN is neither
         raise InputError(
             f"--timeout={timeout:g} must be more than 0 and at most {MAX_TIMEOUT} seconds"
         )
-    if cluster and given:
-        raise InputError(f"--cluster sets --{given[0]} itself; give only one of the two")
-    if not cluster and not given:
+    if cluster and len(missing) < len(arguments):
+        raise InputError(f"--cluster sets {', '.join(map('--{}'.format, arguments))} itself")
+    if not cluster and len(missing) == len(arguments):
         return
-    if not cluster:
-        coordinator, processes, process = _check_arguments(coordinator, processes, process)
-        _rendezvous(coordinator, processes, process, timeout)
+    if coordinator is not None and processes is not None and process is not None:
+        _check_arguments(coordinator, processes, process)
+        _meet(coordinator, processes, process, timeout)
+    elif not cluster:
+        raise InputError(
+            f"{' and '.join(missing)} missing; give --coordinator=HOST:PORT, --processes and "
+            "--process together"
+        )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM over.
     jax.config.update("jax_enable_preemption_service", False)
@@ -82,10 +86,8 @@ def connect(
             coordinator_bind_address=_bind_address(coordinator)
             if coordinator and process == 0
             else None,
-            # All have met and come at once, except on a cluster, where JAX itself waits for them.
-            initialization_timeout=max(HEARTBEAT_SECONDS, round(timeout))
-            if cluster
-            else HEARTBEAT_SECONDS,
+            # Here all are present, except on a cluster, where JAX itself waits for them.
+            initialization_timeout=max(HEARTBEAT_SECONDS, round(timeout) if cluster else 0),
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
@@ -151,11 +153,7 @@ def run_on_first(action: Callable[[], Result]) -> Result | None:
 
     Returns the result of the action on process 0, None on the others.
     """
-
-    def act() -> Result | None:
-        return action() if is_first() else None
-
-    return run_on_all(act)
+    return run_on_all(lambda: action() if is_first() else None)
 
 
 def run_on_all(action: Callable[[], Result]) -> Result:
@@ -197,47 +195,22 @@ def wait_for_all(name: str, timeout: float, failure: str = "") -> list[str]:
 
 def check_agreement(facts: Mapping[str, str]) -> None:
     """Raises the same InputError on every process if their `facts` differ."""
-    facts_of_all = [json.loads(text) for text in gather_texts(json.dumps(dict(facts)))]
-    names = list(dict.fromkeys(name for facts in facts_of_all for name in facts))
-    differing = [name for name in names if len({facts.get(name) for facts in facts_of_all}) > 1]
-    if not differing:
-        return
-    differences = ", ".join(
-        f"{name} ({_format_values(name, facts_of_all)})" for name in differing[:MAX_SHOWN]
-    )
-    more_text = f" and {len(differing) - MAX_SHOWN} more" if len(differing) > MAX_SHOWN else ""
-    raise InputError(
-        f"the processes differ in {differences}{more_text}; start all with the same config, code "
-        "and data"
-    )
-
-
-def _format_values(name: str, facts_of_all: list[dict[str, str]]) -> str:
-    # "a on process 0, b on processes 1 and 2"
-    processes_by_value: dict[str | None, list[int]] = {}
-    for process, facts in enumerate(facts_of_all):
-        processes_by_value.setdefault(facts.get(name), []).append(process)
-    return ", ".join(
-        f"{'nothing' if value is None else value} on {_format_processes(holders)}"
-        for value, holders in processes_by_value.items()
-    )
-
-
-def _format_processes(processes: list[int]) -> str:
-    *rest, last = map(str, processes)
-    return f"processes {', '.join(rest)} and {last}" if rest else f"process {last}"
-
-
-def _check_arguments(
-    coordinator: str | None, processes: int | None, process: int | None
-) -> tuple[str, int, int]:
-    if coordinator is None or processes is None or process is None:
-        arguments = {"coordinator": coordinator, "processes": processes, "process": process}
-        absent = [f"--{name}" for name, value in arguments.items() if value is None]
+    first, *others = (json.loads(text) for text in gather_texts(json.dumps(dict(facts))))
+    differences: dict[str, str] = {}
+    for process, other in enumerate(others, start=1):
+        for name in first | other:
+            values = first.get(name), other.get(name)
+            if values[0] != values[1]:
+                text = f"{name} ({values[0]} on process 0, {values[1]} on process {process})"
+                differences.setdefault(name, text)
+    if differences:
         raise InputError(
-            f"{' and '.join(absent)} missing; give --coordinator=HOST:PORT, --processes and "
-            "--process together"
+            f"the processes differ in {', '.join(differences.values())}; start all with the same "
+            "config, code and data"
         )
+
+
+def _check_arguments(coordinator: str, processes: int, process: int) -> None:
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f"--coordinator={coordinator!r} must be HOST:PORT, e.g. 10.0.0.1:1234")
@@ -247,12 +220,14 @@ def _check_arguments(
         raise InputError(
             f"--process={process} must be 0 to {processes - 1}, below --processes={processes}"
         )
-    return coordinator, processes, process
 
 
-def _split_address(coordinator: str) -> tuple[str, int]:
+def _resolve(coordinator: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """Returns the numeric address of HOST:PORT. Raises OSError."""
     host, _, port = coordinator.rpartition(":")
-    return host.strip("[]"), int(port)  # [::1]:1234
+    host = host.strip("[]")  # [::1]:1234
+    family, _, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+    return family, (str(address[0]), int(address[1]))
 
 
 def _bind_address(coordinator: str) -> str:
@@ -261,119 +236,91 @@ def _bind_address(coordinator: str) -> str:
     return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
 
 
-def _resolve(coordinator: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    host, port = _split_address(coordinator)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return family, (str(address[0]), int(address[1]))
+def _meet(coordinator: str, processes: int, process: int, timeout: float) -> None:
+    """Waits until all processes are present, at the address that JAX uses next.
 
-
-def _rendezvous(coordinator: str, processes: int, process: int, timeout: float) -> None:
-    # JAX aborts a process whose coordinator is silent, and a coordinator whose others stay away,
-    # before Python can say a word. So all meet here first, at the address that JAX takes next.
+    jax.distributed.initialize cannot report who is absent. Measured on jax 0.10: without an answer
+    of the coordinator, with an absent process, or with a number given twice it ends every process
+    by SIGABRT and a stack trace of C++ before Python sees an exception; a host name that does not
+    resolve is a segmentation fault; and processes with different --processes start, with the wrong
+    number.
+    """
     deadline = time.monotonic() + timeout
-    if process == 0:
-        with _listen(coordinator) as server, contextlib.ExitStack() as stack:
-            _accept_processes(server, stack, coordinator, processes, deadline, timeout)
-    else:
-        _sign_in(coordinator, processes, process, deadline, timeout)
-
-
-def _listen(coordinator: str) -> socket.socket:
+    if process:
+        _sign_in(coordinator, processes, process, deadline)
+        return
     try:
         family, address = _resolve(coordinator)
         # JAX's own server, which comes next, would share a port that is taken.
-        return socket.create_server(address, family=family)
+        server = socket.create_server(address, family=family)
     except OSError as error:
         raise InputError(
             f"--coordinator={coordinator}: process 0 cannot listen there "
-            f"({_os_error_text(error)}); give an address of process 0's host and a free port"
+            f"({error.strerror or error}); give an address of process 0's host and a free port"
         ) from error
-
-
-def _accept_processes(
-    server: socket.socket, stack: contextlib.ExitStack, coordinator: str, processes: int,
-    deadline: float, timeout: float,
-) -> None:  # fmt: skip
-    connections: dict[int, socket.socket] = {}
-    refusal = ""
-    while not refusal and len(connections) < processes - 1:
-        seconds_left = deadline - time.monotonic()
-        absent = [number for number in range(1, processes) if number not in connections]
-        if seconds_left <= 0:
-            refusal = (
-                f"--coordinator={coordinator}: {_format_processes(absent)} of {processes} did not "
-                f"connect within {timeout:g} s{_loopback_note(server, coordinator)}; start all of "
-                "them, or raise --timeout"
-            )
-            break
-        # A second at most, so that processes which went away are noticed meanwhile.
-        server.settimeout(min(seconds_left, 1))
-        try:
-            connection, address = server.accept()
-        except OSError:  # nobody in this second
-            continue
-        finally:
-            # A process that was killed and started again signs in under the same number.
-            connections = {
-                process: connected
-                for process, connected in connections.items()
-                if not _is_gone(connected)
-            }
-        number, count = _read_greeting(connection)
-        if not number:
-            connection.close()
-            message = f"jaxprompt: ignored {address[0]}, which is not a process of this run"
-            print(escape(message), file=sys.stderr)
-            continue
-        stack.enter_context(connection)
-        if count != processes:
-            refusal = (
-                f"--processes={count} on process {number}, {processes} on process 0; give the same "
-                "number to all"
-            )
-        elif number in connections:
-            refusal = (
-                f"--process={number} was given twice; number the processes 0 to {processes - 1}"
-            )
-        # The second one of a number stands under -1, so that it is told of the refusal too.
-        connections[-1 if number in connections else number] = connection
-    for connection in connections.values():
-        # One that has gone just now is missed by JAX's own start.
-        with contextlib.suppress(OSError):
-            connection.sendall(f"{REFUSED + refusal if refusal else ACCEPTED}\n".encode())
+    with server, contextlib.ExitStack() as stack:
+        refusal = _accept_processes(server, stack, processes, deadline)
     if refusal:
         raise InputError(refusal)
 
 
-def _read_greeting(connection: socket.socket) -> tuple[int, int]:
-    """Reads (process, processes) of a new connection; (0, 0) if it is not one of ours."""
+def _accept_processes(
+    server: socket.socket, stack: contextlib.ExitStack, processes: int, deadline: float
+) -> str:
+    """Accepts the other processes and answers them. Returns why they are refused, or ""."""
+    connections: dict[int, socket.socket] = {}
+    refusal = ""
+    while not refusal and len(connections) < processes - 1:
+        # A second at most, so that processes that ended are noticed meanwhile.
+        server.settimeout(min(max(deadline - time.monotonic(), 0.01), 1))
+        newcomer = _accept(server, stack)
+        # A process that was killed and started again has the same number.
+        connections = {
+            number: connection
+            for number, connection in connections.items()
+            if not _is_closed(connection)
+        }
+        if newcomer:
+            number, count, connection = newcomer
+            if count != processes:
+                refusal = (
+                    f"--processes={count} on process {number}, {processes} on process 0; give the "
+                    "same number to all"
+                )
+            elif number in connections:
+                refusal = f"--process={number} was given twice; use each of 0 to {processes - 1}"
+            # The second process of a number is answered, too.
+            connections[-1 if number in connections else number] = connection
+        elif time.monotonic() > deadline:
+            absent = [str(number) for number in range(1, processes) if number not in connections]
+            # Many systems give the name of a host an address that only itself can reach, 127.0.1.1.
+            refusal = (
+                f"process {', '.join(absent)} of {processes} did not connect to "
+                f"{server.getsockname()[0]} in time; start all of them, raise --timeout, or give "
+                "another address as --coordinator"
+            )
+    for connection in connections.values():
+        with contextlib.suppress(OSError):  # it ended just now, which JAX notices
+            connection.sendall(f"{REFUSED + refusal if refusal else ACCEPTED}\n".encode())
+    return refusal
+
+
+def _accept(
+    server: socket.socket, stack: contextlib.ExitStack
+) -> tuple[int, int, socket.socket] | None:
+    """Accepts one process. Returns (process, processes, connection), None for anything else."""
     try:
+        connection = stack.enter_context(server.accept()[0])
         connection.settimeout(1)
         process, processes = map(int, connection.recv(64).split())
     except (OSError, ValueError):
-        return 0, 0
-    return (process, processes) if 0 < process < processes <= MAX_PROCESSES else (0, 0)
+        return None
+    return (process, processes, connection) if 0 < process < processes <= MAX_PROCESSES else None
 
 
-def _loopback_note(server: socket.socket, coordinator: str) -> str:
-    # Many systems give a host's own name an address such as 127.0.1.1, which no other host reaches.
-    host = server.getsockname()[0]
-    is_loopback = host.startswith("127.") or host == "::1"
-    if not is_loopback or _split_address(coordinator)[0] == host:
-        return ""
-    return f" (the name resolves to {host}, which only this host can reach: give an address)"
-
-
-def _os_error_text(error: OSError) -> str:
-    if error.errno is not None and error.errno > 0:  # not that of a name
-        return os.strerror(error.errno)
-    return error.strerror or str(error)
-
-
-def _is_gone(connection: socket.socket) -> bool:
+def _is_closed(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
-        # At its end a connection gives nothing, without any error.
         return connection.recv(1) == b""
     except BlockingIOError:
         return False
@@ -381,30 +328,29 @@ def _is_gone(connection: socket.socket) -> bool:
         return True
 
 
-def _sign_in(
-    coordinator: str, processes: int, process: int, deadline: float, timeout: float
-) -> None:
+def _sign_in(coordinator: str, processes: int, process: int, deadline: float) -> None:
+    """Connects to process 0 and waits for its answer. Raises InputError."""
+    reason = ""
     while (seconds_left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection(
-                _split_address(coordinator), timeout=seconds_left
-            ) as connection:
+            address = _resolve(coordinator)[1]
+            with socket.create_connection(address, timeout=seconds_left) as connection:
                 connection.sendall(f"{process} {processes}".encode())
-                # Process 0 may have started as long ago, and says who is absent when it gives up.
+                # Process 0 may have started as long ago, and names who is absent when it gives up.
                 connection.settimeout(seconds_left + ANSWER_SECONDS)
-                answer = connection.makefile(encoding="utf-8", errors="replace").readline()
+                answer = connection.makefile(encoding="utf-8", errors="replace").readline().strip()
         except OSError as error:
-            answer, reason = "", _os_error_text(error)
+            reason = error.strerror or str(error)
         else:
+            if answer == ACCEPTED:
+                return
+            if answer.startswith(REFUSED):
+                raise InputError(answer.removeprefix(REFUSED))
             reason = "another program listens there" if answer else "connection closed"
-        if answer.strip() == ACCEPTED:
-            return
-        if answer.startswith(REFUSED):
-            raise InputError(answer.removeprefix(REFUSED).strip())
         time.sleep(RETRY_SECONDS)
     raise InputError(
-        f"--coordinator={coordinator} does not answer ({reason}; tried for {timeout:g} s); start "
-        "process 0 there, or fix the address or the firewall"
+        f"--coordinator={coordinator} does not answer ({reason}); start process 0 there, or fix "
+        "the address or the firewall"
     )
 
 
@@ -418,8 +364,8 @@ def _check_even() -> None:
 
 
 def _silence_gloo() -> None:
-    # Gloo tells of its connections on standard output, where results stand: from here on what is
-    # not Python's goes nowhere.
+    # Gloo prints its connections to stdout, where results are: only Python writes there from now
+    # on.
     sys.stdout.flush()
     sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding)
     null = os.open(os.devnull, os.O_WRONLY)
@@ -431,7 +377,7 @@ def _exit(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if is_first():
-        # JAX aborts processes that lose the coordinator; those that failed alike go first.
+        # JAX aborts processes that lose the coordinator; those that fail alike end first.
         time.sleep(GRACE_SECONDS)
     os._exit(code)
 

@@ -44,7 +44,7 @@ class RowExchange:
         room = max(1, -(-counts.max() // devices))  # rows per device
         room = -(-room // room_step) * room_step
         indices = np.full(len(owners), -1, np.int32)
-        rows_by_process = self._rows_by_process(owners)
+        rows_by_process = [np.flatnonzero(owners == process) for process in range(processes)]
         for device_indices, rows in zip(self._device_indices, rows_by_process, strict=True):
             positions = np.arange(len(rows))
             indices[rows] = device_indices[positions // room] * room + positions % room
@@ -60,11 +60,6 @@ class RowExchange:
         shape = (processes * devices * room, *values.shape[1:])
         exchanged = jax.make_array_from_callback(shape, self._exchange_sharding, part)
         return self._pick(exchanged, put_global(indices, self._replicated))
-
-    def _rows_by_process(self, owners: np.ndarray) -> list[np.ndarray]:
-        """Lists the row indices of each process."""
-        processes = range(len(self._device_indices))
-        return [np.flatnonzero(owners == process) for process in processes]
 
 
 def _pick(exchanged: jax.Array, indices: jax.Array) -> jax.Array:

@@ -4,12 +4,11 @@ Modules name the axes of activations (`constrain`), the table those of parameter
 logical axis to an axis of the mesh.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -172,11 +171,7 @@ def make_placement(
     `slices` must divide the data axis. Raises InputError if the sizes do not fit the devices.
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = {"mesh.data": data, "mesh.model": model}
-    shown = f"mesh.data={data} x mesh.model={model}"
-    for name, size in sizes.items():
-        if size != -1 and size < 1:
-            raise InputError(f"{name}={size} must be at least 1, or -1 for the rest")
+    sizes_text = f"mesh.data={data} x mesh.model={model}"
     if data == model == -1:
         raise InputError("mesh.data=-1 and mesh.model=-1; only one of them can be -1")
     requested = max(data, 1) * max(model, 1)
@@ -184,11 +179,11 @@ def make_placement(
     data, model = remaining if data == -1 else data, remaining if model == -1 else model
     fits = data * model == len(devices) or (
         # One process may leave devices over; of several each must have its part of the mesh.
-        len(devices) % requested == 0 and jax.process_count() == 1 and data * model
+        len(devices) % requested == 0 and jax.process_count() == 1 and min(data, model) > 0
     )
     if not fits:
         raise InputError(
-            f"{shown} does not divide the {len(devices)} devices; use sizes whose product is "
+            f"{sizes_text} does not divide the {len(devices)} devices; use sizes whose product is "
             f"{len(devices)}, or -1 for one of them"
         )
     if data % slices:
@@ -328,22 +323,16 @@ def put_flag(placement: Placement, flag: int) -> jax.Array:
 _ACTIVE: ContextVar[Placement | None] = ContextVar("placement", default=None)
 
 
-@contextlib.contextmanager
-def _active(placement: Placement) -> Iterator[None]:
-    token = _ACTIVE.set(placement)
-    try:
-        yield
-    finally:
-        _ACTIVE.reset(token)
-
-
 def with_placement(placement: Placement, function: Callable) -> Callable:
     """Wraps a function so that `constrain` in it uses the mesh of this placement."""
 
     @functools.wraps(function)
     def placed(*args: Any, **kwargs: Any) -> Any:
-        with _active(placement):
+        token = _ACTIVE.set(placement)
+        try:
             return function(*args, **kwargs)
+        finally:
+            _ACTIVE.reset(token)
 
     return placed
 

@@ -1,7 +1,7 @@
 """A bank: exported prompts on one backbone, for batches whose rows name their prompts."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ class PromptGroup(NamedTuple):
     injections: Injection
     head_groups: list[HeadParams]
     head_indices: list[int]  # index of each member's head in the bank
-    step: Callable[..., Callable[..., Any]]  # see `bank_step`
+    step: StartPass  # see `bank_step`
 
 
 class PromptBank(NamedTuple):

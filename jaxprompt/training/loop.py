@@ -180,7 +180,7 @@ def train_loop(runs: Runs, log: RunLog, seconds: float) -> float | None:
         if signal:
             runs.wait_for_saves()
             saved_message = f"at step {runs.step}; saved, run the same command again to resume"
-            log.info(signals.stop_message(signal, saved_message))
+            signals.log_stopped(log.info, signal, saved_message)
             return None
     return elapsed()
 

@@ -57,10 +57,10 @@ def run_all(args: argparse.Namespace) -> None:
             flags["data.protocol.rows"] = folder / "kshot_16.jsonl.gz"
         if task.endswith("_mlm"):
             flags["backbone.path"] = args.mlm
-        own = cores[number % args.jobs * share % len(cores) :][:share]
+        cores_of_run = cores[number % args.jobs * share % len(cores) :][:share]
         command = [sys.executable, "-m", "jaxprompt", "train", f"--config={run.config}"]
         command += [f"--workdir={run.workdir}", *(f"--config.{f}={v}" for f, v in flags.items())]
-        pin = lambda: os.sched_setaffinity(0, own)
+        pin = lambda: os.sched_setaffinity(0, cores_of_run)
         return subprocess.run(command, cwd=ROOT, preexec_fn=pin).returncode
 
     every = list_runs(CONFIG, args.workdir)

@@ -168,14 +168,14 @@ def train_tokens(c: RunConfig, seed: int) -> RunResult:
 
 
 def tag_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Gives the mean cross entropy over the words."""
+    """Returns the mean cross entropy over the words."""
     return torch.nn.functional.cross_entropy(
         scores.flatten(0, 1), labels.long().flatten(), ignore_index=-1
     )
 
 
 def span_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Gives the mean cross entropy of starts and ends, as `scoring.losses.span_loss`."""
+    """Returns the mean cross entropy of starts and ends, as `scoring.losses.span_loss`."""
     bits = labels.clamp(min=0)
     ends = [((bits & bit) > 0).long().argmax(1) for bit in (START, END)]
     losses = [torch.nn.functional.cross_entropy(scores[..., i], end) for i, end in enumerate(ends)]
@@ -186,7 +186,7 @@ def span_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def start_torch(seed: int) -> None:
-    """Gives torch the cores of this process, and its seed."""
+    """Sets the threads and the seed of torch."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(seed)
 

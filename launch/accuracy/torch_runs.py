@@ -51,11 +51,11 @@ def train_words(c: RunConfig, seed: int, *, dart: bool) -> RunResult:
     """
     examples, tokenizer, model = _open(c, seed, AutoModelForMaskedLM)
     words, head = model.get_input_embeddings().weight, model.cls.predictions
-    known = tokenizer(["It was.", *(own[0] for own in examples.task.words)])["input_ids"]
-    start, *answers = (row[1:-1] for row in known)
-    if len(start) != SLOTS or any(len(own) != 1 for own in answers):
+    encoded = tokenizer(["It was.", *(word[0] for word in examples.task.words)])["input_ids"]
+    start, *answers = (row[1:-1] for row in encoded)
+    if len(start) != SLOTS or any(len(word) != 1 for word in answers):
         sys.exit("the words of the template are not one subword each")
-    answers = [own[0] for own in answers]
+    answers = [word[0] for word in answers]
     it, was, stop = start
     # Rows 0 to 2 are the template's, behind them is one per class (sections 4.2 and 4.3).
     rows = torch.nn.Parameter(words[start + answers].detach().clone(), requires_grad=dart)
@@ -71,16 +71,16 @@ def train_words(c: RunConfig, seed: int, *, dart: bool) -> RunResult:
 
     def features(ids, slot, mask):
         """Runs encoder and transform; a row stands where `slot` says so. -> [B, T, H]"""
-        own, embedded = embedding(slot.clamp(min=0), rows), embedding(ids, words)
-        embedded = torch.where((slot >= 0)[..., None], own, embedded)
+        embedded_rows, embedded = embedding(slot.clamp(min=0), rows), embedding(ids, words)
+        embedded = torch.where((slot >= 0)[..., None], embedded_rows, embedded)
         hidden = model.base_model(inputs_embeds=embedded, attention_mask=mask.long())
         return head.transform(hidden.last_hidden_state)
 
     def scores(ids, slot, mask, read):
-        found = features(ids, slot, mask)[torch.arange(len(ids)), read[:, 0]]
+        hidden = features(ids, slot, mask)[torch.arange(len(ids)), read[:, 0]]
         if dart:
-            return found @ rows[SLOTS:].T + bias  # eq. 4 and 5
-        return (found @ words.T + head.bias)[:, answers]
+            return hidden @ rows[SLOTS:].T + bias  # eq. 4 and 5
+        return (hidden @ words.T + head.bias)[:, answers]
 
     def fluency(ids, slot, mask, read, gold):
         """-log p of hidden words of the text, the gold label's row at the mask (eq. 8 and 9)."""
@@ -89,14 +89,14 @@ def train_words(c: RunConfig, seed: int, *, dart: bool) -> RunResult:
         chance = torch.where(text, torch.rand(ids.shape), 2.0)
         hidden = text & ((chance < HIDE) | (chance == chance.min(1, keepdim=True).values))
         slot = slot.scatter(1, read, SLOTS + gold[:, None])
-        seen = torch.where(hidden, tokenizer.mask_token_id, ids)
-        found = features(seen, slot, mask)[hidden] @ words.T + head.bias
-        return cross_entropy(found, ids[hidden])
+        masked = torch.where(hidden, tokenizer.mask_token_id, ids)
+        logits = features(masked, slot, mask)[hidden] @ words.T + head.bias
+        return cross_entropy(logits, ids[hidden])
 
-    def loss(*given):
-        *tokens, gold = given
-        found = cross_entropy(scores(*tokens), gold)
-        return found + fluency(*tokens, gold) if dart else found  # eq. 10, lambda 1
+    def loss(*inputs):
+        *tokens, gold = inputs
+        class_loss = cross_entropy(scores(*tokens), gold)
+        return class_loss + fluency(*tokens, gold) if dart else class_loss  # eq. 10, lambda 1
 
     method = "torch dart" if dart else "torch lm_bff"
     return _fit(c, seed, method, model, [rows, bias], splits, scores, loss)
@@ -121,14 +121,14 @@ def train_listed(c: RunConfig, seed: int) -> RunResult:
     splits = {n: Rows(part, [encode(x) for x in part]) for n, part in examples.splits.items()}
 
     def scores(ids, slot, mask, read):
-        """Gives -z: that a class is original, as a logit. -> [B, C]"""
+        """Returns -z: that a class is original, as a logit. -> [B, C]"""
         return -model(input_ids=ids, attention_mask=mask.long()).logits.gather(1, read)
 
-    def loss(*given):
-        *tokens, gold = given
-        found = scores(*tokens)
-        right = torch.nn.functional.one_hot(gold, found.shape[1]).float()
-        return binary_cross_entropy_with_logits(found, right, reduction="none").sum(1).mean()
+    def loss(*inputs):
+        *tokens, gold = inputs
+        logits = scores(*tokens)
+        labels = torch.nn.functional.one_hot(gold, logits.shape[1]).float()
+        return binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(1).mean()
 
     return _fit(c, seed, "torch dpt", model, [], splits, scores, loss)
 

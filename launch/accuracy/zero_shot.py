@@ -44,7 +44,7 @@ def compare(task: str, data: str, workdir: str, split: str) -> dict:
     values.task.template, values.task.words = template, words
     values.backbone.path, values.data.source = BACKBONE, str(Path(data) / task)
     c = to_run_config(values)
-    found = evaluate(c, None, split, str(output))
+    metrics = evaluate(c, None, split, str(output))
     ours = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
     examples = read_examples(c)
     rows = examples.splits[split]
@@ -52,7 +52,7 @@ def compare(task: str, data: str, workdir: str, split: str) -> dict:
     gold = [examples.task.labels[example.label] for example in rows]
     count_equal = lambda a, b: sum(map(operator.eq, a, b))
     return {
-        "task": task, "split": split, "examples": len(rows), "ours": found["accuracy"],
+        "task": task, "split": split, "examples": len(rows), "ours": metrics["accuracy"],
         "torch": count_equal(theirs, gold) / len(gold), "equal": count_equal(ours, theirs),
     }  # fmt: skip
 
@@ -61,9 +61,9 @@ def _torch(examples, template: str, words: tuple[str, ...]) -> list[int]:
     """Reads one example after another, and chooses among the words. -> the class of each"""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path = resolve(BACKBONE)
-    given = {"gguf_file": path.name}
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, **given)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given).eval()
+    file = {"gguf_file": path.name}
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **file).eval()
     answers = [tokenizer(f" {word}", add_special_tokens=False).input_ids for word in words]
     assert all(len(answer) == 1 for answer in answers), "a word is not one subword"
     columns, text = [answer[0] for answer in answers], template.removesuffix(" [mask]")

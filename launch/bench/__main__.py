@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from jaxprompt.errors import InputError
-from launch.bench.process import Found, SideEnded, report
+from launch.bench.process import Result, SideEnded, report
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -59,14 +59,14 @@ def main(words: list[str]) -> int:
     if args.rounds is not None and args.rounds < 1:  # None: the case chooses
         parser.error(f"--rounds={args.rounds} must be at least 1")
     try:
-        found = case.measure(args)
+        result = case.measure(args)
     except (InputError, SideEnded, BrokenPipeError) as error:  # the last from closing its input
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    found = found if isinstance(found, Found) else Found(found)
-    if found.rows:
-        report(args.output, found.rows, **found.facts)
-    return int(found.failed)
+    result = result if isinstance(result, Result) else Result(result)
+    if result.rows:
+        report(args.output, result.rows, **result.facts)
+    return int(result.failed)
 
 
 if __name__ == "__main__":

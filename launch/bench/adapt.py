@@ -163,8 +163,8 @@ def torch_batch(case: Case, batch) -> dict:
         labels = np.full_like(ids, -100)
         rows, columns = np.nonzero(batch.targets >= 0)
         labels[rows, batch.label_pos[rows, columns]] = batch.targets[rows, columns]
-    given = dict(input_ids=ids, attention_mask=batch.encoder.mask, labels=labels)
-    return {name: torch.from_numpy(x.astype(np.int64)) for name, x in given.items()}
+    arrays = dict(input_ids=ids, attention_mask=batch.encoder.mask, labels=labels)
+    return {name: torch.from_numpy(x.astype(np.int64)) for name, x in arrays.items()}
 
 
 def time_torch(args: argparse.Namespace) -> None:
@@ -212,26 +212,29 @@ def time_torch(args: argparse.Namespace) -> None:
 
 def compare(args: argparse.Namespace, case: str, dtype: str) -> dict:
     """Lets both sides train in turns. Returns medians, and those of each turn's ratios."""
-    own = {name: getattr(args, name) for name in ("device", "stack", "batch", "length")}
-    own |= {"case": case, "dtype": dtype}
-    sides = [side("adapt", "ours", **own), side("adapt", "torch", **own, compiled=args.compiled)]
+    flags = {name: getattr(args, name) for name in ("device", "stack", "batch", "length")}
+    flags |= {"case": case, "dtype": dtype}
+    sides = [
+        side("adapt", "ours", **flags),
+        side("adapt", "torch", **flags, compiled=args.compiled),
+    ]
     with worker(sides[0], args.cores) as ours, worker(sides[1], args.cores) as theirs:
         for ask in (ours, theirs):
             ask(2)
         pairs = [(ours(args.steps), theirs(args.steps)) for _ in range(args.rounds)]
-    own = take_case(argparse.Namespace(case=case, batch=args.batch, length=args.length))
-    row = {"case": case, "dtype": dtype, "rows": f"{own.batch} x {own.length}"}
+    config = take_case(argparse.Namespace(case=case, batch=args.batch, length=args.length))
+    row = {"case": case, "dtype": dtype, "rows": f"{config.batch} x {config.length}"}
     times = [[one["seconds"] / args.steps for one in pair] for pair in pairs]
     row["time ratio"] = statistics.median(a / b for a, b in times)
     flop, peak = pairs[0][0]["flop"], pairs[0][0]["peak"]
-    for name, told, seconds in zip(
+    for name, answer, seconds in zip(
         ("ours", "torch"), pairs[-1], zip(*times, strict=True), strict=True
     ):
         spent = statistics.median(seconds)
-        row |= {f"{name} ms": 1e3 * spent, f"{name} tokens/s": own.batch * own.length / spent}
+        row |= {f"{name} ms": 1e3 * spent, f"{name} tokens/s": config.batch * config.length / spent}
         row |= {f"{name} TFLOP/s": 1e-12 * flop / spent}
         row |= {f"{name} share of peak": flop / spent / peak} if peak else {}
-        row |= {f"{name} peak GiB": told["rss_peak_gib"], f"{name} loss": told["loss"]}
+        row |= {f"{name} peak GiB": answer["rss_peak_gib"], f"{name} loss": answer["loss"]}
     return row | {"times": times}
 
 

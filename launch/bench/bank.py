@@ -22,7 +22,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 
 def even(rows: int) -> int:
-    """Tells the size of equally full batches of at most 64 rows."""
+    """Returns the size of equally full batches of at most 64 rows."""
     return -(-rows // -(-rows // 64))
 
 

@@ -29,13 +29,13 @@ def measure(args: argparse.Namespace) -> list[dict]:
     """Lets both take turns."""
     rows = []
     for case in CASES:
-        own = {"case": case, "data": args.data, "rows": args.rows}
-        off, host = (side("cache", "serve", cache=where, **own) for where in ("off", "host"))
-        with worker(off, args.cores) as without, worker(host, args.cores) as kept:
-            without(2), kept(2)
-            pairs = [(without(args.steps), kept(args.steps)) for _ in range(args.parts)]
+        flags = {"case": case, "data": args.data, "rows": args.rows}
+        off, host = (side("cache", "serve", cache=where, **flags) for where in ("off", "host"))
+        with worker(off, args.cores) as without, worker(host, args.cores) as cached:
+            without(2), cached(2)
+            pairs = [(without(args.steps), cached(args.steps)) for _ in range(args.parts)]
         (first, second), times = pairs[-1], [[one["seconds"] for one in pair] for pair in pairs]
-        each = [statistics.median(own) / args.steps for own in zip(*times, strict=True)]
+        each = [statistics.median(column) / args.steps for column in zip(*times, strict=True)]
         rows.append({
             "case": case, "without ms": 1e3 * each[0], "kept ms": 1e3 * each[1],
             "times faster": statistics.median(a / b for a, b in times),
@@ -83,15 +83,17 @@ def serve(args: argparse.Namespace) -> None:
     scorer, splits, weights, batches, tx, placement = open_training(c, args.rows)
     per_epoch = batches.steps_per_epoch
     with tempfile.TemporaryDirectory() as folder:
-        kept, fill = feature_cache.plan_feature_cache(c, scorer, splits, weights, placement, folder)
+        cache, fill = feature_cache.plan_feature_cache(
+            c, scorer, splits, weights, placement, folder
+        )
         started = time.perf_counter()
         fill(lambda line: print(line, file=sys.stderr))
         filled = time.perf_counter() - started
-    step = steps.make_train_step(kept.model, tx, build_objectives(c, kept.model))
+    step = steps.make_train_step(cache.model, tx, build_objectives(c, cache.model))
     step = jit(sharding.with_placement(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
-    take = lambda: sharding.put_batch(placement, kept.add_states(splits["train"], next(batches)))
-    programs, seen = {}, Counter()
+    take = lambda: sharding.put_batch(placement, cache.add_states(splits["train"], next(batches)))
+    programs, shape_counts = {}, Counter()
 
     def program(batch):
         shape = batch.encoder.ids.shape
@@ -102,9 +104,9 @@ def serve(args: argparse.Namespace) -> None:
     for _ in range(per_epoch):
         batch = take()
         program(batch)
-        seen[batch.encoder.ids.shape] += 1
+        shape_counts[batch.encoder.ids.shape] += 1
     work = {shape: count_work(program.as_text()).flops for shape, program in programs.items()}
-    gflop = 1e-9 * float(np.average(list(work.values()), weights=[seen[x] for x in work]))
+    gflop = 1e-9 * float(np.average(list(work.values()), weights=[shape_counts[x] for x in work]))
     facts = {"fill s": filled, "epoch steps": per_epoch, "GFLOP": gflop, "shapes": len(work)}
     for line in sys.stdin:
         started = time.perf_counter()

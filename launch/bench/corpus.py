@@ -85,7 +85,7 @@ def time_both(args: argparse.Namespace, folder: Path, size: int) -> dict:
     """Times the two by turns. Speeds are in MB of UTF-8 text a second."""
     texts, turns = units_of(args, folder), []
     for _ in range(args.rounds):
-        own = bare(args, texts)
+        seconds = bare(args, texts)
         # Else a process with one thread of its own would use the cores of the other side.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         with tempfile.TemporaryDirectory() as store:
@@ -93,7 +93,7 @@ def time_both(args: argparse.Namespace, folder: Path, size: int) -> dict:
             corpus = index(args, str(folder), store)
             ours = time.perf_counter() - start
             tokens = corpus.num_tokens
-        turns.append([size / own / 1e6, size / ours / 1e6])
+        turns.append([size / seconds / 1e6, size / ours / 1e6])
     plain, indexed = (statistics.median(side) for side in zip(*turns, strict=True))
     return {
         "MB": size / 1e6, "units": len(texts), "tokens": tokens, "tokenizer MB/s": plain,
@@ -127,10 +127,10 @@ def resident(pid: int) -> int:
 def weigh(args: argparse.Namespace, folder: str) -> dict:
     """Indexes in a fresh process and watches it."""
     with tempfile.TemporaryDirectory() as store:
-        own = {
+        options = {
             name: getattr(args, name) for name in ("tokenizer", "units", "language", "processes")
         }
-        command = pinned(side("corpus", "index", source=folder, store=store, **own), "")
+        command = pinned(side("corpus", "index", source=folder, store=store, **options), "")
         start, peak = time.perf_counter(), 0
         with subprocess.Popen(command) as process:
             while process.poll() is None:

@@ -33,9 +33,9 @@ def measure(args: argparse.Namespace) -> list[dict]:
             pairs = [(ours(args.steps), theirs(args.steps)) for _ in range(args.parts)]
         times = [[one["seconds"] for one in pair] for pair in pairs]
         total = [sum(each) for each in zip(*times, strict=True)]
-        own = {"steps": args.parts * args.steps, "ours s": total[0], "PEFT s": total[1]}
+        row = {"steps": args.parts * args.steps, "ours s": total[0], "PEFT s": total[1]}
         median = statistics.median(a / b for a, b in times)
-        rows.append({"data.group": group, **own, "ratio": median, "times": times})
+        rows.append({"data.group": group, **row, "ratio": median, "times": times})
     return rows
 
 
@@ -87,8 +87,8 @@ def serve_ours(args: argparse.Namespace) -> None:
     make = steps.make_train_step(scorer.model, tx, build_objectives(c, scorer.model))
     train_step = jit(make, donate_argnums=0)
     state = make_state(trainable, tx, rng.key_for(c.seed, "dropout"))
-    seen = {batch.encoder.ids.shape: batch for _, batch in zip(range(per_epoch), batches)}  # noqa: B905
-    for batch in seen.values():
+    shapes = {batch.encoder.ids.shape: batch for _, batch in zip(range(per_epoch), batches)}  # noqa: B905
+    for batch in shapes.values():
         state, _ = train_step(state, frozen, batch)
     batches = train_batches(c, scorer, rows)
 

@@ -45,7 +45,7 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
 
 
 def make_batches(args: argparse.Namespace, name: str, folder: str, prefetch: int, seed: int):
-    """Gives examples a second of one stream of batches."""
+    """Returns examples a second of one stream of batches."""
     from jaxprompt.corpus.denoise.batches import ShuffledBatches
 
     stream = ShuffledBatches(

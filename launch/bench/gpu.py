@@ -28,7 +28,7 @@ from launch.bench.models import (
     time_steps,
 )
 from launch.bench.models import peak_gib as host_gib
-from launch.bench.process import Found, side, summarise
+from launch.bench.process import Result, side, summarise
 
 TOKENS = 128  # of a row, beside the prompt
 FULL = dict(shape="large", rows=16, rounds=3, reps=5, burst=20, device="cuda")
@@ -46,14 +46,14 @@ def find_jax(args: argparse.Namespace) -> None:
     """Prints whether JAX sees the device, its name, and the TFLOP/s of a product."""
     import jax
 
-    found = {"jax": True}
+    facts = {"jax": True}
     try:
-        found["device"] = jax.devices(args.device)[0].device_kind
+        facts["device"] = jax.devices(args.device)[0].device_kind
     except (RuntimeError, AssertionError):  # JAX's of a platform that it cannot start
-        found["jax"] = False
-    if found["jax"]:
-        found["product TFLOP/s"] = time_product(8192 if args.device == "cuda" else 256)
-    print(json.dumps(found))
+        facts["jax"] = False
+    if facts["jax"]:
+        facts["product TFLOP/s"] = time_product(8192 if args.device == "cuda" else 256)
+    print(json.dumps(facts))
 
 
 def find_torch(args: argparse.Namespace) -> None:
@@ -67,7 +67,7 @@ def find_torch(args: argparse.Namespace) -> None:
 
 
 def time_product(size: int, count: int = 20) -> float:
-    """Gives the TFLOP/s of products of random bfloat16 matrices, the best of three runs.
+    """Returns the TFLOP/s of products of random bfloat16 matrices, the best of three runs.
 
     On ones a GPU draws less power and runs faster than on what a model multiplies.
     """
@@ -96,7 +96,7 @@ def step_tflop(shape: str, kind: str, rows: int) -> float:
 # -- the sides ------------------------------------------------------------------------------------
 
 
-def tell(seconds: list[float], loss: float, trained: int, peak: int | None) -> None:
+def print_answer(seconds: list[float], loss: float, trained: int, peak: int | None) -> None:
     """Prints what a side found."""
     assert math.isfinite(loss), f"the loss is {loss}"
     gib = None if peak is None else peak / 2**30
@@ -124,7 +124,7 @@ def time_ours(args: argparse.Namespace) -> None:
 
     seconds = time_steps(run, lambda: jax.block_until_ready(now), args.reps, args.burst)
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-    tell(seconds, float(now[1]["loss"]), trained, peak)
+    print_answer(seconds, float(now[1]["loss"]), trained, peak)
 
 
 def make_peft(args: argparse.Namespace):
@@ -168,7 +168,7 @@ def time_peft(args: argparse.Namespace) -> None:
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     seconds = time_steps(run, wait, args.reps, args.burst)
     peak = torch.cuda.max_memory_allocated() if on_gpu else None
-    tell(seconds, loss.item(), sum(p.numel() for p in weights), peak)
+    print_answer(seconds, loss.item(), sum(p.numel() for p in weights), peak)
 
 
 SIDES = {"find-jax": find_jax, "find-torch": find_torch, "ours": time_ours, "peft": time_peft}
@@ -180,9 +180,9 @@ SIDES = {"find-jax": find_jax, "find-torch": find_torch, "ours": time_ours, "pef
 def take_turns(args: argparse.Namespace, kind: str, env: dict[str, str]) -> dict[str, list[dict]]:
     """Lets ours and both of PEFT's answer in turns; who fails once is left out."""
     names = ("device", "shape", "rows", "reps", "burst", "dropout", "backend")
-    own = {"kind": kind} | {name: getattr(args, name) for name in names}
-    sides = {"ours": side("gpu", "ours", **own, stack=args.stack)}
-    sides |= {name: side("gpu", "peft", **own, **VARIANTS[name]) for name in args.variants}
+    flags = {"kind": kind} | {name: getattr(args, name) for name in names}
+    sides = {"ours": side("gpu", "ours", **flags, stack=args.stack)}
+    sides |= {name: side("gpu", "peft", **flags, **VARIANTS[name]) for name in args.variants}
     answers = {name: [] for name in sides}
     for number in range(args.rounds):
         for name in list(answers):
@@ -193,27 +193,27 @@ def take_turns(args: argparse.Namespace, kind: str, env: dict[str, str]) -> dict
                 del answers[name]
                 continue
             answers[name].append(answer)
-            told = " ".join(f"{ms:.3f}" for ms in answer["ms"])
-            print(f"{kind} {name}, round {number + 1}: {told} ms", file=sys.stderr, flush=True)
+            times = " ".join(f"{ms:.3f}" for ms in answer["ms"])
+            print(f"{kind} {name}, round {number + 1}: {times} ms", file=sys.stderr, flush=True)
     return answers
 
 
 def make_rows(args: argparse.Namespace, kind: str, answers: dict, peak: float) -> list[dict]:
     """Makes a row of each of PEFT's variants that answered."""
-    rows, own = [], {"method": kind}
+    rows, method = [], {"method": kind}
     shape = {"rows": args.rows, "stack": args.stack, "dropout": args.dropout}
     for name in args.variants:
         if "ours" not in answers or name not in answers:
             continue
         rounds = [list(pair) for pair in zip(answers["ours"], answers[name], strict=True)]
-        found = summarise(rounds, FIELDS)
+        medians = summarise(rounds, FIELDS)
         rates = {}
         for who in ("ours", "PEFT"):
-            rate = 1e3 * step_tflop(args.shape, kind, args.rows) / found[f"{who} ms"]
+            rate = 1e3 * step_tflop(args.shape, kind, args.rows) / medians[f"{who} ms"]
             rates |= {f"{who} TFLOP/s": rate, f"{who} share of peak": rate / peak}
         each = lambda field, rounds=rounds: [[one[field] for one in pair] for pair in rounds]
         every = {f"every {field}": each(field) for field in rounds[0][0]}
-        rows.append(own | {"PEFT": name} | shape | found | rates | every)
+        rows.append(method | {"PEFT": name} | shape | medians | rates | every)
     return rows
 
 
@@ -235,17 +235,17 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rounds=None)
 
 
-def measure(args: argparse.Namespace) -> Found:
+def measure(args: argparse.Namespace) -> Result:
     """Lets the sides take turns. Exits with 2 where there is no GPU for both."""
     for name, value in (DRY if args.dry_run else FULL).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     env = NO_GPU if args.dry_run else {}
-    found = {}
+    facts = {}
     for name in ("find-torch", "find-jax"):
-        found |= process.call(side("gpu", name, device=args.device), args.cores, **env)
-    if not (found["jax"] and found["torch"]):
-        print(f"no GPU for both: jax {found['jax']}, torch {found['torch']}", file=sys.stderr)
+        facts |= process.call(side("gpu", name, device=args.device), args.cores, **env)
+    if not (facts["jax"] and facts["torch"]):
+        print(f"no GPU for both: jax {facts['jax']}, torch {facts['torch']}", file=sys.stderr)
         sys.exit(2)
     if args.dry_run:
         print(NOTE)
@@ -253,5 +253,5 @@ def measure(args: argparse.Namespace) -> Found:
     for kind in args.kinds or ("soft", "prefix"):
         answers = take_turns(args, kind, env)
         failed |= len(answers) <= len(args.variants)
-        rows += make_rows(args, kind, answers, found["product TFLOP/s"])
-    return Found(rows, {"dry_run": args.dry_run, **found}, failed)
+        rows += make_rows(args, kind, answers, facts["product TFLOP/s"])
+    return Result(rows, {"dry_run": args.dry_run, **facts}, failed)

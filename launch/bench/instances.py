@@ -26,15 +26,15 @@ def measure(args: argparse.Namespace) -> list[dict]:
     """Lets all ways of one base take turns."""
     rows = []
     for base in BASES:
-        own = {"base": base, "data": args.data, "count": args.count}
+        flags = {"base": base, "data": args.data, "count": args.count}
         with contextlib.ExitStack() as stack:
             task_info = {
                 way: stack.enter_context(
-                    worker(side("instances", "serve", way=way, **own), args.cores)
+                    worker(side("instances", "serve", way=way, **flags), args.cores)
                 )
                 for way in WAYS
             }
-            found = {way: ask(2) for way, ask in task_info.items()}
+            first_answers = {way: ask(2) for way, ask in task_info.items()}
             turns = [
                 {way: ask(args.steps) for way, ask in task_info.items()} for _ in range(args.parts)
             ]
@@ -42,7 +42,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
         for way in WAYS:
             ratios = (a / b for a, b in zip(seconds[way], seconds["shared"], strict=True))
             rows.append({
-                "base": base, "way": way, "trained": found[way]["trained"],
+                "base": base, "way": way, "trained": first_answers[way]["trained"],
                 "ms": 1e3 * statistics.median(seconds[way]) / args.steps,
                 "time ratio": statistics.median(ratios), "times": seconds[way],
             })  # fmt: skip

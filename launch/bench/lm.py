@@ -58,12 +58,12 @@ def measure(args: argparse.Namespace) -> list[dict]:
     """Lets ours and PEFT's take turns."""
     rows = []
     for model in [args.model] if args.model else MEASURED:
-        for own, theirs in PAIRS[model.partition("-")[0]]:
+        for kind, peft_kind in PAIRS[model.partition("-")[0]]:
             shape = {"model": model, **{n: getattr(args, n) for n in ("rows", "length", "input")}}
             how = {"in-rows": True} if args.in_rows else {}
-            ours = side("lm", "step", **shape, kind=own, stack=args.stack, **how)
-            pair = take_turns(args, ours, side("lm", "peft", **shape, kind=theirs), args.reps)
-            rows.append({"model": model, "ours": own, "PEFT": theirs, **pair})
+            ours = side("lm", "step", **shape, kind=kind, stack=args.stack, **how)
+            pair = take_turns(args, ours, side("lm", "peft", **shape, kind=peft_kind), args.reps)
+            rows.append({"model": model, "ours": kind, "PEFT": peft_kind, **pair})
     return rows
 
 
@@ -76,8 +76,8 @@ def take_turns(args: argparse.Namespace, left: list[str], right: list[str], coun
     row = {}
     for field, name in (("seconds", "s"), ("rss_peak_gib", "peak GiB")):
         values = [[each[field] for each in pair] for pair in pairs]
-        for name_of, own in zip(("first", "second"), zip(*values, strict=True), strict=True):
-            row[f"{name_of} {name}"] = statistics.median(own)
+        for side_name, seconds in zip(("first", "second"), zip(*values, strict=True), strict=True):
+            row[f"{side_name} {name}"] = statistics.median(seconds)
         row[f"ratio {name}"] = statistics.median(a / b for a, b in values)
     return row | {"seconds": [[each["seconds"] for each in pair] for pair in pairs]}
 
@@ -123,14 +123,14 @@ def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
         slot = np.where(columns < slots, columns, -1)
         return Tokens(ids, zeros == 0, slot, columns + shift, zeros, zeros.astype(np.int8))
 
-    ids, said = draw(slots + args.input), draw(TARGET)
+    ids, targets = draw(slots + args.input), draw(TARGET)
     decoder, last = None, ids.shape[1] - 1
     if args.model.startswith("t5"):
         start = np.zeros((args.rows, 1), np.int32)
-        fed = start if generates else np.concatenate([start, said[:, :-1]], 1)
+        fed = start if generates else np.concatenate([start, targets[:, :-1]], 1)
         decoder, last = tokens(fed, 0, prompt.decoder_shift()), 0
     elif not generates:
-        ids = np.concatenate([ids, said[:, :-1]], 1)
+        ids = np.concatenate([ids, targets[:, :-1]], 1)
     encoder = tokens(ids, slots, prompt.position_shift())
     index = np.arange(args.rows, dtype=np.int32)
     label_pos = np.full((args.rows, TARGET), last, np.int32) + np.arange(TARGET, dtype=np.int32)
@@ -138,7 +138,7 @@ def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
     labels = draws.randint(0, 4, args.rows).astype(np.int32)
     if args.scores:
         return Batch(encoder, label_pos[:, :1], labels, weights, index, decoder)
-    return Batch(encoder, label_pos, labels, weights, index, decoder, said)
+    return Batch(encoder, label_pos, labels, weights, index, decoder, targets)
 
 
 def share_front(model, batch):
@@ -227,8 +227,10 @@ def make_head_work(args: argparse.Namespace):
 
     def score(hidden, weights, batch):
         bound = model.backbone.bind({"params": weights})
-        found = model.heads["main"].apply({}, hidden, batch, Injection(), bound, deterministic=True)
-        return loss(found, batch.labels, batch.weights)[0]
+        scores = model.heads["main"].apply(
+            {}, hidden, batch, Injection(), bound, deterministic=True
+        )
+        return loss(scores, batch.labels, batch.weights)[0]
 
     return jax.jit(jax.value_and_grad(score)), (hidden, params["backbone"], batch)
 
@@ -241,8 +243,8 @@ def time_head(args: argparse.Namespace) -> None:
 
     def run(count: int) -> None:
         for _ in range(count):
-            found = score(*arguments)
-        jax.block_until_ready(found)
+            scores = score(*arguments)
+        jax.block_until_ready(scores)
 
     serve(run)
 

@@ -56,8 +56,8 @@ def write(args: argparse.Namespace) -> None:
     )  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     os.sync()  # only what is on the disk can be dropped from the cache
-    held = [path.stat().st_size for path in files(folder)]
-    print(json.dumps({"bytes": sum(held), "files": len(held)}))
+    sizes_written = [path.stat().st_size for path in files(folder)]
+    print(json.dumps({"bytes": sum(sizes_written), "files": len(sizes_written)}))
 
 
 def draw(layers: int, sizes: dict[str, int]):
@@ -102,34 +102,34 @@ def read(folder: Path) -> None:
 
 def keep(folder: Path) -> list[np.ndarray]:
     """Reads every byte into memory of its own, the least that any loader does."""
-    kept = []
+    buffers = []
     for path in files(folder):
-        kept.append(np.empty(path.stat().st_size, np.uint8))
-        left = memoryview(kept[-1])
+        buffers.append(np.empty(path.stat().st_size, np.uint8))
+        left = memoryview(buffers[-1])
         with path.open("rb", buffering=0) as file:
             while left:
                 left = left[file.readinto(left[:READ_BYTES]) :]
-    return kept
+    return buffers
 
 
 # -- loading --------------------------------------------------------------------------------------
 
 
 def memory(field: str) -> int:
-    """Tells the resident bytes of this process: now (VmRSS) or at most (VmHWM)."""
+    """Returns the resident bytes of this process: now (VmRSS) or at most (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
 
 
 def timed(work, folder: Path, state: str) -> float:
-    """Tells the seconds of a work on files that are in the system's cache, or not ("cold")."""
+    """Returns the seconds of a work on files that are in the system's cache, or not ("cold")."""
     gc.collect()
     if state == "cold":
         drop(folder)
     started = time.perf_counter()
-    kept = work()
+    loaded = work()
     seconds = time.perf_counter() - started
-    del kept
+    del loaded
     return seconds
 
 
@@ -204,35 +204,38 @@ def measure(args: argparse.Namespace) -> list[dict]:
     with contextlib.ExitStack() as stack:
         folder = args.folder or stack.enter_context(tempfile.TemporaryDirectory())
         if not (Path(folder) / "config.json").exists():
-            own = {"folder": folder, "layers": args.layers, "tiny": args.tiny}
-            call(side("load", "write", **own), args.cores)
+            flags = {"folder": folder, "layers": args.layers, "tiny": args.tiny}
+            call(side("load", "write", **flags), args.cores)
         rows = []
-        for mesh, own, processes in MESHES:
+        for mesh, flags, processes in MESHES:
             for dtype in ("float32", "bfloat16"):
                 rounds = args.rounds if processes == 1 else 0
-                own = own | {"folder": folder, "dtype": dtype, "rounds": rounds}
-                found = max(call_all(args, own, processes), key=lambda answer: answer["peak"])
-                rows.append(make_row(mesh, dtype, found))
+                flags = flags | {"folder": folder, "dtype": dtype, "rounds": rounds}
+                answer = max(call_all(args, flags, processes), key=lambda answer: answer["peak"])
+                rows.append(make_row(mesh, dtype, answer))
         return rows
 
 
-def call_all(args: argparse.Namespace, own: dict, processes: int) -> list[dict]:
+def call_all(args: argparse.Namespace, flags: dict, processes: int) -> list[dict]:
     """Runs a side as so many processes of one run. Returns the answer of each."""
     if processes == 1:
-        return [call(side("load", "load", **own), args.cores)]
+        return [call(side("load", "load", **flags), args.cores)]
     with socket.create_server(("127.0.0.1", 0)) as server:
-        own = own | {"coordinator": f"127.0.0.1:{server.getsockname()[1]}", "processes": processes}
-    run = lambda number: call(side("load", "load", **own, process=number), args.cores)
+        flags = flags | {
+            "coordinator": f"127.0.0.1:{server.getsockname()[1]}",
+            "processes": processes,
+        }
+    run = lambda number: call(side("load", "load", **flags, process=number), args.cores)
     with ThreadPoolExecutor(processes) as pool:
         return list(pool.map(run, range(processes)))
 
 
-def make_row(mesh: str, dtype: str, found: dict) -> dict:
+def make_row(mesh: str, dtype: str, answer: dict) -> dict:
     """Makes a row of the table."""
-    sizes = {f"{x} GB": found[x] / 1e9 for x in ("start", "share", "largest", "peak")}
-    extra = found["peak"] - found["start"] - found["largest"]
-    row = {"mesh": mesh, "dtype": dtype, **sizes, "ratio": extra / found["share"]}
+    sizes = {f"{x} GB": answer[x] / 1e9 for x in ("start", "share", "largest", "peak")}
+    extra = answer["peak"] - answer["start"] - answer["largest"]
+    row = {"mesh": mesh, "dtype": dtype, **sizes, "ratio": extra / answer["share"]}
     for state in ("warm", "cold"):
         for name in ("read s", "keep s", "load s", "load / read", "load / keep"):
-            row[f"{state} {name}"] = found.get(f"{state} {name}", "")
-    return row | {"turns": [found.get(f"{state} turns") for state in ("warm", "cold")]}
+            row[f"{state} {name}"] = answer.get(f"{state} {name}", "")
+    return row | {"turns": [answer.get(f"{state} turns") for state in ("warm", "cold")]}

@@ -24,23 +24,23 @@ SHAPES = {  # MiniLM is that of 6 layers; nothing is measured on the tiny one
 def hf_config(shape: str, dropout: float = 0.1) -> dict:
     """Returns the transformers config of a BERT shape."""
     width = SHAPES[shape]["hidden_size"]
-    own = dict(vocab_size=30522, intermediate_size=4 * width, max_position_embeddings=512)
+    sizes = dict(vocab_size=30522, intermediate_size=4 * width, max_position_embeddings=512)
     rates = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    return SHAPES[shape] | own | rates
+    return SHAPES[shape] | sizes | rates
 
 
 def peak_gib() -> float:
-    """Tells the largest resident memory of this process up to now."""
+    """Returns the largest resident memory of this process up to now."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def serve(run, tell=dict) -> None:
-    """Answers each count on stdin with the seconds that run(count) takes, and what `tell` gives."""
+def serve(run, facts_of=dict) -> None:
+    """Answers each count on stdin with the seconds of run(count) and the result of `facts_of`."""
     for line in sys.stdin:
         started = time.perf_counter()
         run(int(line))
         seconds = time.perf_counter() - started
-        facts = {"seconds": seconds, "rss_peak_gib": peak_gib(), **tell()}
+        facts = {"seconds": seconds, "rss_peak_gib": peak_gib(), **facts_of()}
         print(json.dumps(facts), flush=True)
 
 
@@ -113,7 +113,7 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
 
 
 def time_steps(step, wait, reps: int, burst: int = 1) -> list[float]:
-    """Gives the seconds of a step in each of `reps` bursts, behind two bursts that are not timed.
+    """Returns the seconds of a step in each of `reps` bursts, behind two bursts that are not timed.
 
     Compilation is in those two. `wait` returns when all that was asked for is computed.
     """
@@ -176,7 +176,7 @@ def open_training(c: RunConfig, rows: int | None):
 def serve_steps(c: RunConfig, rows: int | None, facts_of: Callable[[Any, Any], dict]) -> None:
     """Answers each count of steps on stdin with the seconds, the peak and the facts.
 
-    `facts_of` is asked once, of the weights and the state.
+    `facts_of` is called once, with the weights and the state.
     """
     import jax
 

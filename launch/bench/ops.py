@@ -35,13 +35,13 @@ def measure(args: argparse.Namespace) -> list[dict]:
     """Asks each side once."""
     rows = []
     for kind in [args.kind] if args.kind else ("soft", "prefix"):
-        own = {"kind": kind, "length": args.length, "reps": args.reps, "stack": args.stack}
-        ours, theirs = (call(side("ops", name, **own), args.cores) for name in SIDES)
+        flags = {"kind": kind, "length": args.length, "reps": args.reps, "stack": args.stack}
+        ours, theirs = (call(side("ops", name, **flags), args.cores) for name in SIDES)
         for name in ("all", *KINDS):
             row = {"method": kind, "work": name}
-            for who, found in (("ours", ours), ("PEFT", theirs)):
-                row[f"{who} ms"] = 1e3 * found[name]
-                row[f"{who} share"] = found[name] / found["all"]
+            for who, times in (("ours", ours), ("PEFT", theirs)):
+                row[f"{who} ms"] = 1e3 * times[name]
+                row[f"{who} share"] = times[name] / times["all"]
             rows.append(row)
     return rows
 
@@ -62,13 +62,13 @@ def read_spans(folder: str) -> dict[int, list[Span]]:
     (path,) = Path(folder).rglob("*.trace.json.gz")
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
-    found: dict[int, list[Span]] = {}
+    spans: dict[int, list[Span]] = {}
     for event in events:
         name = event.get("args", {}).get("hlo_op")
         if event.get("ph") == "X" and name and name.partition(".")[0] not in _CONTAINERS:
             span = Span(event["ts"], event["ts"] + event["dur"], name)
-            found.setdefault(event["tid"], []).append(span)
-    return found
+            spans.setdefault(event["tid"], []).append(span)
+    return spans
 
 
 def innermost(spans: Iterable[Span]) -> list[Span]:
@@ -124,21 +124,23 @@ def read_sources(text: str) -> Callable[[str], tuple[str, str]]:
     frames = {n: numbers(line) for n, line in names("StackFrames").items()}
 
     def unroll(number: str) -> str:
-        found = []
-        while number in frames and len(found) < 100:
+        calls = []
+        while number in frames and len(calls) < 100:
             place = places[frames[number]["file_location_id"]]
             file = Path(files[place["file_name_id"]]).name
-            found.append(f"{file}:{functions[place['function_name_id']]}")
+            calls.append(f"{file}:{functions[place['function_name_id']]}")
             number = str(int(frames[number]["parent_frame_id"]) - 1)  # 1 is that of no parent
-        return " ".join(found)
+        return " ".join(calls)
 
     pattern = r'^\s+(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)"(?: stack_frame_id=(\d+))?'
-    found = {name: (op, frame) for name, op, frame in re.findall(pattern, text, re.M)}
-    return lambda name: (found[name][0], unroll(found[name][1])) if name in found else ("", "")
+    sources = {name: (op, frame) for name, op, frame in re.findall(pattern, text, re.M)}
+    return lambda name: (
+        (sources[name][0], unroll(sources[name][1])) if name in sources else ("", "")
+    )
 
 
 def our_kind(op: str, frames: str) -> str:
-    """Tells what kind of work an operation of ours is, from its name and where it was written."""
+    """Returns what kind of work an operation of ours is, from its name and where it was written."""
     if op.endswith("dot_general"):
         return "attention products" if re.search(r"b[nt][tn][sd],bsnd", op) else "projections, mlp"
     if not op:
@@ -150,8 +152,8 @@ def our_kind(op: str, frames: str) -> str:
         return "softmax, mask"
     if "embed.py:" in frames:
         return "embedding"
-    own = ("attention.py:", "linear.py:", "EncoderLayer")
-    if "stack.py:" in frames and not any(part in frames for part in own):
+    layer_files = ("attention.py:", "linear.py:", "EncoderLayer")
+    if "stack.py:" in frames and not any(part in frames for part in layer_files):
         return "scan"
     return "rest"
 
@@ -178,26 +180,26 @@ def measure_ours(args: argparse.Namespace) -> dict[str, float]:
         with jax.profiler.trace(folder):
             traced = run(args.reps)
         spans = read_spans(folder)
-    sources, found = read_sources(program.as_text()), Counter()
+    sources, times = read_sources(program.as_text()), Counter()
     for name, spent in share_time(spans.values()).items():
         kind = our_kind(*sources(name))
         if args.names:
             print(f"{spent / args.reps / 1e3:9.2f} ms {kind:20} {name:35} {sources(name)}")
-        found[kind] += spent
-    known = 1e-6 * sum(found.values()) / args.reps
-    scale = wall / max(known, 1e-9)
-    return finish(found, 1e-6 * scale / args.reps, wall, known / traced)
+        times[kind] += spent
+    covered = 1e-6 * sum(times.values()) / args.reps
+    scale = wall / max(covered, 1e-9)
+    return finish(times, 1e-6 * scale / args.reps, wall, covered / traced)
 
 
 # -- PEFT's ---------------------------------------------------------------------------------------
 
 
 def their_kind(names: list[str]) -> str:
-    """Tells what kind of work an operation of torch is, from its name and those around it."""
-    own, chain = names[0], " ".join(names).lower()
-    if re.fullmatch(r"aten::(addmm|mm|linear)|mkl.*|mkldnn.*", own):
+    """Returns what kind of work an operation of torch is, from its name and those around it."""
+    name, chain = names[0], " ".join(names).lower()
+    if re.fullmatch(r"aten::(addmm|mm|linear)|mkl.*|mkldnn.*", name):
         return "projections, mlp"
-    if re.fullmatch(r"aten::(bmm|baddbmm)", own):
+    if re.fullmatch(r"aten::(bmm|baddbmm)", name):
         return "attention products"
     rules = (
         ("dropout|bernoulli|mulbackward", "dropout"), ("softmax", "softmax, mask"),
@@ -227,8 +229,8 @@ def measure_peft(args: argparse.Namespace) -> dict[str, float]:
     def run(count: int) -> float:
         started = time.perf_counter()
         for _ in range(count):
-            given = dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels)
-            model(**given).loss.backward()
+            batch = dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels)
+            model(**batch).loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return (time.perf_counter() - started) / count
@@ -237,33 +239,33 @@ def measure_peft(args: argparse.Namespace) -> dict[str, float]:
     wall = run(args.reps)
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         traced = run(args.reps)
-    found, lines = Counter(), Counter()
+    times, lines = Counter(), Counter()
     for event in trace.events():
         names, parent = [event.name], event.cpu_parent
         while parent is not None:
             names.append(parent.name)
             parent = parent.cpu_parent
         kind = their_kind(names)
-        found[kind] += event.self_cpu_time_total
+        times[kind] += event.self_cpu_time_total
         lines[f"{kind:20} {' < '.join(names[:4])}"] += event.self_cpu_time_total
     for line, spent in lines.most_common(40 if args.names else 0):
         print(f"{spent / args.reps / 1e3:9.2f} ms {line}")
-    known = 1e-6 * sum(found.values()) / args.reps
-    return finish(found, 1e-6 * wall / known / args.reps, wall, known / traced)
+    covered = 1e-6 * sum(times.values()) / args.reps
+    return finish(times, 1e-6 * wall / covered / args.reps, wall, covered / traced)
 
 
-def finish(found: Counter, scale: float, wall: float, covered: float) -> dict[str, float]:
+def finish(times: Counter, scale: float, wall: float, covered: float) -> dict[str, float]:
     """Scales the times of kinds to those of a step that nothing watches."""
-    return {"all": wall, "covered": covered} | {kind: scale * found[kind] for kind in KINDS}
+    return {"all": wall, "covered": covered} | {kind: scale * times[kind] for kind in KINDS}
 
 
 def answer_ours(args: argparse.Namespace) -> None:
-    """Tells of ours."""
+    """Prints the seconds of ours."""
     print(json.dumps(measure_ours(args)))
 
 
 def answer_peft(args: argparse.Namespace) -> None:
-    """Tells of PEFT's."""
+    """Prints the seconds of PEFT's."""
     print(json.dumps(measure_peft(args)))
 
 

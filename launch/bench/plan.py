@@ -27,10 +27,10 @@ def measure(args: argparse.Namespace) -> list[dict]:
     rows = []
     for case in [args.case] if args.case else CASES:
         model, method, batch, length = CASES[case]
-        found = call(side("plan", "compare", case=case), args.cores)
-        sizes = {f"{name} MiB": round(found[name] / 2**20) for name in found}
+        answer = call(side("plan", "compare", case=case), args.cores)
+        sizes = {f"{name} MiB": round(answer[name] / 2**20) for name in answer}
         row = {"model": model, "method": method, "batch": f"{batch} x {length}", **sizes}
-        rows.append(row | {"planned / measured": found["planned"] / found["measured"]})
+        rows.append(row | {"planned / measured": answer["planned"] / answer["measured"]})
     return rows
 
 

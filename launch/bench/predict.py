@@ -48,16 +48,20 @@ def measure(args: argparse.Namespace) -> list[dict]:
         for turn in range(args.rounds):
             cache = {"XDG_CACHE_HOME": str(place / f"cache-{turn}")}
             rounds.append([_time(c, args.cores, cache) for c in (ours, ours, theirs)])
-        found = [[json.loads(line) for line in path.read_text().splitlines()] for path in outputs]
-        equal = sum(a["prediction"] == b["prediction"] for a, b in zip(*found, strict=True))
+        predictions = [
+            [json.loads(line) for line in path.read_text().splitlines()] for path in outputs
+        ]
+        equal = sum(a["prediction"] == b["prediction"] for a, b in zip(*predictions, strict=True))
         apart = max(
-            abs(own["scores"][name] - score)
-            for own, other in zip(*found, strict=True)
+            abs(row["scores"][name] - score)
+            for row, other in zip(*predictions, strict=True)
             for name, score in other["scores"].items()
         )
     row = {"texts": args.count}
-    for name, own in zip(("ours s", "again s", "PEFT s"), zip(*rounds, strict=True), strict=True):
-        row[name] = statistics.median(own)
+    for name, seconds in zip(
+        ("ours s", "again s", "PEFT s"), zip(*rounds, strict=True), strict=True
+    ):
+        row[name] = statistics.median(seconds)
     row["ratio"] = statistics.median(first / peft for first, _, peft in rounds)
     row["ratio again"] = statistics.median(again / peft for _, again, peft in rounds)
     return [row | {"equal": equal, "scores apart": apart, "times": rounds}]
@@ -125,10 +129,10 @@ def predict_by_peft(args: argparse.Namespace) -> None:
             chosen = order[start : start + args.batch]
             fed = tokenizer.pad({"input_ids": [ids[i] for i in chosen]}, return_tensors="pt")
             scores = model(**fed).logits.softmax(-1).tolist()
-            for i, own in zip(chosen, scores, strict=True):
-                best = max(range(len(labels)), key=own.__getitem__)
-                said = {"prediction": labels[best], "score": own[best]}
-                rows[i] |= said | {"scores": dict(zip(labels, own, strict=True))}
+            for i, probabilities in zip(chosen, scores, strict=True):
+                best = max(range(len(labels)), key=probabilities.__getitem__)
+                prediction = {"prediction": labels[best], "score": probabilities[best]}
+                rows[i] |= prediction | {"scores": dict(zip(labels, probabilities, strict=True))}
     Path(args.output).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -17,7 +17,7 @@ class SideEnded(Exception):
     """A process of a side ended before it answered; what it wrote says why."""
 
 
-class Found(NamedTuple):
+class Result(NamedTuple):
     """What a case has measured."""
 
     rows: list[dict]  # of the table
@@ -43,11 +43,11 @@ def environment(cores: str) -> dict[str, str]:
     that torch finds memory beside it.
     """
     number = len(cores.split(",") if cores else os.sched_getaffinity(0))
-    own = {"OMP_NUM_THREADS": str(number), "HF_HUB_OFFLINE": "1"}
+    variables = {"OMP_NUM_THREADS": str(number), "HF_HUB_OFFLINE": "1"}
     # Sides import this checkout too where `python -m launch.bench` was called beside it.
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own["PYTHONPATH"] = os.pathsep.join(paths)
-    return os.environ | own | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    variables["PYTHONPATH"] = os.pathsep.join(paths)
+    return os.environ | variables | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def pinned(command: list[str], cores: str) -> list[str]:
@@ -86,7 +86,7 @@ def worker(command: list[str], cores: str):
 
 
 def summarise(rounds: list[list[dict]], fields: dict[str, str]) -> dict:
-    """Gives the medians of ours (and PEFT's) over rounds, and of each round's ratio ours / PEFT's.
+    """Returns medians of ours (and PEFT's) over rounds, and of each round's ratio ours / PEFT's.
 
     `fields` are what the answers hold of each name. Where an answer is None, so is what it makes.
     """

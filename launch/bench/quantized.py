@@ -24,10 +24,10 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[dict]:
     """Lets all three take turns."""
-    own = {"backbone": args.backbone, "data": args.data, "count": args.count, "batch": args.batch}
+    flags = {"backbone": args.backbone, "data": args.data, "count": args.count, "batch": args.batch}
     with ExitStack() as stack:
         sides = [
-            stack.enter_context(worker(side("quantized", "serve", kind=k, **own), args.cores))
+            stack.enter_context(worker(side("quantized", "serve", kind=k, **flags), args.cores))
             for k in KINDS
         ]
         for run in sides:

@@ -93,8 +93,8 @@ def draw(rows: list[dict], path: Path) -> None:
     figure = Figure(figsize=(8, 3), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("runs a minute", "peak GiB"), strict=True):
         for kind in LENGTHS:
-            found = [r for r in rows if r["method"] == kind and r["side"] == "all at once"]
-            points = sorted((row["runs"], row[name]) for row in found)
+            measured = [r for r in rows if r["method"] == kind and r["side"] == "all at once"]
+            points = sorted((row["runs"], row[name]) for row in measured)
             if points:
                 axes.plot(*zip(*points, strict=True), "o-", label=kind)
         axes.set(xlabel="runs at once", ylabel=name, ylim=(0, None))
@@ -196,24 +196,24 @@ def _train_cell(kind: str, args: argparse.Namespace, folder: Path) -> list[dict]
 # -- ours -----------------------------------------------------------------------------------------
 
 
-def hear_compilations() -> dict[str, Any]:
+def count_compilations() -> dict[str, Any]:
     """Counts the compilations of this process from now on, and their seconds, as they are done."""
     import jax
 
-    heard = {"count": 0, "compile s": 0.0}
+    compilations = {"count": 0, "compile s": 0.0}
 
-    def hear(event: str, seconds: float, **_: Any) -> None:
+    def add(event: str, seconds: float, **_: Any) -> None:
         if event.endswith("backend_compile_duration"):
-            heard["count"] += 1
-            heard["compile s"] += seconds
+            compilations["count"] += 1
+            compilations["compile s"] += seconds
 
-    jax.monitoring.register_event_duration_secs_listener(hear)
-    return heard
+    jax.monitoring.register_event_duration_secs_listener(add)
+    return compilations
 
 
 def answer(scores: Sequence[Mapping[str, float]], **facts: Any) -> None:
     """Prints what a side has measured, and the best score of each run on dev."""
-    dev = [next(iter(own.values())) for own in scores]
+    dev = [next(iter(metrics.values())) for metrics in scores]
     print(json.dumps({"dev": dev, "peak GiB": peak_gib(), **facts}))
 
 
@@ -225,12 +225,12 @@ def train_together(args: argparse.Namespace) -> None:
     from jaxprompt.runs.grid.expand import list_runs
     from jaxprompt.training.run_folder import read_result
 
-    heard, c = hear_compilations(), load_config(args.config)
+    compilations, c = count_compilations(), load_config(args.config)
     enable_compilation_cache(str(Path(args.workdir) / "compiled"))
     with contextlib.redirect_stdout(sys.stderr):
         train_grid(c, args.workdir)
     results = [read_result(run.folder) for run in list_runs(c, args.workdir)]
-    answer([r.dev for r in results], programs=results[0].time["compilations"], **heard)
+    answer([r.dev for r in results], programs=results[0].time["compilations"], **compilations)
 
 
 def train_in_turn(args: argparse.Namespace) -> None:
@@ -240,7 +240,7 @@ def train_in_turn(args: argparse.Namespace) -> None:
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid.expand import list_runs
 
-    heard, c = hear_compilations(), load_config(args.config)
+    compilations, c = count_compilations(), load_config(args.config)
     enable_compilation_cache(str(Path(args.workdir) / "compiled"))
     grid, results, seconds = list_runs(c, args.workdir), [], []
     for number in args.numbers:
@@ -248,7 +248,7 @@ def train_in_turn(args: argparse.Namespace) -> None:
         results.append(tune.train_prompt(grid[number].config, str(grid[number].folder)))
         seconds.append(time.perf_counter() - started)
     programs = sum(result.time["compilations"] for result in results)
-    answer([r.dev for r in results], seconds=seconds, programs=programs, **heard)
+    answer([r.dev for r in results], seconds=seconds, programs=programs, **compilations)
 
 
 # -- PEFT's ---------------------------------------------------------------------------------------
@@ -273,11 +273,11 @@ def write_rows(args: argparse.Namespace) -> None:
     placement = build_placement(c)
     backbone = open_checked_backbone(c, placement)
     for number in args.numbers:
-        own = grid[number].config
-        scorer = scorer_from_config(own, backbone, read_examples(own), placement)
-        splits = encode_splits(scorer, read_examples(own))
-        stream = train_batches(own, scorer, splits["train"])
-        order = [next(stream).index.tolist() for _ in range(own.train.total_steps)]
+        config = grid[number].config
+        scorer = scorer_from_config(config, backbone, read_examples(config), placement)
+        splits = encode_splits(scorer, read_examples(config))
+        stream = train_batches(config, scorer, splits["train"])
+        order = [next(stream).index.tolist() for _ in range(config.train.total_steps)]
         stream.close()
         parts = {}
         for name in ("train", "dev"):
@@ -288,13 +288,13 @@ def write_rows(args: argparse.Namespace) -> None:
             ]
             parts[name] = {"ids": [list(map(int, x)) for x in ids],
                            "labels": list(map(int, splits[name].labels))}  # fmt: skip
-        runs.append({"lr": own.optim.lr, "order": order, **parts})
-    found = {
+        runs.append({"lr": config.optim.lr, "order": order, **parts})
+    document = {
         "folder": str(backbone.folder), "pad": scorer.layout.pad_id, "kind": c.prompt.name,
         "length": length, "classes": len(scorer.task.labels), "steps": c.train.total_steps,
         "evaluate": c.train.eval_steps, "eval_batch": c.data.eval_batch, "runs": runs,
     }  # fmt: skip
-    Path(args.rows).write_text(json.dumps(found))
+    Path(args.rows).write_text(json.dumps(document))
     print("{}")
 
 
@@ -321,21 +321,21 @@ def train_peft(args: argparse.Namespace) -> None:
         }
 
     results, seconds = [], []
-    for own in cell["runs"]:
+    for run in cell["runs"]:
         started = time.perf_counter()
         torch.manual_seed(0)
         setting = make(task_type="SEQ_CLS", num_virtual_tokens=cell["length"])
         model = peft.get_peft_model(copy.deepcopy(base), setting)
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=own["lr"], weight_decay=0.0)
+        optimizer = torch.optim.AdamW(trained, lr=run["lr"], weight_decay=0.0)
         decay = lambda step: 1.0 - step / cell["steps"]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, decay)
-        dev, size = own["dev"], cell["eval_batch"]
+        dev, size = run["dev"], cell["eval_batch"]
         by_length = sorted(range(len(dev["ids"])), key=lambda i, dev=dev: -len(dev["ids"][i]))
         best = -1.0
-        for step, chosen in enumerate(own["order"], 1):
+        for step, chosen in enumerate(run["order"], 1):
             model.train()
-            model(**batch(own["train"], [i for i in chosen if i >= 0])).loss.backward()
+            model(**batch(run["train"], [i for i in chosen if i >= 0])).loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             schedule.step()
@@ -346,13 +346,13 @@ def train_peft(args: argparse.Namespace) -> None:
             right = 0
             with torch.inference_mode():
                 for first in range(0, len(by_length), size):
-                    given = batch(dev, by_length[first : first + size])
-                    scores = model(**given).logits
-                    right += int((scores.argmax(-1) == given["labels"]).sum())
+                    inputs = batch(dev, by_length[first : first + size])
+                    scores = model(**inputs).logits
+                    right += int((scores.argmax(-1) == inputs["labels"]).sum())
             if right / len(by_length) > best:
                 best = right / len(by_length)
-                kept = [p.detach().clone() for p in trained]
-        assert len(kept) == len(trained)
+                best_params = [p.detach().clone() for p in trained]
+        assert len(best_params) == len(trained)
         results.append({"accuracy": best})
         seconds.append(time.perf_counter() - started)
     answer(results, seconds=seconds)

@@ -14,13 +14,13 @@ def measure(args: argparse.Namespace) -> list[dict]:
     for model in [args.model] if args.model else MEASURED:
         row = {"model": model}
         for part, count in (("head", 100), ("step", args.reps)):
-            own = {"model": model, "rows": args.rows, "stack": args.stack}
-            both = [side("lm", part, scores=kind, **own) for kind in ("restricted", "full")]
+            flags = {"model": model, "rows": args.rows, "stack": args.stack}
+            both = [side("lm", part, scores=kind, **flags) for kind in ("restricted", "full")]
             pair = take_turns(args, *both, count)
             row |= {f"{part} {name}": pair[name] for name in ("first s", "second s", "ratio s")}
         for kind in ("restricted", "full"):
-            given = vars(args) | {"model": model, "scores": kind}
-            score, arguments = make_head_work(argparse.Namespace(**given))
+            settings = vars(args) | {"model": model, "scores": kind}
+            score, arguments = make_head_work(argparse.Namespace(**settings))
             memory = score.lower(*arguments).compile().memory_analysis()
             row[f"head {kind} temporary bytes"] = memory.temp_size_in_bytes
         rows.append(row)

@@ -29,12 +29,12 @@ def measure(args: argparse.Namespace) -> list[dict]:
     rows = []
     threads = len(args.cores.split(",")) if args.cores else len(os.sched_getaffinity(0))
     for kind in [args.kind] if args.kind else ("soft", "prefix"):
-        own = {name: getattr(args, name) for name in ("shape", "stack", "dtype", "rows", "reps")}
-        commands = [side("step", "ours", kind=kind, **own)]
+        flags = {name: getattr(args, name) for name in ("shape", "stack", "dtype", "rows", "reps")}
+        commands = [side("step", "ours", kind=kind, **flags)]
         if args.peft_script:
-            told = ["--kind", {"soft": "PT", "prefix": "PX"}[kind], "--virtual", str(LENGTH)]
-            told += ["--reps", str(args.reps), "--threads", str(threads)]
-            commands.append([args.peft_script, *told])
+            words = ["--kind", {"soft": "PT", "prefix": "PX"}[kind], "--virtual", str(LENGTH)]
+            words += ["--reps", str(args.reps), "--threads", str(threads)]
+            commands.append([args.peft_script, *words])
         rounds = [[call(command, args.cores) for command in commands] for _ in range(args.rounds)]
         row = summarise(rounds, {"s": "wall_s", "peak GiB": "rss_peak_gib"})
         times = [[statistics.median(one["wall_s"]) for one in both] for both in rounds]

@@ -23,13 +23,15 @@ def measure(args: argparse.Namespace) -> list[dict]:
     """Lets both take turns."""
     rows = []
     for base in BASES:
-        own = {"base": base, "data": args.data, "count": args.count}
-        seen, whole = (side("words", "serve", stored=which, **own) for which in ("seen", "all"))
-        with worker(seen, args.cores) as few, worker(whole, args.cores) as all_of_them:
+        flags = {"base": base, "data": args.data, "count": args.count}
+        some, all_words = (
+            side("words", "serve", stored=which, **flags) for which in ("seen", "all")
+        )
+        with worker(some, args.cores) as few, worker(all_words, args.cores) as all_of_them:
             few(2), all_of_them(2)
             pairs = [(few(args.steps), all_of_them(args.steps)) for _ in range(args.parts)]
         (first, second), times = pairs[-1], [[one["seconds"] for one in pair] for pair in pairs]
-        each = [statistics.median(own) / args.steps for own in zip(*times, strict=True)]
+        each = [statistics.median(column) / args.steps for column in zip(*times, strict=True)]
         rows.append({
             "base": base, "words seen": first["words"], "of": second["words"],
             "seen ms": 1e3 * each[0], "all ms": 1e3 * each[1],
@@ -52,8 +54,8 @@ def serve(args: argparse.Namespace) -> None:
     methods.ipt(c, length=LENGTH, on=args.base, rows=args.stored)
 
     def facts(weights, state):
-        held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        return {"words": len(weights.trainable["prompt/words/table"]), "MB": 1e-6 * held}
+        state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        return {"words": len(weights.trainable["prompt/words/table"]), "MB": 1e-6 * state_bytes}
 
     serve_steps(to_run_config(c), args.count, facts)
 

@@ -69,7 +69,7 @@ PLACE = (
 )  # fmt: skip
 
 
-# -- what is asked for ---------------------------------------------------------------------------
+# -- arguments ------------------------------------------------------------------------------------
 
 
 def make_parser(argv: Sequence[str]) -> Parser:
@@ -109,22 +109,22 @@ def make_parser(argv: Sequence[str]) -> Parser:
 
 def pick(table: Table, args: Any) -> list[Cell]:
     """Lists the cells that are asked for. Raises InputError for an unknown row or task."""
-    tasks = _listed("--tasks", args.tasks, table.known) or table.tasks
+    tasks = _listed("--tasks", args.tasks, table.choices) or table.tasks
     cells = list(table.cells(tasks))
     rows = _listed("--rows", args.rows, list(dict.fromkeys(cell.row for cell in cells)))
     return [cell for cell in cells if not rows or cell.row in rows]
 
 
-def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
+def _listed(flag: str, text: str, choices: Sequence[str]) -> list[str]:
     parts = [part.strip() for part in text.split(";") if part.strip()]
     for part in parts:
-        if part not in known and set(map(str.strip, part.split(","))) <= set(known):
+        if part not in choices and set(map(str.strip, part.split(","))) <= set(choices):
             raise InputError(f"{flag}={part!r}: put ; between names, of which some have commas")
-    return [check_known(flag, part, known) for part in parts]
+    return [check_known(flag, part, choices) for part in parts]
 
 
-def tell_left_out(cells: Sequence[Cell], args: Any) -> None:
-    """Says which rows are not run. Raises InputError where that is a row of --rows."""
+def log_left_out(cells: Sequence[Cell], args: Any) -> None:
+    """Logs which rows are not run. Raises InputError where that is a row of --rows."""
     why_not = PAPERS[args.paper].why_not
     for row, reason in dict.fromkeys((cell.row, why_not(cell, args)) for cell in cells):
         if reason and args.rows:
@@ -287,13 +287,13 @@ def score(run: SweepRun, kind: str) -> None:
     write_result(run.workdir, RunResult(best_step=0, test=scores))  # as the backbone comes
 
 
-# -- what they give ------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------
 
 
 def heading(
     args: Any, measured: Sequence[tuple[Cell, Measured]], overrides: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """Says what a table shows, and where the backbone or a setting is not the paper's."""
+    """Returns what a table shows, and where the backbone or a setting is not the paper's."""
     metrics: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((cell.task, cell.metric) for cell, _ in measured):
         metrics.setdefault(metric or metric_of(task), []).append(task)
@@ -368,7 +368,7 @@ def main(argv: Sequence[str]) -> int:
     runs = [(cell, list_runs(cell, args, overrides)) for cell in pick(table, args)]
     todo = [(cell, cell_runs) for cell, cell_runs in runs if not paper.why_not(cell, args)]
     if not args.print:
-        tell_left_out([cell for cell, _ in runs], args)
+        log_left_out([cell for cell, _ in runs], args)
     if args.estimate:
         print(estimate(todo, overrides))
         return 0

@@ -77,8 +77,8 @@ def table4(tasks: Sequence[str]) -> Iterable[Cell]:
     """Yields DART with templates of several lengths, and fine-tuning."""
     for task in tasks:
         for length, (template, text) in LENGTHS.items():
-            own = {"task.template": template, "prompt.text": text, "prompt.length": length}
-            yield Cell(f"DART (length = {length})", task, "dart", ROBERTA, own)
+            changes = {"task.template": template, "prompt.text": text, "prompt.length": length}
+            yield Cell(f"DART (length = {length})", task, "dart", ROBERTA, changes)
         yield Cell("Fine-tuning", task, "full", ROBERTA)
 
 
@@ -157,7 +157,7 @@ class Dart(Paper):
         return {"data.batch": lm_bff.BATCHES} if few else {}
 
     def remarks(self, args: Any) -> list[str]:
-        """Says what the rows of Gao et al. are, and of which fields no grid is searched."""
+        """Returns what the rows of Gao et al. are, and of which fields no grid is searched."""
         lines = ["the paper's grid is of weight decay, epochs, batch size and accumulation too"]
         if args.table in ("table1", "table2", "table5"):
             lines.append(

@@ -16,7 +16,7 @@ HUB = {
 ROWS = {"bert": "bert full", "roberta": "roberta full", "electra": "electra full"}
 ROWS |= {"dpt": "electra dpt"}
 SETTINGS = {"full": "all examples", "low": "10%"}
-TEXTS = tuple(task for task, own in dpt.TASKS.items() if own.words)
+TEXTS = tuple(task for task, task_fields in dpt.TASKS.items() if task_fields.words)
 
 
 def table1(tasks: Sequence[str]) -> Iterable[Cell]:
@@ -88,7 +88,7 @@ class Dpt(Paper):
     BEST = 3  # section 4, evaluation protocols
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says why a cell is not run: --backbone is a discriminator, and BERT is none."""
+        """Returns why a cell is not run: --backbone is a discriminator, and BERT is none."""
         if args.backbone and not args.rows and not cell.backbone.startswith("ELECTRA"):
             return "it has another backbone; name it in --rows to run it on --backbone"
         return ""
@@ -98,7 +98,7 @@ class Dpt(Paper):
         return f"{ROOT / 'configs/dpt/tasks.py'}:{cell.task},{cell.method}"
 
     def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
-        """Gives the one learning rate of appendix A."""
+        """Returns the one learning rate of appendix A."""
         return (dpt.RATE if dpt.TASKS[cell.task].words else dpt.SPANS_RATE,)
 
     def point_of(self, cell: Cell) -> tuple[str, str]:

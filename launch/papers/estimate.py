@@ -16,7 +16,7 @@ SIZES = ("prompt.length", "prompt.layers", "data.max_len", "data.batch", "backbo
 
 
 def _examples(protocol: Protocol) -> str:
-    """Says how many training examples a protocol samples."""
+    """Returns how many training examples a protocol samples."""
     if isinstance(protocol, Fraction) and protocol.ratio + protocol.holdout < 1:
         return f"{protocol.ratio:.0%}"
     if isinstance(protocol, KShot):

@@ -71,16 +71,16 @@ def draw_lines(points: Sequence[Point], axis: str = "examples") -> Any:
     """Draws a panel per task: scores of each method over what the axis counts, logarithmic."""
     figure, panels, tasks = _panels(points, "task")
     for panel, task in zip(panels, tasks, strict=True):
-        own = [point for point in points if point.task == task]
-        for method in dict.fromkeys(point.method for point in own):
-            line = [point for point in own if point.method == method]
+        group = [point for point in points if point.task == task]
+        for method in dict.fromkeys(point.method for point in group):
+            line = [point for point in group if point.method == method]
             panel.errorbar(
                 [float(point.at) for point in line], [point.mean for point in line],
                 yerr=[point.std for point in line], label=NAMES[method], marker="o", capsize=3,
             )  # fmt: skip
         panel.set(title=task, xlabel=AXES[axis], xscale="log")
-        panel.set_ylabel(f"{own[0].metric}, %")
-        ticks = sorted({point.at for point in own}, key=float)
+        panel.set_ylabel(f"{group[0].metric}, %")
+        ticks = sorted({point.at for point in group}, key=float)
         panel.set_xticks(list(map(float, ticks)), ticks, minor=False)
         panel.minorticks_off()
         panel.legend()
@@ -92,11 +92,11 @@ def draw_bars(points: Sequence[Point]) -> Any:
     figure, panels, sizes = _panels(points, "at")
     methods = list(dict.fromkeys(point.method for point in points))
     for panel, size in zip(panels, sizes, strict=True):
-        own = [point for point in points if point.at == size]
-        tasks = list(dict.fromkeys(point.task for point in own))
+        group = [point for point in points if point.at == size]
+        tasks = list(dict.fromkeys(point.task for point in group))
         width = 0.8 / len(methods)
         for place, method in enumerate(methods):
-            bars = [p for p in own if p.method == method and not math.isnan(p.mean)]
+            bars = [p for p in group if p.method == method and not math.isnan(p.mean)]
             if not bars:
                 continue
             panel.bar(
@@ -104,7 +104,7 @@ def draw_bars(points: Sequence[Point]) -> Any:
                 [p.mean for p in bars], width, yerr=[p.std for p in bars], label=NAMES[method],
                 color=f"C{place}", capsize=3,
             )  # fmt: skip
-        names = [f"{task}\n{next(p.metric for p in own if p.task == task)}" for task in tasks]
+        names = [f"{task}\n{next(p.metric for p in group if p.task == task)}" for task in tasks]
         panel.set_xticks(range(len(tasks)), names, rotation=30)
         panel.set(
             title=f"{size} examples", ylabel="%", ylim=(0, 100), xlim=(-0.5, len(tasks) - 0.5)
@@ -118,16 +118,16 @@ def draw_spread(points: Sequence[Point]) -> Any:
     """Draws a panel per task: the score of every seed, by method and number of examples."""
     figure, panels, tasks = _panels(points, "task")
     for panel, task in zip(panels, tasks, strict=True):
-        own = [point for point in points if point.task == task]
-        for place, point in enumerate(own):
+        group = [point for point in points if point.task == task]
+        for place, point in enumerate(group):
             count = len(point.scores)
             beside = [place + 0.3 * ((n + 0.5) / count - 0.5) for n in range(count)]
             panel.plot(beside, sorted(point.scores), "o", color=f"C{place % 2}", alpha=0.7)
             if count:
                 panel.hlines(median(point.scores), place - 0.3, place + 0.3, color="black")
-        names = [f"{NAMES.get(p.method, p.method)}\n{p.at} examples" for p in own]
-        panel.set_xticks(range(len(own)), names, fontsize="small")
-        panel.set(title=task, ylabel=f"{own[0].metric}, %", xlim=(-0.5, len(own) - 0.5))
+        names = [f"{NAMES.get(p.method, p.method)}\n{p.at} examples" for p in group]
+        panel.set_xticks(range(len(group)), names, fontsize="small")
+        panel.set(title=task, ylabel=f"{group[0].metric}, %", xlim=(-0.5, len(group) - 0.5))
     return figure
 
 

@@ -127,7 +127,7 @@ class Ipt(Paper):
         parser.add_argument("--ppt", default="", help="export of a prompt that `pretrain` learned")
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says which export a cell lacks, on which its prompt starts."""
+        """Returns which export a cell lacks, on which its prompt starts."""
         _, system, place, *_ = cell.method.split(",")
         if system == "ppt" and not args.ppt:
             return (
@@ -147,17 +147,17 @@ class Ipt(Paper):
 
     def config_of(self, cell: Cell, args: Any) -> str:
         """Names the run of a config in configs/ipt."""
-        name, own = cell.method.split(",", 1)
-        return f"{ROOT}/configs/ipt/{name}.py:{cell.task},{own}"
+        name, argument = cell.method.split(",", 1)
+        return f"{ROOT}/configs/ipt/{name}.py:{cell.task},{argument}"
 
     def changes_of(
-        self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
+        self, cell: Cell, args: Any, overrides: Mapping[str, Any], backbone: str
     ) -> dict[str, Any]:
-        """Lists the changes; what `asked` says of prompts is not said of fine-tuning."""
+        """Lists the changes; fields of prompts do not apply to fine-tuning."""
         _, system, place, *_ = cell.method.split(",")
         if system == "full":
-            asked = {name: asked[name] for name in asked if not name.startswith("prompt.")}
-        changes = super().changes_of(cell, args, asked, backbone)
+            overrides = {x: overrides[x] for x in overrides if not x.startswith("prompt.")}
+        changes = super().changes_of(cell, args, overrides, backbone)
         if system == "ppt":
             changes["prompt.init"] = args.ppt
         elif system == "pretrained" or system in ipt.ENCODERS:

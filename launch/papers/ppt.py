@@ -54,7 +54,7 @@ OTHERS = {"full": (5, 16), "pt": (5, 32)}
 
 
 def is_chinese(task: str) -> bool:
-    """Tells whether a task is Chinese."""
+    """Returns whether a task is Chinese."""
     return task in CHINESE or task == "tnews"
 
 
@@ -68,12 +68,12 @@ def table1(tasks: Sequence[str]) -> Iterable[Cell]:
     for task in tasks:
         cell = lambda row, method, task=task, **more: Cell(row, task, method, "T5-XXL", more)
         yield cell("none good/bad", "pt")
-        asked = lambda name: {"task.form": "cloze", "task.template": TEMPLATES[name]}
+        fields = lambda name: {"task.form": "cloze", "task.template": TEMPLATES[name]}
         for name in TEMPLATES:
-            yield cell(f"{name} good/bad", "pt", **asked(name))
+            yield cell(f"{name} good/bad", "pt", **fields(name))
         for words in LABEL_WORDS:
-            given = {"task.words": ",".join(reversed(words.split("/")))}
-            yield cell(f"man1 {words}", "pt", **asked("man1") | given)
+            label_words = {"task.words": ",".join(reversed(words.split("/")))}
+            yield cell(f"man1 {words}", "pt", **fields("man1") | label_words)
         yield cell("full good/bad", "full")
 
 
@@ -88,10 +88,10 @@ def table2(tasks: Sequence[str]) -> Iterable[Cell]:
 def table4(tasks: Sequence[str]) -> Iterable[Cell]:
     """Yields full tuning of every size, then the methods on the largest model."""
     for family in ("T5", "mT5"):
-        own = [task for task in tasks if is_chinese(task) == (family == "mT5")]
+        family_tasks = [task for task in tasks if is_chinese(task) == (family == "mT5")]
         smaller = [f"{family}-{size}" for size in SIZES]
         for name in smaller if family == "mT5" else smaller[:-1]:  # T5-XXL is the row "full"
-            yield from (Cell(f"full {name}", task, "full", name) for task in own)
+            yield from (Cell(f"full {name}", task, "full", name) for task in family_tasks)
     for method in ("full", *PROMPTED):
         for task in (task for task in tasks if has_cell(method, task)):
             adapted = method == "lm_adapt" and not is_chinese(task)
@@ -182,14 +182,14 @@ class Ppt(Paper):
             "in zh",
         )  # fmt: skip
 
-    def check(self, args: Any, held: Mapping[str, Any]) -> None:
+    def check(self, args: Any, saved: Mapping[str, Any]) -> None:
         """Fills in the kind. Raises InputError for one that does not go with the other flags."""
-        if held and args.kind and held.get("kind") != args.kind:
+        if saved and args.kind and saved.get("kind") != args.kind:
             raise InputError(
-                f"{args.workdir} holds runs of kind {held.get('kind')}, not {args.kind}; take "
+                f"{args.workdir} holds runs of kind {saved.get('kind')}, not {args.kind}; take "
                 "another --workdir"
             )
-        args.kind = args.kind or held.get("kind", "t5")
+        args.kind = args.kind or saved.get("kind", "t5")
         check_known("--kind", args.kind, ppt.ALL_KINDS)
         if args.kind != "t5" and not (args.backbone or args.print):
             raise InputError(f"--kind={args.kind} needs --backbone, for the paper's is t5")
@@ -203,7 +203,7 @@ class Ppt(Paper):
         return {"kind": args.kind}
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says why a cell is not run: another backbone than --backbone, or one that is not read."""
+        """Returns why a cell is not run: its backbone is not --backbone, or cannot be read."""
         adapted = args.adapted or (not args.backbone and cell.backbone == ADAPTED)
         if cell.method == "lm_adapt" and not adapted:
             return "give --adapted, the backbone that `adapt` wrote"
@@ -221,15 +221,15 @@ class Ppt(Paper):
         return f"{ROOT / 'configs/ppt/cells.py'}:{task},{cell.method},{args.kind}"
 
     def changes_of(
-        self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
+        self, cell: Cell, args: Any, overrides: Mapping[str, Any], backbone: str
     ) -> dict[str, Any]:
-        """Lists the changes; what `asked` says of prompts is not said of full tuning."""
+        """Lists the changes; fields of prompts do not apply to full tuning."""
         if cell.method == "full":
-            asked = {name: asked[name] for name in asked if not name.startswith("prompt.")}
+            overrides = {x: overrides[x] for x in overrides if not x.startswith("prompt.")}
         if cell.method == "lm_adapt" and args.adapted:
             backbone = args.adapted
         changes = {"backbone.dtype": dtype_of(backbone)}
-        changes |= super().changes_of(cell, args, asked, backbone)
+        changes |= super().changes_of(cell, args, overrides, backbone)
         if cell.method.endswith("ppt"):
             unified = cell.method.endswith("unified_ppt")
             changes["prompt.init"] = str(
@@ -249,7 +249,7 @@ class Ppt(Paper):
         return method, examples or str(cell.changes.get("data.protocol.n", 32))
 
     def lacks(self, run: SweepRun, args: Any) -> str:
-        """Says which prompt is missing."""
+        """Returns which prompt is missing."""
         start = run.changes.get("prompt.init")
         if not start or Path(start).is_dir():
             return ""
@@ -259,7 +259,7 @@ class Ppt(Paper):
         )
 
     def remarks(self, args: Any) -> list[str]:
-        """Says which kind of backbone was measured, and where there are fewer examples."""
+        """Returns which kind of backbone was measured, and where there are fewer examples."""
         lines = [_CB] if args.table == "figure4" else []
         if args.kind != "t5":
             lines.append(f"measured with a backbone of kind {args.kind}, the paper's is t5")

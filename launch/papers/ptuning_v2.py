@@ -132,11 +132,11 @@ class PTuningV2(Paper):
             help="layers of the backbone, of which figure3 takes the same shares as of 24",
         )  # fmt: skip
 
-    def check(self, args: Any, held: Mapping[str, Any]) -> None:
+    def check(self, args: Any, saved: Mapping[str, Any]) -> None:
         """Raises InputError for layers that the figure's shares do not divide."""
-        if held and held.get("layers", args.layers) != args.layers:
+        if saved and saved.get("layers", args.layers) != args.layers:
             raise InputError(
-                f"{args.workdir} holds runs of --layers={held['layers']}, not {args.layers}; give "
+                f"{args.workdir} holds runs of --layers={saved['layers']}, not {args.layers}; give "
                 "that, or another --workdir"
             )
         if args.layers < 6 or args.layers % 6:
@@ -149,7 +149,7 @@ class PTuningV2(Paper):
         return {"layers": args.layers} if args.table == "figure3" else {}
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says which export a cell lacks, on which its prompt starts, or that its row is another's.
+        """Returns which export a cell lacks for its initial prompt, or that its row is another's.
 
         On --backbone the rows of all models would be the same runs.
         """
@@ -168,19 +168,19 @@ class PTuningV2(Paper):
 
     def config_of(self, cell: Cell, args: Any) -> str:
         """Names the run of a config in configs/ptuning_v2."""
-        name, own = cell.method.split(",", 1)
-        return f"{ROOT}/configs/ptuning_v2/{name}.py:{_task_of(cell)},{own}"
+        name, argument = cell.method.split(",", 1)
+        return f"{ROOT}/configs/ptuning_v2/{name}.py:{_task_of(cell)},{argument}"
 
     def changes_of(
-        self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
+        self, cell: Cell, args: Any, overrides: Mapping[str, Any], backbone: str
     ) -> dict[str, Any]:
-        """Lists the changes; what `asked` says of prompts is not said of fine-tuning."""
+        """Lists the changes; fields of prompts do not apply to fine-tuning."""
         name, system, *rest = cell.method.split(",")
         if system == "full":
-            asked = {name: asked[name] for name in asked if not name.startswith("prompt.")}
+            overrides = {x: overrides[x] for x in overrides if not x.startswith("prompt.")}
         if not args.backbone and backbone == ptuning_v2.MODELS["bert-large"]:
             backbone = _kind_of(cell).tune(_task_of(cell), model="bert-large").backbone.path
-        changes = super().changes_of(cell, args, asked, backbone)
+        changes = super().changes_of(cell, args, overrides, backbone)
         if name == "depth":
             count = int(rest[0]) * args.layers // depth.LAYERS
             changes["prompt.layers"] = depth.interval(system, count, args.layers)
@@ -203,9 +203,9 @@ class PTuningV2(Paper):
         fixed = name in ("prompt_length", "depth") or system in ("full", "multi_task")
         return {} if fixed or self._released(cell) else {"prompt.length": ptuning_v2.LENGTHS}
 
-    def follows(self, cell: Cell, own: Mapping[str, Any]) -> Mapping[str, Any]:
+    def follows(self, cell: Cell, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """Gives the text as much room beside a prompt of any length."""
-        length = str(own.get("prompt.length", ""))
+        length = str(changes.get("prompt.length", ""))
         if not length.isdecimal():  # of a length that is none the config says what is wrong
             return {}
         sizes = cell.method.split(",")[1], BACKBONES[cell.backbone], int(length)
@@ -213,11 +213,11 @@ class PTuningV2(Paper):
 
     def point_of(self, cell: Cell) -> tuple[str, str]:
         """Names a figure's number by its curve, and by its length or number of layers."""
-        _, own, *at = cell.method.split(",")
-        return own, at[0] if at else ""
+        _, method, *at = cell.method.split(",")
+        return method, at[0] if at else ""
 
     def remarks(self, args: Any) -> list[str]:
-        """Says what is inferred of figures, whose labels the paper's text has lost."""
+        """Returns what is inferred of figures, whose labels the paper's text has lost."""
         if args.table.startswith("figure"):
             lines = ["the paper's text has no numbers of its figures: lengths and counts are ours"]
             if args.table == "figure3" and args.layers != depth.LAYERS:

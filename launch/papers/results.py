@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 def mean_of(scores: Sequence[float]) -> tuple[float, float]:
-    """Gives the mean of a cell and its deviation; NaN where nothing has a result."""
+    """Returns the mean of a cell and its deviation; NaN where nothing has a result."""
     from jaxprompt.scoring.metrics import mean_std
 
     return mean_std(list(scores)) if scores else (math.nan, math.nan)

@@ -49,7 +49,7 @@ class Table(NamedTuple):
     about: str
     cells: Callable[[Sequence[str]], Iterable[Cell]]
     tasks: Sequence[str]  # the paper's, which are run without --tasks
-    known: Sequence[str]  # what --tasks may name
+    choices: Sequence[str]  # what --tasks may name
     stand_ins: tuple[str, ...] = ()  # rows whose stand-in has a row of its own: run where asked
     draw: Callable[[Sequence[Point]], Any] | None = None  # of a figure, or of a table's curves
     axis: str = "examples"  # what a picture has its numbers over, of paper_figures.AXES
@@ -74,16 +74,16 @@ class Paper(abc.ABC):
         """Adds the paper's own flags."""
         del parser
 
-    def check(self, args: Any, held: Mapping[str, Any]) -> None:
-        """Checks and completes its own flags; `held` is what the workdir says of its table."""
-        del args, held
+    def check(self, args: Any, saved: Mapping[str, Any]) -> None:
+        """Checks and completes its own flags; `saved` is the table.json of the workdir."""
+        del args, saved
 
     def about(self, args: Any) -> dict[str, Any]:
-        """Says what a workdir of such runs is bound to, besides the table."""
+        """Returns what a workdir of such runs is bound to, besides the table."""
         return {}
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says why a cell is not run, and what to do about it; "" where it is run."""
+        """Returns why a cell is not run, and what to do about it; "" where it is run."""
         return ""
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
@@ -96,10 +96,10 @@ class Paper(abc.ABC):
         """Names the config of a cell, PATH:ARGUMENT."""
 
     def changes_of(
-        self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
+        self, cell: Cell, args: Any, overrides: Mapping[str, Any], backbone: str
     ) -> dict[str, Any]:
-        """Lists what the runs of a cell change in it; `asked` stands on the command line."""
-        return {**cell.changes, **asked, "backbone.path": backbone}
+        """Lists what the runs of a cell change in it; `overrides` are of the command line."""
+        return {**cell.changes, **overrides, "backbone.path": backbone}
 
     @abc.abstractmethod
     def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
@@ -110,9 +110,9 @@ class Paper(abc.ABC):
         del cell
         return {}
 
-    def follows(self, cell: Cell, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Lists the fields that follow from those that are searched or given, `own`."""
-        del cell, own
+    def follows(self, cell: Cell, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Lists the fields that follow from those that are searched or set, `changes`."""
+        del cell, changes
         return {}
 
     def point_of(self, cell: Cell) -> tuple[str, str]:
@@ -120,11 +120,11 @@ class Paper(abc.ABC):
         return cell.method, "all" if "data.protocol" in cell.changes else ""
 
     def lacks(self, run: SweepRun, args: Any) -> str:
-        """Says what a run lacks besides data, and what to do about it; "" where it can run."""
+        """Returns what a run lacks besides data, and what to do about it; "" where it can run."""
         return ""
 
     def remarks(self, args: Any) -> list[str]:
-        """Says what of its flags is not the paper's, for the heading of what was measured."""
+        """Returns what of its flags is not the paper's, for the heading of what was measured."""
         return []
 
 
@@ -135,16 +135,16 @@ def read_published(paper: str, table: str) -> dict[tuple[str, str, str], Publish
     have cells that cannot be read in the paper.
     """
     path = Path(__file__).parent / f"published/{paper}.csv"
-    found: dict[tuple[str, str, str], Published] = {}
+    cells: dict[tuple[str, str, str], Published] = {}
     with open(path, newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             if line["table"] != table.removesuffix("_chinese") or not line["mean"]:
                 continue
             std = float(line["std"]) if line["std"] else None
-            own = Published(float(line["mean"]), std, line["backbone"])
-            found[line["row"], line["task"], line["metric"]] = own
-            found.setdefault((line["row"], line["task"], ""), own)
-    return found
+            published = Published(float(line["mean"]), std, line["backbone"])
+            cells[line["row"], line["task"], line["metric"]] = published
+            cells.setdefault((line["row"], line["task"], ""), published)
+    return cells
 
 
 def read_object(path: Path) -> dict[str, Any]:

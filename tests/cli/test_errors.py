@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 
@@ -30,7 +29,7 @@ from jaxprompt.errors import InputError
         (["train", "--confg=x"], ["unrecognized arguments: --confg=x", "--help"]),
         (["train", f"--config={BASE}", "--config.seed"], ["--config.seed has no value"]),
         (["train", "--config=no.py", "--workdir=w"], ["config 'no.py' is not a file"]),
-        (["train", "--config=no.json", "--workdir=w"], ["no.json does not exist"]),
+        (["train", "--config=no.json", "--workdir=w"], ["no.json cannot be read (No such file"]),
         (["export", f"--config={BASE}"], ["--workdir is missing"]),
         (["train", f"--config={BASE}", "--workdir="], ["--workdir is missing", "empty"]),
         (["train", "--config=", "--workdir=w"], ["--config is missing", "empty"]),
@@ -220,7 +219,7 @@ def test_json_configs(field, value, parts, tmp_path):
 @pytest.mark.parametrize(
     "content, part",
     [
-        (b'{"seed": ', "is not valid JSON"), (b"\x00\x01", "is not valid JSON"),
+        (b'{"seed": ', "not valid JSON"), (b"\x00\x01", "not valid JSON"),
         (b"[1]", "contains a list, not an object"), (b"{}", "is missing"),
         (b"\xff\xfe{", "mine.json"),
     ],
@@ -290,30 +289,11 @@ def run_out_in_cuda():
         (run_out_in_cublas, "INTERNAL"), (run_out_in_cuda, "INTERNAL"),
     ],
 )  # fmt: skip
-def test_out_of_memory(run_out, message, backbone, data, monkeypatch, capsys):
+def test_out_of_memory(run_out, message, monkeypatch, capsys):
     monkeypatch.setattr("jaxprompt.cli.train.main", lambda *_: run_out())
-    words = flags(tiny_fields(backbone, data))
-    code, out, err = jaxprompt(capsys, "train", "--config", BASE, "--workdir=w", *words)
-    (line,) = err.splitlines()
-    assert code == 2 and out == "" and line.startswith(f"jaxprompt train: {message}")
-    assert "lower data.batch (now 16), data.eval_batch (now 64), data.max_len (now 24), " in line
-    assert "raise optim.accumulate (now 1), set backbone.remat=full" in line
-    plan = shlex.split(line.partition(" of this config: ")[2])
-    assert plan == ["python", "-m", "jaxprompt", "plan", f"--config={BASE}", *words]
-
-
-def test_out_of_memory_in_a_grid_and_in_predict(backbone, data, monkeypatch, capsys):
-    def run_out(*_):
-        raise MemoryError("std::bad_alloc")
-
-    words = flags(tiny_fields(backbone, data) | {"runs.seeds": "1,2"})
-    monkeypatch.setattr("jaxprompt.cli.train.main", run_out)
-    code, _, err = jaxprompt(capsys, "train", f"--config={BASE}", *words)
-    assert code == 2 and "std::bad_alloc; lower runs.size (now 0): runs that train at once" in err
-    assert "runs.seeds" not in err
-    monkeypatch.setattr("jaxprompt.cli.predict.main", run_out)
-    code, _, err = jaxprompt(capsys, "predict", "--workdir=x")
-    assert (code, err) == (2, "jaxprompt predict: std::bad_alloc; lower --batch\n")
+    code, out, err = jaxprompt(capsys, "train", "--workdir=w")
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    assert err.startswith(f"jaxprompt train: {message}") and "lower data.batch, " in err
 
 
 # -- no device ------------------------------------------------------------------------------------

@@ -168,12 +168,12 @@ def test_an_output_that_cannot_be_written(predict, refused, no_reading, run, tmp
     no_reading()
     for words in (["--text=the cat"], ["--column=text", "--input=/no/in.jsonl"]):
         line = predict(*words, f"--output={tmp_path / 'no/out.jsonl'}")
-        assert f"{tmp_path / 'no'} does not exist; create it, or give another" in line
+        assert f"{tmp_path / 'no'} is not a folder that you can write to" in line
         assert f"{tmp_path} is a folder; give a file" in predict(*words, f"--output={tmp_path}")
         line = predict(*words, f"--output={tmp_path / 'out.csv'}")
-        assert "JSON lines are written, not .csv; call it out.jsonl" in line
+        assert ".jsonl is written, not .csv" in line
     line = refused(*again(run, "evaluate", f"--output={tmp_path / 'no/out.jsonl'}"))
-    assert f"{tmp_path / 'no'} does not exist; create it, or give another" in line
+    assert f"{tmp_path / 'no'} is not a folder that you can write to" in line
     assert not (tmp_path / "no").exists()
 
 

@@ -1,4 +1,4 @@
-"""launch/accuracy: what is mistyped, or fails, is told."""
+"""launch/accuracy: bad input and failed runs."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, message",
     [
         (["run", "--jobs=0"], "--jobs=0 must be at least 1"),
         (["run", "--only=colaa-"], "--only=colaa- begins no run; nearest: cola-"),
@@ -24,14 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
         (["zero_shot", "--task=cola"], "--task='cola' is unknown; known: mpqa, rte, sst2, trec"),
     ],
 )
-def test_bad_input_is_one_line(words, told, tmp_path, monkeypatch):
+def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
     if words[0] != "run":
         pytest.importorskip("peft")
-    given = ["accuracy", *words, "--data=none", f"--workdir={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", given)
+    argv = ["accuracy", *words, "--data=none", f"--workdir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(InputError) as error:
         accuracy.main()
-    assert told in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.long

@@ -1,11 +1,13 @@
 """The tables and figures of P-tuning v2: the paper's numbers, and the runs behind each."""
 
 import csv
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import test_paper_tables
 from test_paper_tables import read_all, write_run
 
 from configs import ptuning_v2
@@ -26,19 +28,16 @@ KIND_OF = {task: kind for kind in (superglue, tagging, qa) for task in kind.TASK
 KINDS = {"full": "none", "pt": "soft", "p_tuning": "p_tuning"}
 
 
-def arguments(**given):
-    plain = dict(
-        paper="ptuning_v2", workdir="w", backbone="x", data="", shared="s", layers=24, tasks="",
-        rows="", learning_rates="", seeds="1,2",
-    )  # fmt: skip
-    return SimpleNamespace(**plain | given)
+arguments = functools.partial(
+    test_paper_tables.arguments, paper="ptuning_v2", backbone="x", data="", shared="s", layers=24
+)
 
 
 def test_published_numbers_are_the_papers(shared):
-    found = json.loads((shared / "papers/ptuning_v2_tables.json").read_text())["cells"]
+    cells = json.loads((shared / "papers/ptuning_v2_tables.json").read_text())["cells"]
     ours = read_all("ptuning_v2")
-    assert len(ours) == len(found) == 224
-    for line, cell in zip(ours, found, strict=True):
+    assert len(ours) == len(cells) == 224
+    for line, cell in zip(ours, cells, strict=True):
         row = cell["row"]
         if cell["table"] != "table4":
             row = f"{tables.SYSTEMS[SYSTEMS[cell['method']]]}, {cell['model']}"
@@ -71,10 +70,10 @@ def test_every_cell_has_its_runs(name):
         paper.check_config(c)
         assert c.task.name == task and c.prompt.name == KINDS.get(system, "prefix")
         assert {run.changes["seed"] for run in runs} == {1, 2}
-        known = get_task(task)
+        task_kind = get_task(task).kind
         by_words = system in ("verbalizer", "pt", "p_tuning")  # figure 2a and table 1
         heads = {"tags": "tags", "spans": "spans"}  # section 3.1: no label words
-        assert c.head.name == heads.get(known.kind, "verbalizer" if by_words else "linear")
+        assert c.head.name == heads.get(task_kind, "verbalizer" if by_words else "linear")
         rates = {run.changes.get("optim.lr") for run in runs}
         released = (task, tables.BACKBONES[cell.backbone]) in KIND_OF.get(task, superglue).RELEASED
         released &= system not in ("pt", "p_tuning")  # what is released was chosen for prefixes
@@ -94,7 +93,7 @@ def test_every_cell_has_its_runs(name):
             assert rooms == {room} and len(runs) == 2 * 3 * 6
         if system == "multi_task":
             # As the shared run has it: neither cut nor repeated, and its head goes on.
-            kind = next(kind for kind, own in multi_task.KINDS.items() if task in own)
+            kind = next(kind for kind, tasks in multi_task.KINDS.items() if task in tasks)
             shared = multi_task.get_config(f"{kind},{tables.BACKBONES[cell.backbone]}")
             assert c.prompt.get("init") == f"s/{task}" and c.train.init_head
             assert c.prompt.get("length") == shared.prompt.length
@@ -128,13 +127,13 @@ def test_a_paper_s_bert_is_cased_on_superglue_alone():
 
 
 def test_seeds_are_those_of_the_released_scripts():
-    found = {}
+    seeds_by_cell = {}
     for cell in paper.pick(tables.TABLES["table2"], arguments(backbone="", seeds="")):
         if ",prefix," in cell.method or cell.method.endswith(",prefix"):
             seeds = {r.changes["seed"] for r in paper.list_runs(cell, arguments(seeds=""))}
-            found[cell.task, cell.backbone] = seeds
-    assert found["copa", "BERT-large"] == found["wsc", "RoBERTa-large"] == {44}
-    assert found["rte", "BERT-large"] == {11}
+            seeds_by_cell[cell.task, cell.backbone] = seeds
+    assert seeds_by_cell["copa", "BERT-large"] == seeds_by_cell["wsc", "RoBERTa-large"] == {44}
+    assert seeds_by_cell["rte", "BERT-large"] == {11}
     assert {r.changes["seed"] for r in paper.list_runs(cell, arguments(seeds="3"))} == {3}
 
 
@@ -155,8 +154,8 @@ def test_settings_are_those_of_the_released_scripts():
     for line in scripts.split(";"):
         task, model, *numbers = line.split()
         c = KIND_OF[task].tune(task, model=f"{model}-large")
-        own = c.data.batch, c.optim.lr, c.prompt.length, c.train.total_epochs, c.prompt.dropout
-        assert (*own, c.seed) == tuple(map(float, numbers)), line
+        settings = c.data.batch, c.optim.lr, c.prompt.length, c.train.total_epochs, c.prompt.dropout
+        assert (*settings, c.seed) == tuple(map(float, numbers)), line
         assert c.backbone.dropout == c.prompt.dropout
         hidden = 512 if (task, model) == ("wic", "bert") else 0
         assert c.prompt.hidden == hidden
@@ -167,11 +166,11 @@ def test_settings_are_those_of_the_released_scripts():
 
 def test_a_shared_prompt_is_of_its_backbone():
     folders = {"": set(), "x": set()}
-    for backbone, found in folders.items():
+    for backbone, prompts in folders.items():
         for cell in paper.pick(tables.TABLES["table3"], arguments(tasks="conll2003")):
             if cell.method.split(",")[1] == "multi_task":
                 (first, *_) = paper.list_runs(cell, arguments(backbone=backbone))
-                found.add(first.changes["prompt.init"])
+                prompts.add(first.changes["prompt.init"])
     assert folders["x"] == {"s/conll2003"}
     assert folders[""] == {
         f"s/{model}/conll2003" for model in tables.BACKBONES.values() if "glm" not in model
@@ -179,16 +178,16 @@ def test_a_shared_prompt_is_of_its_backbone():
 
 
 def test_layers_are_counted_from_either_end_and_shared_out(tmp_path):
-    found = {}
+    ranges = {}
     for layers in (24, 6):
         args = arguments(layers=layers)
         cells = paper.pick(tables.TABLES["figure3"], arguments(tasks="rte"))
-        found[layers] = [paper.list_runs(x, args)[0].changes["prompt.layers"] for x in cells]
-    assert found[24] == [
+        ranges[layers] = [paper.list_runs(x, args)[0].changes["prompt.layers"] for x in cells]
+    assert ranges[24] == [
         "1-4", "1-8", "1-12", "1-16", "1-20", "1-24", "21-24", "17-24", "13-24", "9-24", "5-24",
         "1-24",
     ]  # fmt: skip
-    assert found[6] == [
+    assert ranges[6] == [
         "1-1", "1-2", "1-3", "1-4", "1-5", "1-6", "6-6", "5-6", "4-6", "3-6", "2-6", "1-6",
     ]  # fmt: skip
     with pytest.raises(InputError, match="--layers=7 must be a multiple of 6"):
@@ -203,20 +202,14 @@ def test_rows_without_a_shared_prompt_say_so(tmp_path):
         paper.main(["ptuning_v2", "table3", "--rows=Multi-task P-tuning v2, BERT-large", *words])
 
 
-@pytest.mark.parametrize("field", ["prompt.length", "prompt.hidden"])
-def test_what_names_a_row_is_not_set_for_all(field, tmp_path):
-    with pytest.raises(InputError, match=f"{field} names the rows of figure4; leave it out"):
-        paper.main(["ptuning_v2", "figure4", f"--config.{field}=8", f"--workdir={tmp_path}"])
-
-
 def test_a_length_that_is_given_is_not_searched(tmp_path, capsys):
-    given = ("prompt.length", "4")
+    override = ("prompt.length", "4")
     for table, task in (("table4", "sst2"), ("table4", "rte"), ("table2", "cb")):
         for cell in paper.pick(tables.TABLES[table], arguments(tasks=task)):
             system = cell.method.split(",")[1]
             if system == "full":
                 continue
-            runs = paper.list_runs(cell, arguments(seeds="1"), [given])
+            runs = paper.list_runs(cell, arguments(seeds="1"), [override])
             assert {run.changes["prompt.length"] for run in runs} == {"4"}
             assert len({run.changes.get("optim.lr") for run in runs}) == len(runs)
             # Soft tokens are among those of the input: the text keeps its room.
@@ -226,9 +219,11 @@ def test_a_length_that_is_given_is_not_searched(tmp_path, capsys):
     write_run(row, {"accuracy": 0.5}, {"accuracy": 0.6}, prompt={"length": 4})
     words = ["--print", "--tasks=sst2", "--seeds=1", "--config.prompt.length=4"]
     assert paper.main(["ptuning_v2", "table4", *words, f"--workdir={tmp_path}"]) == 0
-    told = capsys.readouterr().out
-    assert "60.0 ± 0.0" in told
-    assert "settings that differ from the paper's (in brackets): prompt.length=4 (searched)" in told
+    output = capsys.readouterr().out
+    assert "60.0 ± 0.0" in output
+    assert (
+        "settings that differ from the paper's (in brackets): prompt.length=4 (searched)" in output
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,11 +243,11 @@ def test_both_curves_are_drawn(figure, axis, rows, line, points, tmp_path, capsy
         write_run(run, {"accuracy": 0.5}, {"accuracy": score})
     words = ["--print", "--tasks=rte", f"--workdir={tmp_path}"]
     assert paper.main(["ptuning_v2", figure, *words]) == 0
-    told = capsys.readouterr()
-    shown = next(x for x in told.out.splitlines() if x.startswith(f"| {line} |"))
+    captured = capsys.readouterr()
+    shown = next(x for x in captured.out.splitlines() if x.startswith(f"| {line} |"))
     assert " 70.0 ± 0.0" in shown
     assert (tmp_path / f"{figure}.png").exists()
-    assert "counts are ours" in told.out and "[as published]" not in told.out
+    assert "counts are ours" in captured.out and "[as published]" not in captured.out
     with open(tmp_path / f"{figure}.csv", newline="") as file:
         numbers = [line for line in csv.DictReader(file) if line["mean"]]
     assert [(x["method"], x[axis]) for x in numbers] == points
@@ -282,8 +277,8 @@ def test_words_in_two_sentences_and_pronouns_are_read_as_released(cell, fields, 
 def test_on_another_backbone_the_rows_of_one_model_run(capsys, tmp_path):
     words = ["--backbone=x", "--tasks=rte", f"--workdir={tmp_path}", "--estimate"]
     assert paper.main(["ptuning_v2", "table2", *words]) == 0
-    said = capsys.readouterr().err
-    assert "RoBERTa-large" in said and "name it in --rows to run it on --backbone" in said
+    message = capsys.readouterr().err
+    assert "RoBERTa-large" in message and "name it in --rows to run it on --backbone" in message
 
 
 def test_layers_are_bound_to_a_workdir_and_told(tmp_path):

@@ -1,4 +1,4 @@
-"""The launchers: what they would run, and what they do with stand-ins for a cluster's tools."""
+"""The launchers: their dry runs, and their behaviour with fake tools of a cluster."""
 
 import os
 import shlex
@@ -35,15 +35,15 @@ def test_hadolint():
     assert done.returncode == 0 and len(files) == 2, done.stdout
 
 
-NEEDED = "bash basename cat cksum dirname grep head mkdir mktemp rm sed seq sleep touch tr".split()
+TOOLS = "bash basename cat cksum dirname grep head mkdir mktemp rm sed seq sleep touch tr".split()
 
 
 @pytest.fixture(autouse=True)
 def plain(tmp_path, monkeypatch):
-    """Leaves the scripts no tool of a real cluster that may be installed here."""
+    """Hides tools of a real cluster that may be installed."""
     folder = tmp_path / "plain"
     folder.mkdir()
-    for name in NEEDED:
+    for name in TOOLS:
         (folder / name).symlink_to(shutil.which(name))
     monkeypatch.setenv("PATH", str(folder))
 
@@ -71,35 +71,40 @@ HIDING = "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true"
 
 
 def test_gpu_host_prints_its_commands():
-    lines = dry("gpu_host.sh", "--gpus=0,2", "--memory=.8", *COMMAND, XLA_FLAGS="--own=1")
+    lines = dry("gpu_host.sh", "--gpus=0,2", "--memory=.8", *COMMAND, XLA_FLAGS="--xla_x=1")
     assert lines[:4] == [
         ["export", f"PYTHONPATH={ROOT}"],
         ["export", "CUDA_VISIBLE_DEVICES=0,2"],
         ["export", "XLA_PYTHON_CLIENT_MEM_FRACTION=.8"],
-        ["export", f"{HIDING} --own=1"],
+        ["export", f"{HIDING} --xla_x=1"],
     ]
     assert lines[4][:2] == ["/py/python", "-c"] and 'jax.devices("gpu")' in lines[4][2]
     assert lines[5:] == [["/py/python", "-m", "jaxprompt", *COMMAND]]
 
 
 def test_slurm_prints_its_commands():
-    own = ["--nodes=2", "--gpus-per-node=4", "--sbatch=--partition=gpu", "--sbatch=--time=1:00:00"]
+    options = [
+        "--nodes=2",
+        "--gpus-per-node=4",
+        "--sbatch=--partition=gpu",
+        "--sbatch=--time=1:00:00",
+    ]
     sizes = ["--nodes=2", "--ntasks-per-node=1"]
-    lines = dry("slurm.sh", *own, *COMMAND)
+    lines = dry("slurm.sh", *options, *COMMAND)
     assert lines == [
         ["export", f"JAXPROMPT_ROOT={ROOT}"],
         ["sbatch", *sizes, "--gpus-per-node=4", "--partition=gpu", "--time=1:00:00",
-         f"{LAUNCH}/slurm.sh", *own, *COMMAND],
+         f"{LAUNCH}/slurm.sh", *options, *COMMAND],
         ["export", f"PYTHONPATH={ROOT}"],
         ["export", "JAX_LOCAL_DEVICE_IDS=0,1,2,3"],
         ["export", HIDING],
         ["srun", *sizes, "--kill-on-bad-exit=1", "/py/python", "-m", "jaxprompt", *COMMAND,
          "--cluster"],
     ]  # fmt: skip
-    lines = dry("slurm.sh", *own, "--per-gpu", *COMMAND)
+    lines = dry("slurm.sh", *options, "--per-gpu", *COMMAND)
     assert lines[-1][:3] == ["srun", "--nodes=2", "--ntasks-per-node=4"]
     assert not any("JAX_LOCAL_DEVICE_IDS" in word for line in lines for word in line)
-    assert dry("slurm.sh", *own, *COMMAND, SLURM_JOB_ID="7")[-1][0] == "srun"
+    assert dry("slurm.sh", *options, *COMMAND, SLURM_JOB_ID="7")[-1][0] == "srun"
 
 
 def test_tpu_pod_prints_its_commands():
@@ -161,15 +166,10 @@ def test_bad_options_get_one_line(script):
     for words, line in REFUSED[script]:
         assert call(script, *words) == (2, "", f"{script}: {line}\n")
     code, out, err = call(script, "--help")
-    assert (
-        code == 0
-        and err == ""
-        and out.startswith(f"usage: bash launch/{script} [")
-        or (script == "tpu_pod.sh" and out.startswith(f"usage: bash launch/{script} --name="))
-    )
+    assert (code, err) == (0, "") and out.startswith(f"usage: bash launch/{script} ")
 
 
-# -- with stand-ins -------------------------------------------------------------------------------
+# -- with fake tools ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def tool(tmp_path):
 
 
 @pytest.mark.parametrize("constraints", ["", "oldest.txt"])
-def test_an_environment_installs_a_file_once_for_each_version_of_it(tool, tmp_path, constraints):
+def test_an_environment_installs_each_version_of_a_file_once(tool, tmp_path, constraints):
     tool("python", "exit 0")
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/bin").symlink_to(tmp_path / "bin")
@@ -216,7 +216,7 @@ def test_an_environment_installs_a_file_once_for_each_version_of_it(tool, tmp_pa
         ("--all", ""),
     ],
 )
-def test_what_the_test_script_runs(tool, tmp_path, words, selected, constraints, venv):
+def test_the_commands_of_the_test_script(tool, tmp_path, words, selected, constraints, venv):
     (tmp_path / "launch").mkdir()
     shutil.copy(LAUNCH / "test.sh", tmp_path / "launch")
     (tmp_path / "launch/environment.sh").write_text("VENV=.venv\nenvironment() { :; }\n")
@@ -234,7 +234,7 @@ def test_what_the_test_script_runs(tool, tmp_path, words, selected, constraints,
     assert style == ([] if constraints else ["ruff check .", "ruff format --check .", "mypy "])
 
 
-def test_the_workflows_differ_in_what_starts_them_and_in_all(tmp_path):
+def test_the_workflows(tmp_path):
     """A schedule runs every test; both begin with the same pinned steps and a new environment.
 
     A push runs the tests on the oldest versions of packages and on the newest of two Pythons.
@@ -266,7 +266,7 @@ def test_the_workflows_differ_in_what_starts_them_and_in_all(tmp_path):
     assert not list(tmp_path.glob(".venv*"))
 
 
-def test_what_is_slow_is_there(request):
+def test_slow_files_exist(request):
     """The folders and files that tests/conftest.py names."""
     (slow,) = [x.SLOW for x in request.config.pluginmanager.get_plugins() if hasattr(x, "SLOW")]
     assert all((ROOT / "tests" / name).exists() for name in slow)
@@ -285,9 +285,9 @@ def test_gpu_host_starts_again_after_a_crash(tool, tmp_path, codes, retries, cod
     python = tool("python", CODES.format(tmp_path))
     tool("sleep", "exit 0")
     words = (f"--retries={retries}", "train", "--workdir=x")
-    found, out, err = call("gpu_host.sh", *words, PYTHON=python, PATH=tool.path)
+    exit_code, out, err = call("gpu_host.sh", *words, PYTHON=python, PATH=tool.path)
     runs = [line for line in tool.calls() if line.startswith("python -m")]
-    assert found == code and out == ""
+    assert exit_code == code and out == ""
     assert runs == ["python -m jaxprompt train --workdir=x"] * len(codes.split())
     assert err.count("starting again") == len(runs) - 1
 
@@ -298,7 +298,7 @@ def test_gpu_host_needs_a_gpu(tool):
     assert len(tool.calls()) == 1
 
 
-def test_gpu_host_hands_sigterm_on(tool, tmp_path):
+def test_gpu_host_forwards_sigterm(tool, tmp_path):
     body = f"""[ "$1" = -m ] || exit 0
 trap 'echo saved; exit 0' TERM; touch {tmp_path}/up; while true; do sleep 0.05; done"""
     process = subprocess.Popen(
@@ -340,12 +340,12 @@ def test_slurm_submits_itself(tool):
     [("USR1", 0, True, 0), ("USR1", 2, False, 2), ("TERM", 0, False, 0), ("", 3, False, 3)],
 )
 def test_slurm_queues_again_when_time_is_over(tool, tmp_path, sent, ends, requeued, code):
-    # Slurm's copy of the script stands elsewhere; srun is told of the signal by scancel.
+    # Slurm copies the script to another folder; srun gets the signal from scancel.
     copy = shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
     kill = f"kill -{sent} $PPID; " if sent else ""
-    wait = f"for i in {{1..100}}; do [ -e {tmp_path}/told ] && break; sleep 0.05; done; "
+    wait = f"for i in {{1..100}}; do [ -e {tmp_path}/signaled ] && break; sleep 0.05; done; "
     tool("srun", f"{kill}{wait if sent == 'USR1' else 'sleep 0.2;'} exit {ends}")
-    tool("scancel", f"touch {tmp_path}/told")
+    tool("scancel", f"touch {tmp_path}/signaled")
     tool("scontrol", "exit 0")
     env = {"SLURM_JOB_ID": "42", "JAXPROMPT_ROOT": str(ROOT), "PATH": tool.path, "PYTHON": "/py"}
     done = subprocess.run(
@@ -359,7 +359,7 @@ def test_slurm_queues_again_when_time_is_over(tool, tmp_path, sent, ends, requeu
     assert tool.calls() == expected + ["scontrol requeue 42"] * requeued
 
 
-# A slice whose states stand in the file `states`, the looks at its run in `looks`.
+# A slice with the states in the file `states` and the results of checks of its run in `looks`.
 GCLOUD = """next() {{ head -n 1 {0}/$1; sed -i 1d {0}/$1; }}
 case "$*" in
   *"value(state)"*) s="$(next states)"; [ "$s" != ABSENT ] || {{ echo NOT_FOUND >&2; exit 1; }}
@@ -376,8 +376,8 @@ def pod(tool, tmp_path, states: str, looks: str, *words: str):
     tool("gcloud", GCLOUD.format(tmp_path))
     tool("tar", "exit 0")
     logs = tmp_path / "logs"
-    given = (*TPU, "--poll=0", f"--logs={logs}", *words, *COMMAND)
-    code, out, err = call("tpu_pod.sh", *given, PATH=tool.path)
+    options = (*TPU, "--poll=0", f"--logs={logs}", *words, *COMMAND)
+    code, out, err = call("tpu_pod.sh", *options, PATH=tool.path)
     names = {
         "tpu-vm create": "create", "tpu-vm delete": "delete",
         f"scp {tempfile.gettempdir()}": "copy",
@@ -391,34 +391,28 @@ def pod(tool, tmp_path, states: str, looks: str, *words: str):
 SET_UP = ["copy", "install", "start"]
 
 
-def test_tpu_pod_makes_a_slice_and_brings_logs_back(tool, tmp_path):
-    states = "ABSENT CREATING READY READY READY READY"
-    code, out, err, done = pod(tool, tmp_path, states, ",running,running,0", "--delete")
-    assert code == 0 and err == "" and out == f"tpu_pod.sh: exit code 0, logs in {tmp_path}/logs\n"
-    assert done == ["create", *SET_UP, "log0", "log0", "log0", "log1", "delete"]
+AGAIN = ["request", *SET_UP, "log0"]
 
 
-def test_tpu_pod_goes_on_after_preemption(tool, tmp_path):
-    states = "ABSENT READY READY PREEMPTED ABSENT READY READY"
-    code, _, err, done = pod(tool, tmp_path, states, ",running,,0", "--spot")
-    assert code == 0 and "pod was preempted, making it again" in err
-    assert done == ["create", *SET_UP, "log0", "delete", "create", *SET_UP, "log0", "log1"]
-
-
-def test_tpu_pod_waits_in_the_queue(tool, tmp_path):
-    states = "ABSENT ABSENT ABSENT READY READY SUSPENDED ABSENT READY READY"
-    code, _, _, done = pod(tool, tmp_path, states, ",running,,0", "--queued")
-    again = ["request", *SET_UP, "log0"]
-    assert code == 0 and done == [*again, "forget", *again, "log1"]
-
-
-def test_tpu_pod_starts_again_after_a_crash_and_not_after_bad_input(tool, tmp_path):
-    states = "READY " * 6
-    code, _, err, done = pod(tool, tmp_path, states, ",134,running,-,2", "--retries=3")
-    assert code == 2 and "exit code 134, starting again (3 left)" in err
-    assert done == [*SET_UP, "start", "log0", "start", "log0", "log1"]
-
-
-def test_tpu_pod_finds_a_run_that_is_under_way(tool, tmp_path):
-    code, _, _, done = pod(tool, tmp_path, "READY READY", "running,5", "--retries=0")
-    assert code == 5 and done == ["log0", "log0", "log1"]
+@pytest.mark.parametrize(
+    "states, looks, words, code, actions, message",
+    [
+        ("ABSENT CREATING READY READY READY READY", ",running,running,0", ["--delete"], 0,
+         ["create", *SET_UP, "log0", "log0", "log0", "log1", "delete"], ""),
+        ("ABSENT READY READY PREEMPTED ABSENT READY READY", ",running,,0", ["--spot"], 0,
+         ["create", *SET_UP, "log0", "delete", "create", *SET_UP, "log0", "log1"],
+         "pod was preempted, making it again"),
+        ("ABSENT ABSENT ABSENT READY READY SUSPENDED ABSENT READY READY", ",running,,0",
+         ["--queued"], 0, [*AGAIN, "forget", *AGAIN, "log1"], ""),
+        # A crash is tried again, bad input is not.
+        ("READY " * 6, ",134,running,-,2", ["--retries=3"], 2,
+         [*SET_UP, "start", "log0", "start", "log0", "log1"],
+         "exit code 134, starting again (3 left)"),
+        # A run that is under way.
+        ("READY READY", "running,5", ["--retries=0"], 5, ["log0", "log0", "log1"], ""),
+    ],
+)  # fmt: skip
+def test_tpu_pod(tool, tmp_path, states, looks, words, code, actions, message):
+    exit_code, out, err, done = pod(tool, tmp_path, states, looks, *words)
+    assert (exit_code, done) == (code, actions) and message in err
+    assert out == f"tpu_pod.sh: exit code {code}, logs in {tmp_path}/logs\n"

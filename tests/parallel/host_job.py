@@ -1,4 +1,4 @@
-"""What one of several processes does: `python host_job.py JOB FOLDER --coordinator=... ...`.
+"""One of several processes: `python host_job.py JOB FOLDER --coordinator=... ...`.
 
 Prints one JSON object on standard output.
 """
@@ -68,9 +68,8 @@ def talk(_folder: Path) -> dict:
     number = jax.process_index()
     texts = processes.gather_texts("né" * 40_000 * number)
     processes.check_agreement({"code": "1", "data": "x"})
-    facts = {name: f"{name}{number}" for name in ("a", "b", "c", "d")}
-    facts["same"] = "1"
-    differing = refusal(processes.check_agreement, {"config": f"v{number // 2}"} | facts)
+    facts = {"config": f"v{number // 2}", "a": f"a{number}", "same": "1"}
+    differing = refusal(processes.check_agreement, facts)
     absent = refusal(processes.check_agreement, {"dev": "2"} if number else {})
     return {
         "devices": [len(jax.devices()), len(jax.local_devices())],
@@ -86,37 +85,37 @@ def save(folder: Path) -> dict:
     placement = make_placement(data=-1, model=2)
     first, second = make_state(placement, 1), make_state(placement, 2)
     checkpoints, writer = Checkpoints(folder / "run"), CheckpointWriter(folder / "run", -1, keep=1)
-    told, place = [], folder / "run/checkpoints/1"
+    completed, place = [], folder / "run/checkpoints/1"
     best, position = {"whole": first["whole"]}, {"at": 1, "best": {"value": 1}}
-    told_of = lambda: told.append(place.exists())
-    writer.save(1, position, state=first, best=best, on_complete=told_of)
-    # While they are written, the devices go on with the buffers of what was saved.
+    on_complete = lambda: completed.append(place.exists())
+    writer.save(1, position, state=first, best=best, on_complete=on_complete)
+    # While they are written, the devices use the buffers of the saved arrays again.
     advance = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     moved = advance(first)
     for _ in range(20):
         moved = advance(moved)
     first = make_state(placement, 1)
     writer.wait_for_saves()
-    found_first = same(checkpoints.restore(first)[0], first)
+    is_first_same = same(checkpoints.restore(first)[0], first)
     writer.save(2, {"at": 2}, state=second)
     writer.wait_for_saves()
     restored, position = checkpoints.restore(first)
     best, info = checkpoints.restore_best({"whole": first["whole"]})
-    found = {
+    result = {
         "steps": [checkpoints.latest(), checkpoints.best()],
         "position": [position, info],
-        "same": same(restored, second) and same(best["whole"], first["whole"]) and found_first,
-        "told": told,
+        "same": same(restored, second) and same(best["whole"], first["whole"]) and is_first_same,
+        "completed": completed,
     }
-    # What one process wrote on other devices.
+    # A checkpoint that one process wrote on other devices.
     other, _ = Checkpoints(folder / "one").restore(first)
-    found["other_mesh"] = same(other, make_state(placement, 3))
+    result["other_mesh"] = same(other, make_state(placement, 3))
 
     def full(*_args, **_kwargs):
         raise OSError(28, os.strerror(28))
 
     def fail_in(owner, name, process):
-        """Saves where a part of a save fails on one process. -> the message of all"""
+        """Saves where a part fails on one process, and returns the message."""
         original = getattr(owner, name)
         if jax.process_index() == process:
             setattr(owner, name, full)
@@ -127,11 +126,11 @@ def save(folder: Path) -> dict:
         except InputError as error:
             message = str(error)
         setattr(owner, name, original)
-        assert time.monotonic() - started < 60  # nobody waits for a barrier that nobody comes to
+        assert time.monotonic() - started < 60  # no process waits at a barrier alone
         return message
 
     handler = type(handlers()["state"])
-    found["full"] = [
+    result["full_disk"] = [
         fail_in(os, "posix_fallocate", 0),
         fail_in(checkpoint_folders, "folder_checksums", 0),
         fail_in(handler, "async_save", 0),
@@ -140,15 +139,15 @@ def save(folder: Path) -> dict:
         fail_in(serialization, "async_serialize_from_host", 1),
     ]
     processes.gather_texts("")
-    found["left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
+    result["steps_left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
     if processes.is_first():
         files = sorted((folder / "one/checkpoints/5/state").rglob("*"))
         file = next(path for path in files if path.is_file() and path.stat().st_size > 60)
-        file.write_bytes(b"spoilt" + file.read_bytes()[6:])
+        file.write_bytes(b"damage" + file.read_bytes()[6:])
     processes.gather_texts("")
-    found["damaged"] = refusal(Checkpoints(folder / "one").restore, first)
-    found["apart"] = refusal(CheckpointWriter, folder / f"apart{jax.process_index()}", -1)
-    return found
+    result["damaged"] = refusal(Checkpoints(folder / "one").restore, first)
+    result["apart"] = refusal(CheckpointWriter, folder / f"apart{jax.process_index()}", -1)
+    return result
 
 
 def fail(folder: Path) -> dict:
@@ -169,14 +168,14 @@ def fail_all(_folder: Path) -> dict:
 
 
 def wait(folder: Path) -> dict:
-    """Says that the run is under way, and goes on when a file is there."""
+    """Reports that the run has started, and ends once the file "go" exists."""
     processes.gather_texts("")
     (folder / f"ready-{jax.process_index()}").touch()
     total = jax.jit(jnp.sum)
     x = make_state(make_placement(), 1)["by_data"]
-    while not (folder / "go").exists():
+    # All processes leave the loop at once.
+    while not all(processes.gather_texts("go" if (folder / "go").exists() else "")):
         total(x).block_until_ready()
-        processes.gather_texts("so that none is ahead")
         time.sleep(0.05)
     return {"texts": processes.gather_texts(f"{jax.process_index()}")}
 

@@ -1,4 +1,4 @@
-"""The device table and how a number of them is written."""
+"""The device table, and devices by the names that users and JAX write."""
 
 import pytest
 
@@ -17,32 +17,23 @@ from jaxprompt.parallel.devices import DEVICES, find_device, parse_devices
         (" 64 X h200 ", 64, "h200"),
     ],
 )
-def test_devices_are_written_freely(text, count, name):
-    found, device = parse_devices(text)
-    assert (found, device.name) == (count, name)
+def test_parse_devices(text, count, name):
+    number, device = parse_devices(text)
+    assert (number, device.name) == (count, name)
 
 
-@pytest.mark.parametrize(
-    "text", ["v5e", "8", "0x v5e", "x v5e", "-1x v5e", "8x", "eight x v5e", ""]
-)
-def test_malformed(text):
+@pytest.mark.parametrize("text", ["v5e", "0x v5e", "-1x v5e", "8x", "eight x v5e"])
+def test_malformed_devices(text):
     with pytest.raises(InputError, match="COUNT x NAME"):
         parse_devices(text)
 
 
-@pytest.mark.parametrize(
-    "text, near",
-    [("8x v5", "nearest: v5e, v5p"), ("8x V100", "nearest: v100-16, v100-32"),
-     ("1x a100", "nearest: a100-40, a100-80"), ("1x h20", "nearest: h200"),
-     ("1x tpu", "known: a100-40")],
-)  # fmt: skip
-def test_unknown_names_give_the_nearest(text, near):
-    with pytest.raises(InputError, match="unknown device") as error:
-        parse_devices(text)
-    assert near in str(error.value)
+def test_unknown_names_give_the_nearest():
+    with pytest.raises(InputError, match="unknown device 'a100'; nearest: .*a100-80"):
+        parse_devices("1x a100")
 
 
-def test_every_device_is_whole():
+def test_the_table_is_plausible():
     for name, device in DEVICES.items():
         assert device.name == name and device.source.startswith("https://")
         assert 16 * 2**30 <= device.memory <= 256 * 2**30
@@ -50,7 +41,7 @@ def test_every_device_is_whole():
         assert device.peak("float32") <= device.peak("bfloat16")
 
 
-def test_what_has_no_bfloat16_widens_it():
+def test_peaks_of_dtypes():
     assert DEVICES["v100-32"].peak("bfloat16") == 15.7e12
     assert DEVICES["a100-40"].peak("bfloat16") == 312e12
     assert DEVICES["v5e"].platform == "tpu" and DEVICES["h100"].platform == "gpu"
@@ -65,7 +56,7 @@ def test_what_has_no_bfloat16_widens_it():
         ("TPU v5p", "v5p"), ("TPU v6 lite", "v6e"),
     ],
 )  # fmt: skip
-def test_names_that_jax_gives(kind, name):
+def test_names_of_jax(kind, name):
     assert find_device(kind).name == name
 
 

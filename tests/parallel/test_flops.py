@@ -1,3 +1,5 @@
+"""FLOPs of traced functions against counts by hand."""
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -26,7 +28,7 @@ def custom(a, b):
     return product(a, b)
 
 
-custom.defvjp(lambda a, b: (custom(a, b), ()), lambda kept, given: (None, None))
+custom.defvjp(lambda a, b: (custom(a, b), ()), lambda residuals, cotangent: (None, None))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_products_are_counted(function, times):
     assert count_flops(function, A, B) == times * ONE
 
 
-def test_as_the_compiled_program_says():
+def test_the_count_is_that_of_the_compiled_program():
     weights = jnp.ones((4, 6, 6))
 
     def layers(x):

@@ -45,13 +45,13 @@ def program(collective="", loop=TRIPS):
     return PROGRAM.replace("COLLECTIVE", collective).replace("LOOP", loop)
 
 
-def test_the_body_of_a_loop_counts_as_often_as_it_runs():
+def test_a_loop_body_counts_once_per_iteration():
     assert count_work(program()).flops == 5 * 2 * 4 * 8 * 8
     assert count_work(program(loop="metadata={}")).flops == 2 * 4 * 8 * 8
 
 
-def test_a_loop_that_does_not_say_so_runs_up_to_what_its_condition_compares_with():
-    """As libtpu writes it."""
+def test_a_loop_without_annotation_has_the_limit_of_its_condition():
+    """From libtpu."""
     condition = """
   %bound = s32[]{:T(128)} constant(7)
   %arg.1 = (s32[], f32[4,8]{1,0}) parameter(0)
@@ -90,7 +90,7 @@ def test_each_kind_of_collective(line, kind, sent):
     assert work.counts == {kind: 1} and work.sent == {kind: sent} and not work.overlapped
 
 
-def test_a_collective_that_is_started_and_awaited_runs_beside_other_work():
+def test_asynchronous_collectives_overlap():
     line = "(f32[1,8]{1,0}, f32[4,8]{1,0}) all-gather-start(%p), replica_groups={{0,1,2,3}}"
     work = count_work(program(f"%c = {line}\n  %d = f32[4,8]{{1,0}} all-gather-done(%c)"))
     assert work.counts == work.overlapped == {"all-gather": 1} and work.sent == {"all-gather": 96}
@@ -99,7 +99,7 @@ def test_a_collective_that_is_started_and_awaited_runs_beside_other_work():
     assert work.counts == work.overlapped == {"all-reduce": 1} and work.sent == {"all-reduce": 192}
 
 
-def test_unknown_groups_are_no_silent_guess():
+def test_unknown_groups_are_an_error():
     with pytest.raises(ValueError, match="groups"):
         count_work(program("%c = f32[4,8]{1,0} all-reduce(%p), replica_groups=?, to_apply=%add"))
 
@@ -117,20 +117,20 @@ def test_a_compiled_chain_of_products_forward_and_backward(stack):
 
     x = jax.ShapeDtypeStruct((rows, width), jnp.float32)
     weights = jax.ShapeDtypeStruct((layers, width, width), jnp.float32)
-    one = 2 * layers * rows * width**2
+    flops = 2 * layers * rows * width**2
     for gradient, products in ((chain, 1), (jax.grad(chain, 0), 2), (jax.grad(chain, 1), 3)):
         text = jax.jit(gradient).lower(x, weights).compile().as_text()
-        # Unrolled, the first layer's input has no gradient where only weights are asked for.
-        spare = one // layers if products == 3 and stack == "unroll" else 0
-        assert count_work(text).flops == products * one - spare
+        # Unrolled, a gradient by weights needs none of the first layer's input.
+        spare = flops // layers if products == 3 and stack == "unroll" else 0
+        assert count_work(text).flops == products * flops - spare
 
 
-def test_a_divided_product_sends_what_the_mesh_says():
+def test_a_sharded_product():
     placement = make_placement(2, 4, devices=jax.devices()[:8])
-    lay = lambda *spec: NamedSharding(placement.mesh, PartitionSpec(*spec))
-    x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=lay("data", "model"))
-    w = jax.ShapeDtypeStruct((64, 16), jnp.float32, sharding=lay("model", None))
-    product = jax.jit(jnp.matmul, out_shardings=lay("data", None))
+    shard = lambda *spec: NamedSharding(placement.mesh, PartitionSpec(*spec))
+    x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=shard("data", "model"))
+    w = jax.ShapeDtypeStruct((64, 16), jnp.float32, sharding=shard("model", None))
+    product = jax.jit(jnp.matmul, out_shardings=shard("data", None))
     work = count_work(product.lower(x, w).compile().as_text())
     assert work.flops == 2 * 4 * 16 * 16  # rows / 2, shared axis / 4
     assert work.counts == {"all-reduce": 1}

@@ -1,4 +1,4 @@
-"""Rows that lie on processes come where a batch has them, bit for bit."""
+"""Rows of processes become rows of a batch, bit for bit."""
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,11 @@ def test_rows_of_one_process_on_eight_devices(shape, dtype):
     placement = make_placement(*shape)
     exchange = RowExchange(placement)
     rng = np.random.default_rng(0)
-    for filling in (0, 3, 16):
-        owners = np.where(rng.permutation(16) < filling, -1, 0)
+    for num_absent in (0, 3, 16):
+        owners = np.where(rng.permutation(16) < num_absent, -1, 0)
         rows = rng.normal(size=(16, 3, 2)).astype(jnp.dtype(dtype))
-        found = exchange.join(owners, lambda chosen, rows=rows: rows[chosen])
+        batch = exchange.join(owners, lambda indices, rows=rows: rows[indices])
         expected = np.where(owners[:, None, None] == 0, rows, 0).astype(rows.dtype)
-        assert found.sharding.is_equivalent_to(placement.batch, 3) and found.dtype == rows.dtype
-        assert np.asarray(found).tobytes() == expected.tobytes()
+        assert batch.sharding.is_equivalent_to(placement.batch, 3) and batch.dtype == rows.dtype
+        assert np.asarray(batch).tobytes() == expected.tobytes()
     assert jax.device_count() == 8

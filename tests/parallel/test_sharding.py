@@ -1,4 +1,4 @@
-"""A mesh changes where numbers are and in which order they are added, and nothing else."""
+"""A mesh changes where parameters are and in which order sums are computed, nothing else."""
 
 import dataclasses
 import functools
@@ -57,7 +57,7 @@ KEEP_GRADIENT = optax.chain(optax.trace(decay=0.0), optax.sgd(0.5))  # its state
 
 
 class Case(NamedTuple):
-    """A model, its parameters in one piece, and a train step."""
+    """A model, its parameters on one device, and a train step."""
 
     model: Model
     trainable: dict
@@ -124,27 +124,27 @@ def family(request):
 
 
 @functools.cache
-def whole(family, method):
+def unsharded(family, method):
     case = make_case(family, method)
     return case, run_alone(case)
 
 
-WHOLE = [("prefix", mesh) for mesh in ("model", "both", "fsdp", "all")]
-WHOLE += [("soft", mesh) for mesh in ("data", "all")]
+MESH_CASES = [("prefix", mesh) for mesh in ("model", "both", "fsdp", "all")]
+MESH_CASES += [("soft", mesh) for mesh in ("data", "all")]
 
 
 @pytest.mark.default_cases("llama-soft-*", "llama-prefix-both", "llama-prefix-all")
-@pytest.mark.parametrize("method, mesh", WHOLE)
+@pytest.mark.parametrize("method, mesh", MESH_CASES)
 def test_loss_and_gradients_are_those_of_one_device(family, method, mesh):
-    case, (state, measured) = whole(family, method)
+    case, (state, metrics) = unsharded(family, method)
     data, model, fsdp = MESHES[mesh]
     placement = make_placement(data, model, fsdp=fsdp)
     case = on_mesh(case, placement)
     program, args = compile_on(case, placement)
-    found, found_measured = program(*args)
-    assert_close(found_measured, measured)
-    assert_close(found.opt_state[0].trace, state.opt_state[0].trace)
-    assert_close(found.trainable, state.trainable)
+    result, result_metrics = program(*args)
+    assert_close(result_metrics, metrics)
+    assert_close(result.opt_state[0].trace, state.opt_state[0].trace)
+    assert_close(result.trainable, state.trainable)
     shared = r".*/(key|value)/kernel" if family == "llama" and model == 4 else "none"
     check_bytes(args[1], data, model, fsdp, shared)
     for leaf in jax.tree.leaves(args[0].trainable):
@@ -153,7 +153,7 @@ def test_loss_and_gradients_are_those_of_one_device(family, method, mesh):
         check_collectives(program.as_text(), mesh)
 
 
-# How many parts a tensor is in on a mesh of `model` columns, and more by `data` with FSDP.
+# Tensors that are sharded over the model axis, and with FSDP over the data axis.
 COLUMNS = (
     r".*layers/.*(/(position_)?(query|key|value|out|up|gate|down)/kernel|/in_proj/kernel"
     r"|/(position_)?(query|key|value|up|gate)/bias)"
@@ -163,7 +163,7 @@ ROWS = r".*layers/.*kernel|.*(word|lm)/table"
 
 
 def check_bytes(frozen, data, model, fsdp, shared="none"):
-    """Asserts what each device holds of each tensor; all of those that are `shared`."""
+    """Asserts the bytes of each tensor on each device; `shared` ones are replicated."""
     divided = 0
     for name, leaf in frozen.items():
         parts = model if re.fullmatch(COLUMNS, name) or re.fullmatch(TABLES, name) else 1
@@ -176,7 +176,7 @@ def check_bytes(frozen, data, model, fsdp, shared="none"):
 
 
 def check_collectives(text, mesh):
-    """Asserts that no weight travels: sums of activations do, and of gradients of the prompt."""
+    """Asserts that only sums of activations and of prompt gradients are communicated."""
     kinds = set(re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all)\(", text))
     assert kinds == {"all-reduce"}, (mesh, kinds)
 
@@ -191,9 +191,9 @@ def test_no_gradient_of_a_frozen_weight_exists(family, method, patterns):
     # 5 rows a device: with as many as there are heads, states would have the shape of a kernel.
     case = case._replace(batch=jax.tree.map(lambda x: np.concatenate([x, x[:2]]), case.batch))
     text = compile_on(case, placement)[0].as_text()
-    found = re.findall(r"= \w+\[([\d,]+)\]\S* dot\(", text)
+    shapes = re.findall(r"= \w+\[([\d,]+)\]\S* dot\(", text)
     squeeze = lambda dims: tuple(sorted(n for n in dims if n != 1))
-    products = {squeeze(map(int, dims.split(","))) for dims in found}
+    products = {squeeze(map(int, dims.split(","))) for dims in shapes}
     kernels = [
         leaf.shape[1:]
         for name, leaf in (case.trainable | case.frozen).items()
@@ -214,21 +214,21 @@ def test_no_gradient_of_a_frozen_weight_exists(family, method, patterns):
 def test_every_way_to_run_a_stack_is_one_computation_on_a_mesh(stack, remat, mesh):
     placement = make_placement(*MESHES[mesh][:2], fsdp=MESHES[mesh][2])
     alone = make_case("t5", "prefix", stack=stack, remat=remat)
-    state, measured = run_alone(alone)
+    state, metrics = run_alone(alone)
     program, args = compile_on(on_mesh(alone, placement), placement)
-    found, found_measured = program(*args)
-    assert_close(found_measured, measured)
-    assert_close(found.opt_state[0].trace, state.opt_state[0].trace)
+    result, result_metrics = program(*args)
+    assert_close(result_metrics, metrics)
+    assert_close(result.opt_state[0].trace, state.opt_state[0].trace)
 
 
 def test_a_trained_backbone_and_its_optimizer_are_divided_like_a_frozen_one():
     placement = make_placement(4, 2, fsdp=True)
     case = make_case("bert", "prefix", patterns=(r"prompt/.*", r"backbone/layers/.*"))
-    state, measured = run_alone(case)
+    state, metrics = run_alone(case)
     program, args = compile_on(on_mesh(case, placement), placement)
-    found, found_measured = program(*args)
-    assert_close(found_measured, measured)
-    assert_close(found.trainable, state.trainable)
+    result, result_metrics = program(*args)
+    assert_close(result_metrics, metrics)
+    assert_close(result.trainable, state.trainable)
     for tree in (args[0].trainable, args[0].opt_state[0].trace):
         kernel = tree["backbone/layers/mlp/up/kernel"]
         assert kernel.addressable_shards[0].data.shape == (2, 4, 12)
@@ -238,12 +238,12 @@ def test_a_trained_backbone_and_its_optimizer_are_divided_like_a_frozen_one():
 @pytest.mark.long
 def test_accumulated_parts_stay_divided_over_the_data_axis():
     placement = make_placement(2, 1)
-    whole, parts = (make_case("bert", "prefix", accumulate=n) for n in (1, 4))
-    expected = run_alone(whole)
+    one_batch, parts = (make_case("bert", "prefix", accumulate=n) for n in (1, 4))
+    expected = run_alone(one_batch)
     program, args = compile_on(parts, placement)
-    found = program(*args)
-    assert_close(found[1], expected[1])
-    assert_close(found[0].trainable, expected[0].trainable)
+    result = program(*args)
+    assert_close(result[1], expected[1])
+    assert_close(result[0].trainable, expected[0].trainable)
     assert not re.search("all-to-all|collective-permute", program.as_text())  # no row is sent
 
 
@@ -278,10 +278,10 @@ def test_texts_are_those_of_one_device(writer, num_beams, mesh):
     moved = on_mesh(case, placement)
     step = compile_step(placement, make_generate_step(moved.model, **settings))
     frozen = put_global(moved.frozen, placement.param_shardings(moved.frozen))
-    index, found = step(case.trainable, frozen)(case.batch)
-    assert found.sharding.is_fully_replicated
+    index, ids = step(case.trainable, frozen)(case.batch)
+    assert ids.sharding.is_fully_replicated
     np.testing.assert_array_equal(index, case.batch.index)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(ids, expected)
 
 
 @pytest.mark.long_cases("t5")
@@ -332,7 +332,7 @@ def test_a_flag_raised_anywhere_is_seen():
 @pytest.mark.parametrize(
     "sizes, expected", [((-1, 1), (8, 1)), ((-1, 4), (2, 4)), ((2, -1), (2, 4)), ((2, 2), (2, 2))]
 )
-def test_the_rest_of_the_devices_is_taken(sizes, expected):
+def test_remaining_devices_are_used(sizes, expected):
     placement = make_placement(*sizes)
     assert tuple(placement.mesh.shape.values()) == expected
     assert placement.batch_part() == (0, 1)
@@ -362,13 +362,15 @@ def test_slices_divide_the_data_axis_alone():
         ("backbone/layers/mlp/up/kernel", (2, 128, 256)), ("backbone/embed/word/table", (52, 16)),
     ],
 )  # fmt: skip
-def test_the_state_of_adafactor_lies_where_it_divides(name, shape, scaled):
-    """Of moments that are not kept there are arrays of 1, which no axis divides."""
+def test_the_sharding_of_adafactors_state(name, shape, scaled):
+    """Factored moments have arrays of 1, which no axis divides."""
     placement = make_placement(1, 2)
     schedule = make_schedule(Schedule(), total=10, epoch=1)
     tx = make_optimizer("adafactor", schedule, {"backbone": 0.1}, scaled=scaled)
-    own = put_global({name: jnp.zeros(shape)}, placement.param_shardings({name: jnp.zeros(shape)}))
-    state = place_state(placement, own, tx, jax.random.key(0))
+    params = put_global(
+        {name: jnp.zeros(shape)}, placement.param_shardings({name: jnp.zeros(shape)})
+    )
+    state = place_state(placement, params, tx, jax.random.key(0))
     alone = make_state({name: jnp.zeros(shape)}, tx, jax.random.key(0))
     assert jax.tree.map(jnp.shape, state.opt_state) == jax.tree.map(jnp.shape, alone.opt_state)
 
@@ -377,7 +379,7 @@ def make_torus(kind, shape, host):
     """The TPUs of a torus; each process has a block of them of the shape `host`."""
     places = [(x, y, z) for z, y, x in itertools.product(*map(range, reversed(shape)))]
     block = lambda place: tuple(a // b for a, b in zip(place, host, strict=True))
-    processes = {own: number for number, own in enumerate(dict.fromkeys(map(block, places)))}
+    processes = {part: number for number, part in enumerate(dict.fromkeys(map(block, places)))}
     places.sort(key=lambda place: processes[block(place)])
     return [
         types.SimpleNamespace(
@@ -408,8 +410,8 @@ def test_each_process_of_a_torus_has_a_part_of_the_batch(kind, shape, model, mon
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
         part, parts = placement.batch_part()
         rows = slice(part * data // parts, (part + 1) * data // parts)
-        held = [any(d.process_index == process for d in row) for row in grid]
-        assert held == [rows.start <= number < rows.stop for number in range(data)]
+        rows_here = [any(d.process_index == process for d in row) for row in grid]
+        assert rows_here == [rows.start <= number < rows.stop for number in range(data)]
         read[rows] += 1
     # Processes whose devices share rows read the same ones.
     assert read.min() == read.max() >= 1 and (model > 1 or read.max() == 1)
@@ -417,8 +419,10 @@ def test_each_process_of_a_torus_has_a_part_of_the_batch(kind, shape, model, mon
 
 def test_a_process_without_a_part_of_its_own_is_refused(monkeypatch):
     """Rows of three devices over processes of two: the second row is half of each."""
-    own = lambda *processes: [types.SimpleNamespace(process_index=number) for number in processes]
-    grid = np.array([own(0, 0, 1), own(1, 2, 2)], object)
+    devices = lambda *processes: [
+        types.SimpleNamespace(process_index=number) for number in processes
+    ]
+    grid = np.array([devices(0, 0, 1), devices(1, 2, 2)], object)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     with pytest.raises(InputError, match="mesh.data=2 x mesh.model=3 gives a process no"):
         sharding.Placement(types.SimpleNamespace(devices=grid)).batch_part()
@@ -426,17 +430,17 @@ def test_a_process_without_a_part_of_its_own_is_refused(monkeypatch):
 
 def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
     """64 x 4 on 16 x 16 TPUs: JAX asks first whether it may."""
-    asked = []
+    calls = []
 
-    def lay(shape, devices, **how):
-        asked.append(how)
-        if not how:
+    def create_device_mesh(shape, devices, **options):
+        calls.append(options)
+        if not options:
             raise NotImplementedError("Failed to find assignment for logical_axis_index 1")
         return np.array(devices).reshape(shape)
 
-    monkeypatch.setattr(sharding.mesh_utils, "create_device_mesh", lay)
+    monkeypatch.setattr(sharding.mesh_utils, "create_device_mesh", create_device_mesh)
     assert sharding.arrange_devices(4, 2, 1, jax.devices()).shape == (4, 2)
-    assert asked == [{}, {"allow_split_physical_axes": True}]
+    assert calls == [{}, {"allow_split_physical_axes": True}]
 
 
 @pytest.mark.parametrize(
@@ -445,13 +449,13 @@ def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
         ((3, 1), "mesh.data=3 x mesh.model=1 does not divide the 8 devices"),
         ((-1, 3), "mesh.data=-1 x mesh.model=3 does not divide the 8 devices"),
         ((16, 1), "mesh.data=16 x mesh.model=1 does not divide the 8 devices"),
-        ((-1, 16), "does not divide the 8 devices; use sizes whose product is 8"),
-        ((0, 1), "mesh.data=0 must be at least 1, or -1 for the rest"),
+        ((0, 1), "mesh.data=0 x mesh.model=1 does not divide the 8 devices"),
+        ((-2, 1), "mesh.data=-2 x mesh.model=1 does not divide the 8 devices"),
         ((-1, -1), "only one of them can be -1"),
         ((8, 1, 3), "mesh.data=8 must be a multiple of mesh.slices=3"),
     ],
 )
-def test_a_mesh_that_cannot_be(sizes, words):
+def test_invalid_meshes(sizes, words):
     slices = sizes[2] if len(sizes) == 3 else 1
     with pytest.raises(InputError, match=re.escape(words)):
         make_placement(*sizes[:2], slices=slices)
@@ -507,9 +511,9 @@ def test_a_table_that_trains_is_never_padded():
         check_padding(placement, shapes, 54)
 
 
-def test_put_gives_every_leaf_its_place():
+def test_put_global_shards_every_leaf():
     placement = make_placement(2, 2)
     params = {"a/x": np.arange(8.0).reshape(4, 2), "b": np.ones(3)}
-    found = put_global(params, {"a/x": placement.batch, "b": placement.replicated})
-    assert unflatten(found)["a"]["x"].addressable_shards[0].data.shape == (2, 2)
-    assert flatten({"b": found["b"]})["b"].sharding.is_fully_replicated
+    arrays = put_global(params, {"a/x": placement.batch, "b": placement.replicated})
+    assert unflatten(arrays)["a"]["x"].addressable_shards[0].data.shape == (2, 2)
+    assert flatten({"b": arrays["b"]})["b"].sharding.is_fully_replicated
