@@ -2,13 +2,75 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.layers.cache import decoding_layers
+from jaxprompt.layers.embed import Table, output_bias
+from jaxprompt.layers.stack import declare_param, init_stack
 from jaxprompt.registry import BACKBONES
+from jaxprompt.types import AttentionMask, Batch, Dims, Injection
+
+
+class LanguageModel(nn.Module):
+    """The base of backbones that generate text: their layers and their output table."""
+
+    cfg: Any
+    EMBED: ClassVar[type[nn.Module]]
+    LAYER: ClassVar[type[nn.Module]]
+
+    def setup(self):
+        """Declares the parts in the checkpoint."""
+        cfg = self.cfg
+        self.embed = self.EMBED(cfg)
+        self.layer = self.LAYER(cfg, parent=None)
+        init = init_stack(self.layer, cfg.layers, jnp.zeros((1, 2, cfg.width)), *self.example())
+        self.layers = declare_param(self, "layers", init)
+        self.norm = cfg.norm()
+        if not cfg.tied:
+            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+
+    @nn.nowrap
+    def example(self) -> tuple[Any, ...]:
+        """Returns the other arguments of a layer, besides its input: a prefix and a mask."""
+        return None, AttentionMask(jnp.ones((1, 2), bool))
+
+    @property
+    def dims(self) -> Dims:
+        """Returns the dimensions that methods and heads need."""
+        cfg = self.cfg
+        head_dim = cfg.width // cfg.heads
+        return Dims(cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.heads, head_dim, cfg.positions)
+
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
+        return False
+
+    def reading_layers(self) -> Any:
+        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
+        return decoding_layers(self.layers, self.cfg.layers)
+
+    def words(self):
+        """Returns the word embeddings. -> [V, H]"""
+        return self.embed.word.table
+
+    def lm_features(self, x):
+        """Returns the states as they are. [..., H] -> [..., H]"""
+        return x
+
+    def lm_table(self):
+        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
+        # Not `words`, which Gemma scales.
+        table = self.embed.word.table if self.cfg.tied else self.lm.table
+        return table, output_bias(table, None, self.cfg.vocab)
+
+    def init_all(self, batch: Batch):
+        """Calls every part, so that `init` creates every parameter."""
+        return self(batch, Injection(), deterministic=True), self.lm_table()
 
 
 def families() -> list[str]:

@@ -23,7 +23,13 @@ from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
-from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
+from jaxprompt.layers.stack import (
+    declare_param,
+    init_stack,
+    read_cached_states,
+    run_stack,
+    stack_options,
+)
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, Batch, Dims, Injection, Prefix
 
@@ -107,10 +113,8 @@ class Embed(nn.Module):
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
-        x = self.word(tokens.ids)  # [B, T, E]
         # Before positions and norm, so that a soft token is embedded like a word.
-        if slots is not None:
-            x = write_slots(x, tokens.slot, slots)
+        x = write_slots(self.word(tokens.ids), tokens.slot, slots)  # [B, T, E]
         x = x + self.position(tokens.positions + self.cfg.offset) + self.type(tokens.types)
         x = constrain(x, "act_batch", None, None)
         x = self.drop(self.norm(x), deterministic=deterministic)
@@ -252,15 +256,8 @@ class Encoder(nn.Module):
         return run_stack(
             self.layer, self.layers, x, prefix, mask, first=first, last=last,
             output_positions=output_positions, frozen_input=frozen_input,
-            **self._stack_options(deterministic),
+            param_indices=self.cfg.takes or None, **stack_options(self, deterministic),
         )[0]  # fmt: skip
-
-    def _stack_options(self, deterministic: bool) -> dict[str, Any]:
-        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
-        return dict(
-            stack=cfg.stack, remat=cfg.remat, param_indices=cfg.takes or None,
-            deterministic=deterministic, key=self.make_rng("dropout") if has_dropout else None,
-        )  # fmt: skip
 
 
 def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:

@@ -32,7 +32,7 @@ from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import LayerNorm, normalize
 from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotary_frequencies
-from jaxprompt.layers.stack import run_stack
+from jaxprompt.layers.stack import run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, AttentionWindow, Prefix
 
@@ -125,9 +125,7 @@ class Embed(nn.Module):
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
-        x = self.word(tokens.ids)
-        if slots is not None:
-            x = write_slots(x, tokens.slot, slots)
+        x = write_slots(self.word(tokens.ids), tokens.slot, slots)
         x = constrain(x, "act_batch", None, None)
         return self.drop(self.norm(x), deterministic=deterministic)
 
@@ -221,7 +219,7 @@ class Backbone(Encoder):
         )
         x, _ = run_stack(
             self.layer, self.layers, x, layer_inputs, local_mask, mask, rotations, last=last,
-            **options, **self._stack_options(deterministic),
+            **options, **stack_options(self, deterministic),
         )  # fmt: skip
         # The result of `enter` is the input of a layer, without the last norm.
         return self.norm(x) if last is None else x

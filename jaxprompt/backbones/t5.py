@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.backbones import LanguageModel
 from jaxprompt.convert.hf_config import (
     read_dropout,
     read_flag,
@@ -31,16 +32,22 @@ from jaxprompt.layers.cache import (
     column_positions,
     decoding_layers,
     make_layer_caches,
+    step_layers,
     write_position,
     write_token,
 )
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.embed import Table, output_bias, write_slots
+from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import dequantize_layer
 from jaxprompt.layers.relpos import RelativeBias, select_bias, without_prefix
-from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
+from jaxprompt.layers.stack import (
+    declare_param,
+    init_stack,
+    read_cached_states,
+    run_stack,
+    stack_options,
+)
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import (
     NO_LIMIT,
@@ -183,14 +190,12 @@ class Embed(nn.Module):
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
-        x = self.word(tokens.ids)
-        if slots is not None:
-            x = write_slots(x, tokens.slot, slots)
+        x = write_slots(self.word(tokens.ids), tokens.slot, slots)
         x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
 
 
-class Backbone(nn.Module):
+class Backbone(LanguageModel):
     """Encoder, decoder and output table."""
 
     cfg: T5Config
@@ -293,22 +298,13 @@ class Backbone(nn.Module):
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
-        x, layer_caches = self.embed.word(ids), []
+        x = self.embed.word(ids)
         # Before the bias is computed: the token sees itself, at distance 0.
         cache = write_position(cache, positions, column)
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
-        per_layer = zip(layers, cache.self_attention, cache.cross or (), strict=True)
-        for params, layer_cache, cross in per_layer:
-            variables = {"params": dequantize_layer(params, x)}
-            x, layer_cache = self.decoder_layer.apply(
-                variables, x, layer_cache, cross, bias, column, method="step"
-            )
-            layer_caches.append(layer_cache)
-        return self.decoder_norm(x), cache._replace(self_attention=tuple(layer_caches))
-
-    def words(self):
-        """Returns the word embeddings. -> [V, H]"""
-        return self.embed.word.table
+        inputs = [(cross, bias, column) for cross in cache.cross or ()]
+        x, layer_caches = step_layers(self.decoder_layer, layers, x, cache.self_attention, inputs)
+        return self.decoder_norm(x), cache._replace(self_attention=layer_caches)
 
     def lm_features(self, x):
         """Scales the decoder's states for the output table. [..., H] -> [..., H]"""
@@ -316,15 +312,6 @@ class Backbone(nn.Module):
         factor = cfg.width**-0.5 if cfg.scaled_output else 1.0
         # A tied table is divided like the residual stream, but must not be as the output table.
         return x * (factor * cfg.rescale if cfg.tied else factor)
-
-    def lm_table(self):
-        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
-        table = self.words() if self.cfg.tied else self.lm.table
-        return table, output_bias(table, None, self.cfg.vocab)
-
-    def init_all(self, batch: Batch):
-        """Calls every part, so that `init` creates every parameter."""
-        return self(batch, Injection(), deterministic=True), self.lm_table()
 
     def _encode(
         self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, **layer_range: int
@@ -344,7 +331,7 @@ class Backbone(nn.Module):
         return run_stack(
             self.layer, self.layers, x, _without_positions(prefix),
             bidirectional_mask(tokens, tokens), bias, **layer_range,
-            **self._stack_options(deterministic),
+            **stack_options(self, deterministic),
         )[0]  # fmt: skip
 
     def _embed_decoder(self, tokens, injection: Injection, deterministic: bool):
@@ -373,16 +360,9 @@ class Backbone(nn.Module):
         x, layer_kv = run_stack(
             self.decoder_layer, self.decoder_layers, x, tuple(map(_without_positions, prefixes)),
             causal_mask(tokens), bias, encoder_states, bidirectional_mask(tokens, encoder_tokens),
-            **options, **self._stack_options(deterministic),
+            **options, **stack_options(self, deterministic),
         )  # fmt: skip
         return self.drop(self.decoder_norm(x), deterministic=deterministic), layer_kv
-
-    def _stack_options(self, deterministic: bool) -> dict[str, Any]:
-        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
-        return dict(
-            stack=cfg.stack, remat=cfg.remat, deterministic=deterministic,
-            key=self.make_rng("dropout") if has_dropout else None,
-        )  # fmt: skip
 
 
 def _without_positions(prefix: Prefix | None) -> Prefix | None:

@@ -84,9 +84,8 @@ class Head(linear.Head):
         if not is_known.any():
             return {}, 0
         part = split._replace(labels=split.labels[is_known])
-        return self.measure(metric, part, np.asarray(outputs)[is_known], classes), int(
-            is_known.sum()
-        )
+        measured = self.measure(metric, part, np.asarray(outputs)[is_known], classes)
+        return measured, int(is_known.sum())
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int

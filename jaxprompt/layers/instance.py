@@ -42,7 +42,7 @@ def first_words(tokens: Tokens, share: float, count: int = 0) -> FirstWords:
 def _share_of_count(count, share: float):
     """Returns a share of a number, rounded up."""
     # In lowest terms, so that the product does not overflow.
-    exact = Fraction(round(share * _SHARE_STEPS), _SHARE_STEPS)
+    exact = Fraction(max(round(share * _SHARE_STEPS), 1), _SHARE_STEPS)
     return -(-count * exact.numerator // exact.denominator)
 
 

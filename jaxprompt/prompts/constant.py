@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.prefix import make_prefix
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
@@ -42,9 +42,7 @@ class Prompt(Method):
         """Raises InputError if the prompt does not fit the backbone."""
         self.check_decoder("decoder_slots", "decoder_length", "cross_length")
         for field in _SIZES:
-            if not 0 <= getattr(self, field) < 2**31:
-                shown = brief(getattr(self, field))
-                raise InputError(f"prompt.{field}={shown} must be in [0, 2**31)")
+            at_least(f"prompt.{field}", getattr(self, field), 0)
         for stream, name in PARTS.items():
             first, last, layers = *self._span(name), self._layers(stream)
             if not 0 <= first <= last <= layers:

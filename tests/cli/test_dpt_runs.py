@@ -89,7 +89,7 @@ def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"head.group": 2}, "listed: beast, food | tool; 2 forward passes per example"),
+        ({"head.group": 2}, "listed: beast, food | tool; forward passes per example: 2"),
         ({"head.hierarchy": "living,thing,thing"}, "listed: living, thing | food, tool; 2 forward"),
     ],
 )

@@ -309,7 +309,7 @@ def test_the_classes_of_all_groups_are_compared(backbone):
     answers = list(scorer.answers(examples(), split, found))
     assert [a["prediction"] for a in answers] == [LABELS[c] for c in scores.argmax(1)]
     line = scorer.head.tell(TASK, 3, {"train": split})[-1]
-    assert line == "listed: old beast, food | big tool; 2 forward passes per example"
+    assert line == "listed: old beast, food | big tool; forward passes per example: 2"
 
 
 def test_a_group_has_its_scores_in_the_order_of_the_classes_however_it_lists_them(backbone):
@@ -345,7 +345,7 @@ def test_a_hierarchy_learns_the_way_down_and_scores_every_class(backbone):
     with pytest.raises(InputError, match="score dev or test"):
         log_scores(learned, found[:8], 3)
     line = scorer.head.tell(TASK, 3, {"train": learned})[-1]
-    assert line.startswith("listed: living, thing | food, big tool; 2 forward passes per example")
+    assert line.startswith("listed: living, thing | food, big tool; forward passes per example: 2")
 
 
 def test_a_list_of_parents_alone_scores_their_classes(backbone):

@@ -180,9 +180,9 @@ def test_parts_add_the_rows_that_their_exports_hold():
     [
         ("soft", "must combine at least two trainable methods; use methods"),
         ("soft+none", "must combine at least two trainable methods"),
-        ("soft+soff", "prompt.parts, soff: unknown method prompt.name='soff'; nearest: soft"),
+        ("soft+soff", "prompt.parts, soff: unknown method 'soff'; nearest: soft"),
         ("soft(length=0)+prefix", "prompt.parts, soft: prompt.length=0 must be at least 1"),
-        ("soft(lenght=3)+prefix", "method 'soft' has no field 'lenght'; nearest: length"),
+        ("soft(lenght=3)+prefix", "prompt.name=soft has no field 'lenght'; nearest: length"),
         ("soft+soft(length='a')", "prompt.parts, soft-2: config field prompt.length='a' must"),
         ("dart(length=2)+dpt(length=2)", "dart and dpt train vectors for the head; use only one"),
         ("prefix+prefix(shift=False)", "has shift=False and True; combined prefixes"),
