@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.convert.hf_config import read_size
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.layers.cache import decoding_layers
 from jaxprompt.layers.embed import Table, output_bias
@@ -15,8 +16,8 @@ from jaxprompt.registry import BACKBONES
 from jaxprompt.types import AttentionMask, Batch, Dims, Injection
 
 
-class LanguageModel(nn.Module):
-    """The base of backbones that generate text: their layers and their output table."""
+class LayerStack(nn.Module):
+    """The base of all backbones: embeddings and a stack of layers."""
 
     cfg: Any
     EMBED: ClassVar[type[nn.Module]]
@@ -27,11 +28,14 @@ class LanguageModel(nn.Module):
         cfg = self.cfg
         self.embed = self.EMBED(cfg)
         self.layer = self.LAYER(cfg, parent=None)
-        init = init_stack(self.layer, cfg.layers, jnp.zeros((1, 2, cfg.width)), *self.example())
+        x = jnp.zeros((1, 2, cfg.width))
+        init = init_stack(self.layer, self.num_stored(), x, *self.example())
         self.layers = declare_param(self, "layers", init)
-        self.norm = cfg.norm()
-        if not cfg.tied:
-            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+
+    @nn.nowrap
+    def num_stored(self) -> int:
+        """Returns the number of layers with parameters of their own."""
+        return self.cfg.layers
 
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
@@ -50,13 +54,25 @@ class LanguageModel(nn.Module):
         """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return False
 
+    def words(self):
+        """Returns the word embeddings. -> [V, E]"""
+        return self.embed.word.table
+
+
+class LanguageModel(LayerStack):
+    """The base of backbones that generate text."""
+
+    def setup(self):
+        """Declares the parts in the checkpoint."""
+        super().setup()
+        cfg = self.cfg
+        self.norm = cfg.norm()
+        if not cfg.tied:
+            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+
     def reading_layers(self) -> Any:
         """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
         return decoding_layers(self.layers, self.cfg.layers)
-
-    def words(self):
-        """Returns the word embeddings. -> [V, H]"""
-        return self.embed.word.table
 
     def lm_features(self, x):
         """Returns the states as they are. [..., H] -> [..., H]"""
@@ -71,6 +87,21 @@ class LanguageModel(nn.Module):
     def init_all(self, batch: Batch):
         """Calls every part, so that `init` creates every parameter."""
         return self(batch, Injection(), deterministic=True), self.lm_table()
+
+
+def read_width(
+    hf: Mapping[str, Any], width: str = "hidden_size", heads: str = "num_attention_heads",
+    *, multiple: int = 1,
+) -> tuple[int, int]:  # fmt: skip
+    """Reads the width and the number of heads from these fields of a transformers config.
+
+    Raises InputError unless the width of a head is a whole number and divisible by `multiple`.
+    """
+    size, count = read_size(hf, width), read_size(hf, heads)
+    if size % (count * multiple):
+        times = f"{multiple} times " if multiple > 1 else ""
+        raise InputError(f"{width}={size} must be divisible by {times}{heads}={count}")
+    return size, count
 
 
 def families() -> list[str]:

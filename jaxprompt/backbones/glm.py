@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.backbones import LanguageModel
+from jaxprompt.backbones import LanguageModel, read_width
 from jaxprompt.backbones.gpt2 import GPT2Config, Layer
 from jaxprompt.convert.hf_config import (
     read_dropout,
@@ -182,9 +182,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
         raise InputError("spell_length is not supported; use a checkpoint with spell_length=null")
     if read_positive(hf, "attention_scale", 1.0) != 1.0:
         raise InputError(f"attention_scale={hf['attention_scale']} is not supported; it must be 1")
-    width, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
-    if width % heads:
-        raise InputError(f"hidden_size={width} must be divisible by num_attention_heads={heads}")
+    width, heads = read_width(hf)
     config = GLMConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,

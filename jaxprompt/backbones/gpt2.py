@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.backbones import LanguageModel
+from jaxprompt.backbones import LanguageModel, read_width
 from jaxprompt.convert.hf_config import (
     read_dropout,
     read_flag,
@@ -17,7 +17,6 @@ from jaxprompt.convert.hf_config import (
     read_word,
     refuse_flags,
 )
-from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, causal_mask, prepend_prefix, select_queries
 from jaxprompt.layers.cache import (
     column_positions,
@@ -229,9 +228,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
     """Reads a GPT-2 config. Raises InputError if it needs an unsupported feature."""
     act = read_word(hf, "activation_function", "gelu_new", ACTIVATIONS)
     refuse_flags(hf, "scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder")
-    width, heads = read_size(hf, "n_embd"), read_size(hf, "n_head")
-    if width % heads:
-        raise InputError(f"n_embd={width} must be divisible by n_head={heads}")
+    width, heads = read_width(hf, "n_embd", "n_head")
     config = GPT2Config(
         vocab=read_size(hf, "vocab_size"),
         width=width,

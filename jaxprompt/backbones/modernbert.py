@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.backbones import read_width
 from jaxprompt.backbones.bert import Encoder, EncoderConfig
 from jaxprompt.convert.hf_config import (
     read_dropout,
@@ -228,13 +229,9 @@ class Backbone(Encoder):
 def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
     """Reads a ModernBERT config. Raises InputError if it needs an unsupported feature."""
     refuse_flags(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
-    width, layers = read_size(hf, "hidden_size"), read_size(hf, "num_hidden_layers")
-    heads = read_size(hf, "num_attention_heads")
+    layers = read_size(hf, "num_hidden_layers")
     # Rotary positions rotate pairs, so the width of a head is even.
-    if width % heads or width // heads % 2:
-        raise InputError(
-            f"hidden_size={width} must be an even multiple of num_attention_heads={heads}"
-        )
+    width, heads = read_width(hf, multiple=2)
     # A single layer has no norm before its attention, and `later_layers` would be empty.
     if layers < 2:
         raise InputError(f"num_hidden_layers={layers} is not supported; it must be at least 2")
@@ -288,16 +285,13 @@ def _read_theta(hf: Mapping[str, Any], kind: str, field: str, default: float) ->
     parameters = {} if parameters is None else parameters
     is_by_type = isinstance(parameters, dict) and parameters.keys() <= set(_LAYER_TYPES)
     rope = (parameters.get(kind) or {}) if is_by_type else None
-    if not isinstance(rope, dict) or not rope.keys() <= {"rope_type", "rope_theta"}:
+    if (
+        not isinstance(rope, dict)
+        or rope.keys() - {"rope_type", "rope_theta"}
+        or rope.get("rope_type", "default") != "default"
+    ):
         raise InputError(
             f"rope_parameters={brief(parameters)} is not supported; it must have one rope_theta "
-            "per layer type"
+            "per layer type, with rope_type=default"
         )
-    if rope.get("rope_type", "default") != "default":
-        raise InputError(
-            f"rope_parameters with rope_type={brief(rope['rope_type'])} is not supported; it must "
-            "be default"
-        )
-    if rope.get("rope_theta") is not None:
-        return read_positive(rope, "rope_theta", default)
-    return read_positive(hf, field, default)
+    return read_positive(rope, "rope_theta", read_positive(hf, field, default))

@@ -15,6 +15,7 @@ from jaxprompt.backbones import LanguageModel
 from jaxprompt.convert.hf_config import (
     read_dropout,
     read_flag,
+    read_id,
     read_positive,
     read_size,
     refuse_flags,
@@ -384,16 +385,9 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     if not read_flag(hf, "is_encoder_decoder", True):
         raise InputError("is_encoder_decoder=false is not supported; use a full T5")
     layers = read_size(hf, "num_layers")
-    start_id = hf.get("decoder_start_token_id")
-    start_id = hf.get("pad_token_id") if start_id is None else start_id
-    if type(start_id) is not int or not 0 <= start_id < read_size(hf, "vocab_size"):
-        problem = "lacks decoder_start_token_id"
-        if start_id is not None:
-            problem = f"has decoder_start_token_id={brief(start_id)}"
-        raise InputError(
-            f"the config {problem}, which must be a token id of its vocabulary, the decoder's "
-            "first input; set it in config.json (T5 uses the pad id, 0)"
-        )
+    start_field = "decoder_start_token_id"
+    if hf.get(start_field) is None and hf.get("pad_token_id") is not None:
+        start_field = "pad_token_id"
     dropout = read_dropout(hf, "dropout_rate", 0.1)
     eps = read_positive(hf, "layer_norm_epsilon", 1e-6)
     rescale = changes.get("rescale", 1.0)
@@ -423,7 +417,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
         dropout=dropout,
         attention_dropout=dropout,
         scaled_output=scaled,
-        start=start_id,
+        start=read_id(hf, start_field),
         tied=read_flag(hf, "tie_word_embeddings", True),
     )  # fmt: skip
     return dataclasses.replace(config, **changes)

@@ -301,8 +301,6 @@ def bidirectional_mask(queries: Tokens, keys: Tokens) -> AttentionMask:
     query_segments, key_segments = queries.segments, keys.segments
     if query_segments is None and key_segments is None:
         return AttentionMask(keys.mask, keys.mask, lengths=keys.lengths)
-    if query_segments is None or key_segments is None:
-        raise TypeError("one stream of tokens has segments and the other has none")
     # Padding is document 0 on both sides, so the keys' mask has to hide it.
     same_segment = query_segments[:, :, None] == key_segments[:, None, :]  # [B, T, S]
     # Without lengths, which would not describe the visible keys.

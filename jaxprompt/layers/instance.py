@@ -122,11 +122,9 @@ def mean_prompt_vector(injection: Injection):
     slots, prefix, mask = injection.encoder
     if slots is not None:
         vectors, mask = slots[None], None if mask is None else mask[None]  # [1, B, S, E]
-    elif prefix is not None:
+    else:
         keys_values = jnp.stack([prefix.k, prefix.v], axis=-2)  # [L, B, P, N, 2, D]
         vectors, mask = keys_values.reshape(*keys_values.shape[:3], -1), prefix.mask
-    else:
-        raise ValueError("a prompt without soft tokens and without a prefix has no mean")
     is_present = jnp.broadcast_to(True if mask is None else mask, vectors.shape[:3])
     total = jnp.where(is_present[..., None], vectors, 0.0).sum((0, 2))
     return total / jnp.maximum(is_present.sum((0, 2)), 1)[:, None]

@@ -236,8 +236,6 @@ def test_one_text_a_row_has_the_mask_of_its_tokens():
     none = np.zeros((2, 3), np.int32)
     tokens = Tokens(none, mask, none - 1, none, none, none)
     assert bidirectional_mask(tokens, tokens).mask is mask
-    with pytest.raises(TypeError):  # told apart on one side alone
-        bidirectional_mask(tokens, tokens._replace(segments=none))
 
 
 def test_the_gradient_of_a_prefix_is_summed_in_float32():

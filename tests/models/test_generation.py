@@ -412,13 +412,12 @@ def test_one_compile_and_rows_that_fill(pairs):
     [
         (dict(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
         (dict(num_beams=0), "num_beams=0 must be at least 1"),
-        (dict(num_beams=16), "num_beams=16 exceeds 15: the search ranks 2 tokens per beam, "
+        (dict(num_beams=16), "num_beams=16 is too many: the search ranks 2 tokens per beam, "
          "from a vocabulary of 31; use at most 15"),
-        (dict(num_beams=11, eos=(1, 2)), "num_beams=11 exceeds 10: the search ranks 3 tokens"),
+        (dict(num_beams=11, eos=(1, 2)), "num_beams=11 is too many: the search ranks 3 tokens"),
         (dict(max_new_tokens=23), "8 tokens of input + 2 positions of the prompt + "
          "max_new_tokens=23 exceed the "
-         "model's 32 positions; reduce max_new_tokens to 22"),
-        (dict(early_stopping="soon"), "early_stopping='soon' is unknown"),
+         "model's 32 positions, of which 22 are free"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(pairs, how, message):
