@@ -155,8 +155,8 @@ class Encoder(LayerStack):
 
     cfg: EncoderConfig
     STYLE: ClassVar[str] = "masked"
-    EMBED = Embed
-    LAYER = EncoderLayer
+    EMBED: ClassVar[type[nn.Module]] = Embed
+    LAYER: ClassVar[type[nn.Module]] = EncoderLayer
     LM: ClassVar[type[nn.Module]] = LmHead
 
     def setup(self):

@@ -233,8 +233,10 @@ class Embed(nn.Module):
         self.drop = Dropout(cfg.embed_dropout)
 
     def __call__(self, ids, positions, slot=None, slots=None, *, deterministic: bool):
-        """Embeds tokens, with slot vectors at their positions. int [B, T] x 3"""
-        del positions  # by which attention rotates
+        """Embeds tokens, with slot vectors at their positions. int [B, T] x 3
+
+        `positions` are unused: attention rotates by them.
+        """
         cfg = self.cfg
         x = self.word(ids)
         # Before the slots are written: their initial values, from `words`, are already scaled.

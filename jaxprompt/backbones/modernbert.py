@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.backbones import read_width
+from jaxprompt.backbones import bert, read_width
 from jaxprompt.backbones.bert import Encoder, EncoderConfig
 from jaxprompt.convert.hf_config import (
     read_dropout,
@@ -131,7 +131,7 @@ class Embed(nn.Module):
         return self.drop(self.norm(x), deterministic=deterministic)
 
 
-class LmHead(nn.Module):
+class LmHead(bert.LmHead):
     """The transform before the output embedding. [..., H] -> [..., H]"""
 
     cfg: ModernBertConfig
@@ -147,10 +147,6 @@ class LmHead(nn.Module):
             self.bias = self.param("bias", nn.initializers.zeros, (rows,))
         if not cfg.tied:
             self.table = self.param("table", nn.initializers.normal(0.02), (rows, cfg.width))
-
-    def __call__(self, x):
-        """Transforms hidden states."""
-        return self.norm(ACTIVATIONS[self.cfg.lm_activation](self.dense(x)))
 
 
 class _AttentionNorms(nn.Module):

@@ -125,21 +125,15 @@ class EncoderLayer(nn.Module):
         return x + self.drop(y, deterministic=deterministic), None
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(EncoderLayer):
     """One pre-norm layer that also attends to the encoder's output. [B, T, H] -> [B, T, H]"""
-
-    cfg: T5Config
 
     def setup(self):
         """Declares the parts."""
-        cfg = self.cfg
-        self.attention, self.cross = _attention(cfg), _attention(cfg)
-        self.mlp = GatedMlp(cfg.mlp, cfg.activation, cfg.gated, cfg.dropout, cfg.dtype)
-        self.attention_norm, self.cross_norm = RMSNorm(cfg.eps), RMSNorm(cfg.eps)
-        self.mlp_norm = RMSNorm(cfg.eps)
-        self.drop = Dropout(cfg.dropout)
+        super().setup()
+        self.cross, self.cross_norm = _attention(self.cfg), RMSNorm(self.cfg.eps)
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # `run_stack` calls each kind as it is
         self, x, prefixes, mask: AttentionMask, bias, encoder_states, encoder_mask: AttentionMask,
         *, deterministic: bool, return_kv: bool = False, output_positions=None,
     ):  # fmt: skip

@@ -24,6 +24,7 @@ from jaxprompt.data.text.specials import Specials, read_specials
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer
+from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.registry import HEADS
 from jaxprompt.scoring import metrics
@@ -131,30 +132,18 @@ class Kind:
         if form == "text" and style == "masked":
             raise InputError("task.form=text needs a generative backbone; use cloze, or a T5")
 
-    def check_encoder(self, facts: BackboneInfo, reads: str) -> None:
-        """Raises InputError for a backbone that is not bidirectional."""
-        if facts.style != "masked":
-            raise InputError(
-                f"head.name={self.name} reads every {reads} of the input bidirectionally, which "
-                f"{with_article(facts.family)} does not support; use a BERT, RoBERTa, ELECTRA, "
-                "ALBERT, DeBERTa or ModernBERT"
-            )
-
     # -- layout ------------------------------------------------------------------------------------
 
     def fit_task(self, task: Task, choices: int) -> Task:
         """Completes a task whose examples have up to this many choices."""
-        del choices
         return task
 
     def template_for(self, task: Task, style: str, form: str) -> str:
         """Returns the task's template for this head; "" if it has none."""
-        del style, form
         return task.plain
 
     def needs_mask(self, form: str) -> bool:
         """Returns whether a template must have a [mask]."""
-        del form
         return False
 
     def check_template(self, template: Template) -> None:
@@ -178,7 +167,6 @@ class Kind:
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes examples; with `targets`, for training."""
-        del targets
         labels = np.array([example.label for example in examples], np.int32)
         # Examples of one task may have different numbers of choices, but all have all classes.
         counts = [len(e.choices) if task.choices else classes for e in examples]
@@ -188,7 +176,6 @@ class Kind:
 
     def longest_example(self, task: Task, text: str, max_target: int) -> Example | None:
         """Returns an example of maximum length; None = one is made from the classes."""
-        del task, text, max_target
         return None
 
     # -- training ----------------------------------------------------------------------------------
@@ -219,7 +206,6 @@ class Kind:
 
     def fitted(self, dev: Mapping[str, float]) -> "Kind":
         """Returns a copy with values that were selected on dev, e.g. a threshold."""
-        del dev
         return self
 
     def check_outputs(self, outputs: Any) -> None:
@@ -267,7 +253,6 @@ class Kind:
 
     def columns(self, task: Task) -> tuple[str, ...]:
         """Returns the names of the columns of `answers`."""
-        del task
         return self.COLUMNS
 
     def answers(
@@ -290,6 +275,31 @@ class Kind:
     def shown_scores(self, scores: np.ndarray) -> np.ndarray:
         """Returns the scores that `answers` shows: probabilities of the classes. [examples, C]"""
         return probabilities(scores, scores.shape[1])
+
+
+class WindowHead(Kind):
+    """The base of heads that read every token of a text, in windows if it is long."""
+
+    DEFAULT_STRIDE: ClassVar[int]
+    stride: int
+
+    def check_backbone(self, facts: BackboneInfo) -> None:
+        """Raises InputError for a backbone that is not bidirectional."""
+        if facts.style != "masked":
+            raise InputError(
+                f"head.name={self.name} reads the whole input bidirectionally, which "
+                f"{with_article(facts.family)} does not support; use a BERT, RoBERTa, ELECTRA, "
+                "ALBERT, DeBERTa or ModernBERT"
+            )
+
+    def check_length(self, max_len: int) -> None:
+        """Raises InputError if consecutive windows would overlap entirely."""
+        check_stride(self.stride, max_len)
+
+    def cut_windows(self, lengths: Sequence[int], room: int) -> list[TextWindow]:
+        """Splits a text into windows, see `windows.cut_windows`."""
+        stride = self.DEFAULT_STRIDE if self.stride == USUAL else self.stride
+        return cut_windows(lengths, room, stride)
 
 
 def measure_pairs(

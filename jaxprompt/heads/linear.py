@@ -11,7 +11,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.reading import Scores, mask_absent
+from jaxprompt.layers.reading import Scores, mask_absent, score_layer
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import ABSENT, Batch, Objective, Role
 
@@ -104,9 +104,7 @@ class Classifier(Scores):
             )
             pooled = jnp.tanh(dense(pooled))
         pooled = Dropout(self.dropout)(pooled, deterministic=deterministic)
-        # BERT's initializer_range.
-        init = nn.initializers.normal(0.02)
-        scores = nn.Dense(self.classes, kernel_init=init, name="out")(pooled)  # [B*K, C]
+        scores = score_layer(self.classes)(pooled)  # [B*K, C]
         if self.classes == 1:  # choices that an example lacks are sequences without tokens
             scores = jnp.where(tokens.mask.any(-1, keepdims=True), scores, ABSENT)
         return mask_absent(scores.reshape(batch.labels.shape[0], -1), batch.counts)

@@ -26,7 +26,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup, measure_pairs, windows_by_text
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
 from jaxprompt.heads.spans import TextSpanHead, known_answers
-from jaxprompt.layers.reading import Scores, select_positions
+from jaxprompt.layers.reading import Scores, score_layer, select_positions
 from jaxprompt.scoring.answer_words import HAN
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.scoring.metrics import SPAN_METRICS
@@ -100,7 +100,7 @@ class Head(TextSpanHead):
 
     def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone that cannot score tokens."""
-        self.check_encoder(facts, "token")
+        super().check_backbone(facts)
         if self.layer == "discriminator":
             check_discriminator(self, facts, "head.layer=linear with another backbone")
 
@@ -270,6 +270,5 @@ class JudgedTokens(Scores):
         if self.layer == "discriminator":
             logits = backbone.rtd(states).astype(jnp.float32)
         else:
-            dense = nn.Dense(1, kernel_init=nn.initializers.normal(0.02), name="out")
-            logits = dense(states.astype(jnp.float32))[..., 0]
+            logits = score_layer(1)(states.astype(jnp.float32))[..., 0]
         return -logits if self.original else logits

@@ -43,7 +43,6 @@ class Head(linear.Head):
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes examples with their numbers."""
-        del classes, targets
         # Any number may be right, so NaN means unknown.
         numbers = [np.nan if example.number is None else example.number for example in examples]
         counts = np.ones(len(examples), np.int32)
@@ -52,7 +51,6 @@ class Head(linear.Head):
 
     def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns an example whose fields have the maximum length."""
-        del max_target
         return task.example(text)._replace(number=0.0)
 
     def objectives(self, smoothing: float) -> list[Objective]:

@@ -21,23 +21,21 @@ from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_with_offsets
-from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
+from jaxprompt.data.text.windows import TextWindow
 from jaxprompt.errors import InputError
 from jaxprompt.heads import (
     BackboneInfo,
     HeadLayout,
-    Kind,
     TaskSetup,
+    WindowHead,
     label_table,
     measure_pairs,
     windows_by_text,
 )
-from jaxprompt.layers.reading import Scores, select_positions
+from jaxprompt.layers.reading import Scores, score_layer, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_loss
 from jaxprompt.types import ABSENT, Batch, Objective
-
-_STRIDE = 128  # the default
 
 
 class TextWindows(NamedTuple):
@@ -59,11 +57,11 @@ class SpanAnswer(NamedTuple):
     margin: float  # score of no answer minus that of this span
 
 
-class TextSpanHead(Kind):
+class TextSpanHead(WindowHead):
     """The base of heads whose answer is in the last field of a task."""
 
     OF: ClassVar[str] = "spans"
-    stride: int
+    DEFAULT_STRIDE: ClassVar[int] = 128
     tune: bool
     threshold: float
 
@@ -85,10 +83,6 @@ class TextSpanHead(Kind):
                 "the last of task.fields: the text with the answer"
             )
 
-    def check_length(self, max_len: int) -> None:
-        """Raises InputError if consecutive windows would overlap entirely."""
-        check_stride(self.stride, max_len)
-
     def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns a text of maximum length, after a question of one word."""
         fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
@@ -99,7 +93,6 @@ class TextSpanHead(Kind):
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes questions, each with its text in as many windows as needed."""
-        del classes, targets
         field = task.fields[-1]
         rows, labels, owner, offsets = [], [], [], []
         gaps = list(encoder.gaps(examples, field))
@@ -110,8 +103,7 @@ class TextSpanHead(Kind):
             places = places + (len(example.fields[field]) - len(gap.field.text))
             answer = self.answer_of(example, places)
             # Windows may begin or end within a word.
-            stride = _STRIDE if self.stride == USUAL else self.stride
-            for window in cut_windows([1] * len(ids), gap.room, stride):
+            for window in self.cut_windows([1] * len(ids), gap.room):
                 row, at = encoder.fill_gap(gap, ids[window.first : window.last])
                 read, window_labels, inside = self.read_window(window, at, encoder.cls_at, answer)
                 rows.append([row._replace(label_pos=read, num_choices=len(read))])
@@ -127,7 +119,8 @@ class TextSpanHead(Kind):
         """Returns a copy with the threshold that was best on dev."""
         if not self.tune or "threshold" not in dev:
             return self
-        return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
+        fields: dict[str, Any] = {"tune": False, "threshold": dev["threshold"]}
+        return dataclasses.replace(self, **fields)
 
     def answer_of(self, example: Example, places: np.ndarray) -> Any:
         """Returns the tokens of the answer; `places` int32 [tokens, 2] are their characters."""
@@ -183,10 +176,6 @@ class Head(TextSpanHead):
                 "head.tune=True selects the threshold of no answer; set head.no_answer=True, or "
                 "leave head.tune out"
             )
-
-    def check_backbone(self, facts: BackboneInfo) -> None:
-        """Raises InputError for a backbone that is not bidirectional."""
-        self.check_encoder(facts, "token")
 
     def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads [CLS] and every token of the text."""
@@ -398,7 +387,7 @@ class SpanScores(Scores):
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores both ends."""
         states = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
-        scores = nn.Dense(2, kernel_init=nn.initializers.normal(0.02), name="out")(states)
+        scores = score_layer(2)(states)
         if batch.counts is None:
             return scores
         is_read = jnp.arange(scores.shape[1]) < batch.counts[:, None]  # [B, M]

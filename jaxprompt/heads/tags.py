@@ -22,19 +22,19 @@ from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
+from jaxprompt.data.text.windows import TextWindow
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import (
     BackboneInfo,
     HeadLayout,
-    Kind,
     TaskSetup,
+    WindowHead,
     label_table,
     measure_pairs,
     windows_by_text,
 )
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.reading import Scores, select_positions
+from jaxprompt.layers.reading import Scores, score_layer, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import token_cross_entropy
 from jaxprompt.scoring.roles import VERB
@@ -42,7 +42,6 @@ from jaxprompt.scoring.viterbi import best_tags
 from jaxprompt.types import Batch, Objective
 
 DECODES = ("argmax", "viterbi")
-_STRIDE = 32  # the default
 
 
 class TaggedWindows(NamedTuple):
@@ -64,10 +63,11 @@ class MarkedPredicate(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(Kind):
+class Head(WindowHead):
     """A linear layer on the first subword of every word."""
 
     OF: ClassVar[str] = "tags"
+    DEFAULT_STRIDE: ClassVar[int] = 32
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "entities")
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("decode",)
 
@@ -79,10 +79,6 @@ class Head(Kind):
         "argmax", "the best tag of each word; viterbi: the best that IOB2 allows", DECODES
     )
 
-    def check_backbone(self, facts: BackboneInfo) -> None:
-        """Raises InputError for a backbone that is not bidirectional."""
-        self.check_encoder(facts, "word")
-
     def check_task(self, task: Task) -> None:
         """Raises InputError for another type of answer, or Viterbi decoding without a scheme."""
         super().check_task(task)
@@ -91,10 +87,6 @@ class Head(Kind):
                 "head.decode=viterbi follows the rules of IOB2, but task.scheme=none has none; use "
                 "head.decode=argmax"
             )
-
-    def check_length(self, max_len: int) -> None:
-        """Raises InputError if consecutive windows would overlap entirely."""
-        check_stride(self.stride, max_len)
 
     def check_template(self, template: Template) -> None:
         """Raises InputError unless the words are in the template exactly once."""
@@ -117,7 +109,6 @@ class Head(Kind):
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes texts, each in as many windows as needed."""
-        del classes, targets
         (field,) = task.fields
         index = {name: number for number, name in enumerate(task.labels)}
         rows, owner, labels = [], [], []
@@ -237,7 +228,6 @@ class Head(Kind):
         Returns the windows, and the maximum number of tokens of the other words in one.
         """
         lengths = [len(ids) for ids in pieces]
-        stride = _STRIDE if self.stride == USUAL else self.stride
         if predicate.word >= 0:
             # It is in every window, which reduces the room for other words.
             lengths[predicate.word] = 0
@@ -248,7 +238,7 @@ class Head(Kind):
                 f"room for other words; raise data.max_len by at least {1 - room}, or leave "
                 "task.markers empty"
             )
-        return cut_windows(lengths, room, stride), room
+        return self.cut_windows(lengths, room), room
 
     def _read(self, split: Split, outputs: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields each text's tags and their probabilities; `outputs` is [windows, M, C]."""
@@ -326,4 +316,4 @@ class TagScores(Scores):
         """Scores the tags."""
         states = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
         states = Dropout(self.dropout)(states, deterministic=deterministic)
-        return nn.Dense(self.classes, kernel_init=nn.initializers.normal(0.02), name="out")(states)
+        return score_layer(self.classes)(states)

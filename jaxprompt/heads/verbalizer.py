@@ -71,9 +71,8 @@ class LabelWordHead(Kind):
         task, style = setup.task, facts.style
         answer, sentinels = read_answer(setup.answer or default_answer(style, setup.form))
         specials = self.specials(facts, setup, tokenizer, sentinels)
-        if setup.form == "text":
-            words = task.targets or task.labels
-        else:
+        words: Any = task.targets or task.labels
+        if setup.form != "text":
             words = (style == "causal" and task.causal_words) or task.words or task.labels
         # The space is not repeated if the template ends with one.
         spaced = task.spaced and not setup.template.writes_space(style, takes_one_space(tokenizer))

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from jaxprompt.layers.attention import prepend_prefix
 from jaxprompt.layers.quantized import dequantize_layer
@@ -60,7 +59,7 @@ def iterate_layers(layers: tuple | StackedLayers, column) -> Iterable[Any]:
 
 
 def step_layers(
-    layer: nn.Module, layers: Iterable[Any], x, caches: Sequence[LayerCache],
+    layer: Any, layers: Iterable[Any], x, caches: Sequence[LayerCache],
     per_layer: Iterable[tuple[Any, ...]],
 ):  # fmt: skip
     """Runs one more token of each row through the layers. [B, H] -> [B, H], the caches with it

@@ -123,6 +123,7 @@ def mean_prompt_vector(injection: Injection):
     if slots is not None:
         vectors, mask = slots[None], None if mask is None else mask[None]  # [1, B, S, E]
     else:
+        assert prefix is not None  # a prompt has one of them
         keys_values = jnp.stack([prefix.k, prefix.v], axis=-2)  # [L, B, P, N, 2, D]
         vectors, mask = keys_values.reshape(*keys_values.shape[:3], -1), prefix.mask
     is_present = jnp.broadcast_to(True if mask is None else mask, vectors.shape[:3])

@@ -52,7 +52,8 @@ class Bank(EqualByKey):
         `params` has "backbone", and `stacked` is the result of `stack_injections`.
         """
         # The prompt is chosen per example, and the backbone has K rows of each, example-major.
-        injection = select_injections(stacked, jnp.repeat(batch.prompt, self.choices))
+        prompt: Any = batch.prompt
+        injection = select_injections(stacked, jnp.repeat(prompt, self.choices))
         variables = {"params": params["backbone"]}
         reads = None if any(head.reads_all for head in self.heads) else positions_read(batch)
         hidden = self.backbone.apply(

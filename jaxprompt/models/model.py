@@ -191,6 +191,7 @@ class Model(EqualByKey):
         """
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
         if self.is_cached:
+            assert batch.cached is not None
             return batch.cached.astype(self.backbone.cfg.dtype), batch, injection
         batch = without_absent_slots(batch, injection)
         injection = self.add_shared_prefix(

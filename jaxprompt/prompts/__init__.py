@@ -156,7 +156,6 @@ class Method(nn.Module):
 
     def with_vocabulary(self, ids: np.ndarray) -> "Method":
         """Receives the ids of the words in the training text, if it depends on them."""
-        del ids
         return self
 
     def check_start(self) -> None:
@@ -190,7 +189,6 @@ class Method(nn.Module):
 
     def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Replaces randomly initialised parameters by those of the source. -> params"""
-        del source
         return params
 
     def with_base(self, params: dict[str, Any], load_export: LoadExport) -> dict[str, Any]:
@@ -198,7 +196,6 @@ class Method(nn.Module):
 
         They never train, even if a pattern matches them. -> params
         """
-        del load_export
         return params
 
     @nn.nowrap  # as `__init_subclass__` does for others

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, assert_equal, fill
+from tiny import assert_close, assert_equal, draw_params
 
 from jaxprompt.layers.attention import (
     Attention,
@@ -140,8 +140,7 @@ def draw_layer(**options):
     layer = Attention(10, N, D, **options)
     x, mask = draw(B, S, 10), np.ones((B, S), bool)
     run = lambda m, x: m(x, *m.keys(x), AttentionMask(mask), deterministic=True)
-    init = lambda: layer.init(jax.random.key(0), x, method=run)["params"]
-    return layer, fill(jax.eval_shape(init))
+    return layer, draw_params(layer, x, method=run)
 
 
 def linear(x, params):

@@ -348,17 +348,6 @@ def test_a_prompt_is_read_once(pairs, name):
     assert_close(num_beams.scores, np.where(kept, logp, 0).sum(1) / num_beams.lengths**0.6, MODEL)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["t5", "gpt2"])
-def test_stacks_agree(pairs, kind):
-    pair, batch = pairs(kind), make_batch(kind)
-    cfg = pair.module.cfg.__class__(**(vars(pair.module.cfg) | {"stack": "scan"}))
-    scanned = pair._replace(module=pair.module.clone(cfg=cfg))
-    one, other = run(pair, batch, num_beams=2), run(scanned, batch, num_beams=2)
-    assert_equal(one.ids, other.ids)
-    assert_close(one.scores, other.scores)
-
-
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "gemma2"])
 def test_layers_that_are_read_where_they_lie_write_the_same(pairs, kind, monkeypatch):
     """As on TPUs, whose compiler slices a stack inside the product."""

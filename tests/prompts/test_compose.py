@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_equal, fill, make_batch
+from tiny import assert_equal, draw_params, make_batch
 
 from jaxprompt.errors import InputError
 from jaxprompt.layers.side_by_side import check_prefixes_agree
@@ -23,10 +23,9 @@ def compose(parts, dims=DIMS, task_info=ASKS):
 def injected(prompt, batch, **options):
     """Draws numbers and adds them. -> params, what is added"""
     embed = jnp.zeros((53, 16))
-    args = {"deterministic": True} | options
-    init = lambda: prompt.init(jax.random.key(0), batch, embed, deterministic=True)
-    params = fill(jax.eval_shape(init)["params"])
-    return params, prompt.apply({"params": params}, batch, embed, **args)
+    params = draw_params(prompt, batch, embed, deterministic=True)
+    options = {"deterministic": True} | options
+    return params, prompt.apply({"params": params}, batch, embed, **options)
 
 
 @pytest.mark.parametrize(
