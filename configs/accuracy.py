@@ -1,10 +1,10 @@
-"""Accuracy on real data with small BERTs: full data and 16 examples per class, three seeds.
+"""Accuracy on real data with small BERTs: all examples or 16 per class, three seeds.
 
-The argument is TASK-METHOD or TASK-METHOD-16: `--config=configs/accuracy.py:trec-prefix-16`. Tasks:
-trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head; on all data
-alone cola, mrpc, rte, wic, copa, boolq, conll2003 (tags) and squad (spans). Length and learning
-rate of each method were found on trec's dev. prefix_as_peft starts from N(0, 1) and takes batches
-in random order, as PEFT's side of launch/accuracy does.
+The argument is TASK-METHOD or TASK-METHOD-16: `--config=configs/accuracy.py:trec-prefix-16`. The
+tasks trec, sst2 and sst2_mlm (label words with the backbone's MLM head) have both; the others only
+all examples. Length and learning rate of each method were chosen on the dev split of trec.
+prefix_as_peft has PEFT's initialisation, N(0, 1), and random batches, as launch/accuracy's run of
+PEFT has.
 """
 
 from configs.base import get_config as base
@@ -12,7 +12,7 @@ from configs.parts import backbones, heads, methods, tasks
 from jaxprompt.errors import InputError, check_known
 
 SEEDS = (0, 1, 2)
-DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
+DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot samples
 LENGTH = {"prefix": 16, "soft": 10, "hybrid": 10}
 RATE = {"prefix": 4e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-1, "full": 5e-5}
 EPOCHS = {
@@ -31,19 +31,19 @@ EPOCHS = {
     },
     "squad": {"prefix": 1.0, "prefix_as_peft": 1.0, "soft": 1.0, "head_only": 1.0, "full": 1.0},
 }  # fmt: skip
-FEW = ("trec", "sst2", "sst2_mlm")  # with listed rows of 16 per class
+FEW = ("trec", "sst2", "sst2_mlm")  # with listed 16-shot samples
 
 
 def read_name(name):
-    """Returns task, method and whether 16 examples per class are taken."""
+    """Returns task, method and whether there are 16 examples per class."""
     task, *rest = name.split("-")
     method, *few = rest or [""]
     check_known("the task", task, EPOCHS)
     check_known("the method", method, EPOCHS[task])
     if few not in ([], ["16"]):
-        raise InputError(f"{name!r} ends with {'-'.join(few)!r}; give TASK-METHOD-16, or no number")
+        raise InputError(f"{name!r} ends with {'-'.join(few)!r}; use TASK-METHOD-16 or TASK-METHOD")
     if few and task not in FEW:
-        raise InputError(f"{name!r}: {task} has no rows of 16 per class; give {task}-{method}")
+        raise InputError(f"{name!r}: {task} has no 16-shot samples; use {task}-{method}")
     return task, method, bool(few)
 
 
@@ -52,34 +52,36 @@ def get_config(name="trec-prefix"):
     task, method, few = read_name(name)
     epochs, as_peft = EPOCHS[task][method], method.endswith("_as_peft")
     method = method.removesuffix("_as_peft")
-    c = base()
-    getattr(tasks, task.removesuffix("_mlm"))(c)
+    config = base()
+    getattr(tasks, task.removesuffix("_mlm"))(config)
     if task == "sst2_mlm":
-        heads.verbalizer(c)
-        c.task.words = ("bad", "good")
-        c.task.template = "{sentence} [mask]." if method == "soft" else "{sentence} It was [mask]."
+        heads.verbalizer(config)
+        config.task.words = ("bad", "good")
+        config.task.template = (
+            "{sentence} [mask]." if method == "soft" else "{sentence} It was [mask]."
+        )
     else:
-        backbones.minilm(c)
-    getattr(methods, "soft" if method == "hybrid" else method)(c, lr=RATE[method])
+        backbones.minilm(config)
+    getattr(methods, "soft" if method == "hybrid" else method)(config, lr=RATE[method])
     if method in LENGTH:
-        c.prompt.length = LENGTH[method]
+        config.prompt.length = LENGTH[method]
     if method in ("soft", "hybrid"):
-        c.prompt.top = 5_000  # the most common tokens, as Lester et al. (2021) take them
+        config.prompt.top = 5_000  # the most common tokens (Lester et al. 2021)
     if method == "prefix":
-        c.prompt.dropout = 0.0
-    c.data.group = 8
+        config.prompt.dropout = 0.0
+    config.data.group = 8
     if as_peft:
-        c.prompt.scale = 1.0
-        c.data.group = 1
-    c.train.total_epochs = epochs
+        config.prompt.scale = 1.0
+        config.data.group = 1
+    config.train.total_epochs = epochs
     if few:
-        c.data.protocol = {"name": "listed"}
-        c.data.batch = 16
-        c.data.group = 1
-        c.train.total_epochs = 0.0
-        c.train.total_steps = 60 if method == "full" else 200 if task == "trec" else 100
-        c.train.eval_steps = 20
-    return c
+        config.data.protocol = {"name": "listed"}
+        config.data.batch = 16
+        config.data.group = 1
+        config.train.total_epochs = 0.0
+        config.train.total_steps = 60 if method == "full" else 200 if task == "trec" else 100
+        config.train.eval_steps = 20
+    return config
 
 
 def sweep():

@@ -1,6 +1,6 @@
-"""The six-topic set on a small BERT that pip can fetch: minutes on two cores.
+"""Six topics with a small BERT that pip can install: minutes on two cores.
 
-The argument is a method of configs/parts/methods.py that reads no LM head, which this BERT lacks:
+The argument is a method of configs/parts/methods.py that needs no LM head, which this BERT lacks:
 `--config=configs/quickstart.py:soft`.
 """
 
@@ -14,19 +14,19 @@ EPOCHS = {"prefix": 30.0, "soft": 30.0, "head_only": 30.0, "full": 10.0}
 
 def get_config(method="prefix"):
     """Returns one run; P-tuning v2 by default."""
-    c = base()
-    backbones.minilm(c)
-    tasks.topics(c)
-    METHODS[check_known("the method", method, METHODS)](c)
+    config = base()
+    backbones.minilm(config)
+    tasks.topics(config)
+    METHODS[check_known("the method", method, METHODS)](config)
     if method in ("prefix", "soft"):
-        c.prompt.length = 16
+        config.prompt.length = 16
     if method == "prefix":
-        c.optim.lr = 2e-2
-        c.prompt.dropout = 0.0
-    c.data.batch = 16
-    c.train.total_steps = c.train.total_examples = 0  # of a method whose part sets its own
-    c.train.total_epochs = EPOCHS.get(method, 30.0)
-    return c
+        config.optim.lr = 2e-2
+        config.prompt.dropout = 0.0
+    config.data.batch = 16
+    config.train.total_steps = config.train.total_examples = 0  # `lester` sets them
+    config.train.total_epochs = EPOCHS.get(method, 30.0)
+    return config
 
 
 def sweep():

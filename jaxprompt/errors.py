@@ -1,7 +1,7 @@
 """The exception for invalid user input, and small checks that raise it."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from types import UnionType
 from typing import Any
 
@@ -77,6 +77,13 @@ def brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
+def check_rules(rules: Mapping[str, object]) -> None:
+    """Raises InputError with the first message whose condition holds; `rules` are in order."""
+    for message, is_broken in rules.items():
+        if is_broken:
+            raise InputError(message)
+
+
 def check_share(name: str, value: float) -> None:
     """Raises InputError if a fraction is not in [0, 1)."""
     if not 0 <= value < 1:
@@ -144,3 +151,13 @@ def at_least(name: str, value: float, limit: float) -> None:
         raise InputError(f"{name}={brief(value)} must be a number, at least {limit}")
     if not value >= limit:
         raise InputError(f"{name}={value} must be at least {limit}")
+
+
+def list_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Lists up to three values that differ, by name; "" if none does."""
+    differing = [
+        f"{name} (saved {brief(saved.get(name))}, now {brief(current.get(name))})"
+        for name in sorted(saved.keys() | current.keys())
+        if (name in saved, saved.get(name)) != (name in current, current.get(name))
+    ]
+    return ", ".join(differing[:3])

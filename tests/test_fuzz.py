@@ -189,7 +189,6 @@ def test_a_damaged_adapter(tmp_path, rng, monkeypatch):
         write(tensors, before[1])
     for array in (
         np.zeros(3, "f4"),
-        np.zeros((3, 8), "c8"),
         np.zeros((), "f4"),
         np.zeros((3, 8), bool),
     ):

@@ -1,11 +1,11 @@
 """Causal language modelling of a GPT-2."""
 
-from configs import base
+from configs.base import get_config as base
 from configs.parts import adapting
 
 
 def get_config():
-    """Returns one run; give corpus.path and backbone.path."""
-    c = base.get_config()
-    adapting.clm(c)
-    return c
+    """Returns one run; set corpus.path and backbone.path."""
+    config = base()
+    adapting.clm(config)
+    return config

@@ -1,11 +1,11 @@
 """Span corruption of a T5."""
 
-from configs import base
+from configs.base import get_config as base
 from configs.parts import adapting
 
 
 def get_config():
-    """Returns one run; give corpus.path and backbone.path."""
-    c = base.get_config()
-    adapting.span_corruption(c)
-    return c
+    """Returns one run; set corpus.path and backbone.path."""
+    config = base()
+    adapting.span_corruption(config)
+    return config

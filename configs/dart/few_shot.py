@@ -1,31 +1,32 @@
 """DART with 16 examples per class (Zhang et al. 2022, section 5.2 and appendix A).
 
-The argument is TASK, or TASK,ABLATION: `--config=dart/few_shot:sst2`,
-`--config=dart/few_shot:trec,no_fluency`; the ablation `p_tuning` is what the paper compares with,
-and `full` is fine-tuning with DART's schedule; the paper's numbers of fine-tuning are of
-configs/dart/lm_bff.py:TASK,full. The words of a task's template are trained rows, and so are its
-label words (appendix A.2). Subj's label words are those of Gao et al. 2021, table 1, subjective and
-objective; appendix A.2 has incorrect and correct. Between text and template eq. 1 has a [SEP],
-which appendix A.2, LM-BFF and the first released code have not; `[sep]` in task.template writes it.
-The paper's grid (appendix A.1) is of weight decay, epochs, batch size and accumulation too; a run
-has one value of each, and the best epoch on dev counts. The backbone is the paper's; give another
-by backbone.path.
+The argument is TASK,ABLATION: `--config=dart/few_shot:sst2`,
+`--config=dart/few_shot:trec,no_fluency`. The ablation `p_tuning` is the paper's P-tuning baseline;
+`full` is fine-tuning with DART's schedule (the fine-tuning of the paper's tables is
+configs/dart/lm_bff.py:TASK,full).
+
+The words of a task's template and its label words become trained embeddings (appendix A.2). Subj
+has the label words of Gao et al. 2021, table 1, subjective and objective; appendix A.2 has
+incorrect and correct. Eq. 1 has a [SEP] between text and template, unlike appendix A.2, LM-BFF and
+the first released code; `[sep]` in task.template adds it. The paper also searches weight decay,
+epochs, batch size and accumulation (appendix A.1); a run has one value of each, and the best epoch
+on dev counts.
 """
 
 from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
+from jaxprompt.config.load import read_argument
 from jaxprompt.config.open_blocks import make_block
-from jaxprompt.errors import check_known
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF
 RATES = (1e-5, 5e-5, 1e-4, 2e-4)  # appendix A.1
-FULL_RATES = (1e-5, 2e-5, 5e-5)  # of fine-tuning, as in Gao et al. 2021, appendix A
+FULL_RATES = (1e-5, 2e-5, 5e-5)  # of fine-tuning (Gao et al. 2021, appendix A)
 
 
 class Words(NamedTuple):
-    """A template whose words are rows, and the words that these start from."""
+    """A template with trained embeddings, and the words that initialise these."""
 
     template: str
     text: str
@@ -35,11 +36,11 @@ class Words(NamedTuple):
 
 
 _IT_WAS = "[soft*2] [mask][soft*1]"
-_NLI = 30.0, 256  # appendix A.1, of mnli and snli
+_NLI = 30.0, 256  # mnli and snli (appendix A.1)
 
 
 def _pair(first, second, *more):
-    # Appendix A.2. Gao et al. 2021 have no "?" for mrpc and qqp.
+    # Appendix A.2; Gao et al. 2021 have no "?" for mrpc and qqp.
     template = f"{{{first}|chop}} [soft*1] [mask] [soft*1] {{{second}|lower}}"
     return Words(template, "? ,", 2, *more)
 
@@ -58,59 +59,49 @@ TASKS = {
     "mrpc": _pair("sentence1", "sentence2"),
     "qqp": _pair("question1", "question2"),
 }
-# Section 5.4, table 3; and what the paper compares with, or has not.
+# Section 5.4, table 3, and the baselines; frozen is not in the paper.
 ABLATIONS = ("", "no_fluency", "fixed_template", "fixed_labels", "frozen", "full", "p_tuning")
 
 
-def get_config(name="sst2"):
+def get_config(argument=""):
     """Returns one run."""
-    task, _, ablation = name.partition(",")
-    prompt_words = TASKS[check_known("the task", task, TASKS)]
-    check_known("the ablation", ablation, ABLATIONS)
-    c = base()
-    if ablation == "full":  # fine-tuning with a linear head, the text alone
-        heads.linear(c)
-        methods.full(c, lr=FULL_RATES[0])
+    task, ablation = read_argument(argument, TASK=("sst2", TASKS), ABLATION=("", ABLATIONS))
+    words = TASKS[task]
+    config = base()
+    if ablation == "full":  # a linear head on the text alone
+        heads.linear(config)
+        methods.full(config, lr=FULL_RATES[0])
     else:
-        methods.dart(c, length=prompt_words.length, text=prompt_words.text, lr=RATES[0])
-        c.task.template = prompt_words.template
-    c.backbone.path = "FacebookAI/roberta-large"
-    c.task.name = task
-    c.data.protocol = {"name": "kshot", "k": 16}
-    c.data.max_len, c.data.batch = (
-        prompt_words.max_len,
-        8,
-    )  # a batch that all grids of appendix A.1 have
-    c.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
-    c.train.total_epochs = prompt_words.epochs
-    c.train.eval_epochs = 1.0
+        methods.dart(config, length=words.length, text=words.text, lr=RATES[0])
+        config.task.template = words.template
+    config.backbone.path = "FacebookAI/roberta-large"
+    config.task.name = task
+    config.data.protocol = {"name": "kshot", "k": 16}
+    config.data.max_len = words.max_len
+    config.data.batch = 8  # in all grids of appendix A.1
+    config.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
+    config.train.total_epochs = words.epochs
+    config.train.eval_epochs = 1.0
     if ablation == "no_fluency":
-        c.prompt.fluency = 0.0
+        config.prompt.fluency = 0.0
     elif ablation == "fixed_template":
-        c.trainable = (r"prompt/rows", r"head/.*", r"backbone/.*")
-    elif ablation == "p_tuning":  # no word is an anchor (appendix A)
-        heads.verbalizer(c)
-        c.prompt = make_block("prompt", "p_tuning", length=prompt_words.length)
-        c.trainable = (r"prompt/.*", r"backbone/.*")
+        config.trainable = (r"prompt/rows", r"head/.*", r"backbone/.*")
+    elif ablation == "p_tuning":  # without anchor words (appendix A)
+        heads.verbalizer(config)
+        config.prompt = make_block("prompt", "p_tuning", length=words.length)
+        config.trainable = (r"prompt/.*", r"backbone/.*")
     elif ablation == "fixed_labels":
-        heads.verbalizer(c)
-        c.prompt = make_block(
-            "prompt",
-            "dart",
-            length=prompt_words.length,
-            text=prompt_words.text,
-            fluency=1.0,
-            labels=False,
-        )
-        c.trainable = (r"prompt/.*", r"backbone/.*")
-    elif ablation == "frozen":  # not the paper's: the rows and a bias alone
-        c.trainable = (r"prompt/.*", r"head/.*")
-        c.optim.lr = 3e-2
-    return c
+        heads.verbalizer(config)
+        config.prompt.labels = False
+        config.trainable = (r"prompt/.*", r"backbone/.*")
+    elif ablation == "frozen":  # not in the paper: only the embeddings and a bias train
+        config.trainable = (r"prompt/.*", r"head/.*")
+        config.optim.lr = 3e-2
+    return config
 
 
 def sweep():
-    """Yields every run; of each split the learning rate that is best on dev counts."""
+    """Yields every run; of each split, the learning rate that is best on dev counts."""
     for task in TASKS:
         for seed in SEEDS:
             for lr in RATES:

@@ -1,50 +1,52 @@
 """DART on relations between entities (Zhang et al. 2022, tables 2 and 3, figure 2, appendix A).
 
-The argument is TASK,K or TASK,K,METHOD: `--config=dart/relations:sem_eval_2010_task_8,8`,
+The argument is TASK,K,METHOD: `--config=dart/relations:sem_eval_2010_task_8,8`,
 `--config=dart/relations:wiki80,full,fine_tuning`. K is the number of training examples per class,
-or full. The methods gpt2 and gpt2_fine_tuning are those of figure 2 (b), on GPT-2-medium. The rows
-around the entities start from @ and #, the others from the words of the template, and label rows
-from the names of the relations. Most tasks have no public files: give data.source.
+or `full`. The methods gpt2 and gpt2_fine_tuning are those of figure 2 (b), on GPT-2-medium. The
+embeddings around the entities are initialised from @ and #, the others from the words of the
+template, and the label embeddings from the names of the relations. Most tasks have no public files:
+set data.source.
 """
 
 from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
+from jaxprompt.config.load import read_argument
 from jaxprompt.data.tasks.registry import get_task
-from jaxprompt.errors import InputError, check_known
+from jaxprompt.errors import check_known
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF
 SHOTS = ("8", "16", "32", "full")  # table 2
-FEWER = {"event_arguments": "4"}  # figure 2 (a) has this K besides
+FEWER = {"event_arguments": "4"}  # a further K of figure 2 (a)
 MARKERS = "@ @ # #"
-TEXT = "is the of"  # appendix A.2: entity1 is the [mask] of entity2
-# Tables 2 and 3. lm_bff: the same words, none of them trained. frozen (not in the paper): the rows
-# and a bias alone.
+TEXT = "is the of"  # appendix A.2: ENTITY1 is the [mask] of ENTITY2
+# Tables 2 and 3. lm_bff: the same words, none of them trained. frozen (not in the paper): only the
+# embeddings and a bias are trained.
 METHODS = (
     "dart", "no_fluency", "fixed_template", "fixed_labels", "frozen", "fine_tuning", "lm_bff",
     "gpt2", "gpt2_fine_tuning",
 )  # fmt: skip
-# Figure 2 (b). What a left-to-right model answers stands last, which the paper's template has not.
+# Figure 2 (b). A left-to-right model answers at the end; the paper shows no template for it.
 GPT2, CAUSAL = "openai-community/gpt2-medium", "The relation of to is"
 
 
 class Recipe(NamedTuple):
-    """What appendix A.1 says of a task; of its grids the first value.
+    """Values of a task (appendix A.1); of a grid, the first value.
 
-    It gives batch size and accumulation apart. As in most trainers the batch size is taken as that
-    of one forward pass, so that `batch` times `passes` examples make a step.
+    The paper lists batch size and accumulation. Here the batch size is that of one forward pass, as
+    in most trainers: a step has `batch` times `passes` examples.
     """
 
     backbone: str = "google-bert/bert-large-uncased"  # section 5.2
     rates: tuple[float, ...] = (3e-5, 5e-5, 1e-5, 5e-6)
     epochs: float = 20.0
-    batch: int = 48  # of a forward pass
-    passes: int = 2  # that a step accumulates
+    batch: int = 48  # per forward pass
+    passes: int = 2  # forward passes per step
     max_len: int = 128
     decay: float = 0.01  # appendix A
-    dev: int = 0  # training examples that become dev, where the task has none of its own
-    metric: str = ""  # that table 2 reports, which also selects; "" = the task's own
+    dev: int = 0  # number of training examples held out as dev, if the task has no dev split
+    metric: str = ""  # reported in table 2, and used to select; "" = the task's default
 
 
 _SCIENCE = Recipe("allenai/scibert_scivocab_uncased", passes=4, max_len=256)
@@ -53,8 +55,8 @@ TASKS = {
     "tacred_revisited": Recipe(),
     "wiki80": Recipe(),
     "chemprot": _SCIENCE,
-    # The paper has no table of these: tacred and scierc as their kin, the others in figure 2 (a)
-    # and appendix A.
+    # Not in a table of the paper: tacred and scierc have the values of similar tasks, the others
+    # are in figure 2 (a) and appendix A.
     "tacred": Recipe(),
     "scierc": _SCIENCE,
     "event_arguments": Recipe(),
@@ -63,73 +65,75 @@ TASKS = {
 TABLES = ("sem_eval_2010_task_8", "tacred_revisited", "wiki80", "chemprot")
 
 
-def get_config(name="sem_eval_2010_task_8,8"):
+def get_config(argument=""):
     """Returns one run."""
-    task_name, shots, method = read_name(name)
+    task_name, shots, method = read_name(argument)
     recipe, task = TASKS[task_name], get_task(task_name)
-    c = base()
-    c.backbone.path, c.task.name, c.task.metric = recipe.backbone, task_name, recipe.metric
-    if method.startswith("gpt2"):
-        c.backbone.path = GPT2
-    if method in ("fine_tuning", "gpt2_fine_tuning", "lm_bff"):  # words mark (section 5.2)
-        methods.full(c, lr=recipe.rates[0])
+    config = base()
+    config.backbone.path = GPT2 if method.startswith("gpt2") else recipe.backbone
+    config.task.name, config.task.metric = task_name, recipe.metric
+    # Words mark the entities in fine-tuning (section 5.2).
+    if method in ("fine_tuning", "gpt2_fine_tuning", "lm_bff"):
+        methods.full(config, lr=recipe.rates[0])
         if method == "lm_bff":
-            heads.verbalizer(c)
-            c.trainable = (r"backbone/.*",)
+            heads.verbalizer(config)
+            config.trainable = (r"backbone/.*",)
     elif method == "gpt2":
-        methods.dart(c, length=9, text=f"{MARKERS} {CAUSAL}", fluency=0.0, lr=recipe.rates[0])
-        c.task.template = with_causal_rows(task.causal)
+        methods.dart(config, length=9, text=f"{MARKERS} {CAUSAL}", fluency=0.0, lr=recipe.rates[0])
+        config.task.template = with_causal_rows(task.causal)
     else:
-        methods.dart(c, length=7, text=f"{MARKERS} {TEXT}", lr=recipe.rates[0])
-        c.task.template = with_rows(task.template)
+        methods.dart(config, length=7, text=f"{MARKERS} {TEXT}", lr=recipe.rates[0])
+        config.task.template = with_rows(task.template)
     if method == "no_fluency":
-        c.prompt.fluency = 0.0
+        config.prompt.fluency = 0.0
     elif method == "fixed_template":
-        c.trainable = (r"prompt/rows", r"head/.*", r"backbone/.*")
+        config.trainable = (r"prompt/rows", r"head/.*", r"backbone/.*")
     elif method == "frozen":
-        c.trainable, c.optim.lr = (r"prompt/.*", r"head/.*"), 3e-2
+        config.trainable, config.optim.lr = (r"prompt/.*", r"head/.*"), 3e-2
     elif method == "fixed_labels":
-        heads.verbalizer(c)
-        c.prompt.labels = False
-        c.trainable = (r"prompt/.*", r"backbone/.*")
+        heads.verbalizer(config)
+        config.prompt.labels = False
+        config.trainable = (r"prompt/.*", r"backbone/.*")
     if shots != "full":
-        c.data.protocol = {"name": "kshot", "k": int(shots), "on_shortage": "use_fewer"}
+        config.data.protocol = {"name": "kshot", "k": int(shots), "on_shortage": "use_fewer"}
     elif recipe.dev:
-        c.data.protocol = {"name": "holdout", "size": recipe.dev}
-    c.data.max_len, c.optim.accumulate = recipe.max_len, recipe.passes
-    c.data.batch = recipe.batch * recipe.passes
-    c.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
-    c.optim.weight_decay = recipe.decay
-    c.train.total_epochs = recipe.epochs
-    return c
+        config.data.protocol = {"name": "holdout", "size": recipe.dev}
+    config.data.max_len, config.optim.accumulate = recipe.max_len, recipe.passes
+    config.data.batch = recipe.batch * recipe.passes
+    config.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
+    config.optim.weight_decay = recipe.decay
+    config.train.total_epochs = recipe.epochs
+    return config
 
 
 def read_name(name):
     """Returns task, K and method."""
-    if name.count(",") > 2:
-        raise InputError(f"{name!r} has more than three parts; give TASK,K,METHOD")
-    task_name, shots, method = [*name.split(","), "", ""][:3]
-    check_known("the task", task_name, TASKS)
-    shown = [FEWER[task_name]] if task_name in FEWER else []
-    check_known("the number of examples per class", shots or "8", [*shown, *SHOTS])
-    return task_name, shots or "8", check_known("the method", method or "dart", METHODS)
+    task_name, shots, method = read_argument(
+        name,
+        TASK=("sem_eval_2010_task_8", TASKS),
+        K=("8", (*FEWER.values(), *SHOTS)),
+        METHOD=("dart", METHODS),
+    )
+    if shots != FEWER.get(task_name):
+        check_known(f"K of {task_name}", shots, SHOTS)
+    return task_name, shots, method
 
 
 def with_rows(template):
-    """Puts trained rows in the place of the markers and the words of a template."""
+    """Replaces the markers and the words of a template by trained embeddings."""
     template = template.replace("|marked}", "|soft}")
     return template.replace(" is the ", " [soft*2] ").replace(" of ", " [soft*1] ")
 
 
 def with_causal_rows(template):
-    """Does the same with the template of a left-to-right model."""
+    """Does the same for the template of a left-to-right model."""
     for words, count in ((" The relation of ", 3), (" to ", 1), (" is ", 1)):
         template = template.replace(words, f" [soft*{count}] ")
     return template.replace("|marked}", "|soft}")
 
 
 def sweep():
-    """Yields every run of table 2; of each split the learning rate that is best on dev counts."""
+    """Yields every run of table 2; of each split, the learning rate that is best on dev counts."""
     for task in TABLES:
         for shots in SHOTS:
             for method in ("dart", "fine_tuning"):

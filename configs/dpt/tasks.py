@@ -1,110 +1,115 @@
-"""DPT and the fine-tuning that it is measured against (Yao et al. 2022, tables 1 to 3).
+"""DPT and its fine-tuning baselines (Yao et al. 2022, tables 1 to 3).
 
-The argument is TASK,SETTING,SYSTEM,SIZE, of which the last may be left out:
+The argument is TASK,SETTING,SYSTEM,SIZE; parts at the end can be left out:
 `--config=dpt/tasks:sst2`, `--config=dpt/tasks:trec,low,sigma`,
-`--config=dpt/tasks:sst5,full,electra,large`, `--config=dpt/tasks:quoref,low,dpt,large`. Ten seeds
-train as one program by --config.runs.seeds=0,1,2,3,4,5,6,7,8,9; `sweep --table=WORKDIR --best=3`
-shows the mean of the best 3, which the paper reports, beside that of all. Of sst2 and sst5 the
-paper takes whole sentences (6,920 and 8,544 for training), which data.source gives.
+`--config=dpt/tasks:sst5,full,electra,large`, `--config=dpt/tasks:quoref,low,dpt,large`.
+`--config.runs.seeds=0,1,2,3,4,5,6,7,8,9` trains ten seeds as one program; `sweep --table=WORKDIR
+--best=3` shows the mean of the best 3, which the paper reports, and the mean of all. The paper uses
+whole sentences of sst2 and sst5 (6,920 and 8,544 for training): set data.source to them.
 """
 
 from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.errors import InputError, check_known
+from jaxprompt.config.load import read_argument
+from jaxprompt.errors import check_known
 
 SEEDS = tuple(range(10))  # section 4, evaluation protocols
 
 
 class Words(NamedTuple):
-    """How a task names its classes; the paper gives eq. 1 as template and no list of words."""
+    """How a task names its classes. The paper gives a template (eq. 1) but no list of words."""
 
     words: tuple[str, ...]
-    released: str = "category"  # before the list in the released code; not known of ag_news
+    released: str = "category"  # word before the list in the released code; ag_news: ours
     field: str = "text"
-    dev: bool = True  # it has a dev split; of the others 10% of train are held out, not test
+    dev: bool = True  # False: there is no dev split, and 10% of train are held out
 
 
 TASKS = {
     "sst2": Words(("negative", "positive"), "sentiment", "sentence"),
-    # One token each, as the released code has them: "very negative" and "very positive" begin with
-    # the same one.
+    # From the released code: words of one token, since "very negative" and "very positive" begin
+    # with the same token.
     "sst5": Words(("disgusted", "dissatisfied", "indifferent", "acceptable", "satisfied"), "label"),
     "trec": Words(
         ("abbreviation", "entity", "description", "human", "location", "number"), dev=False
     ),
     "ag_news": Words(("world", "sports", "business", "science and technology"), dev=False),
-    "quoref": Words((), dev=False),  # table 2: spans, by large models
+    "quoref": Words((), dev=False),  # table 2: spans, large models
 }
 SETTINGS = ("full", "low")  # section 4: all of train, or 10% of each class
-# dpt: eq. 1 to 3; sigma: table 3; released: the code's template, copies, bias and mean, of which
-# the paper says nothing; the others are fine-tuned.
+# dpt: eq. 1 to 3; sigma: table 3; released: template, copies, bias and mean of the released code,
+# which the paper does not mention; the others are fine-tuned.
 SYSTEMS = ("dpt", "sigma", "released", "electra", "bert", "roberta")
-SIZES = {"base": 32, "large": 8}  # appendix A: examples a step
+SIZES = {"base": 32, "large": 8}  # batch sizes (appendix A)
 FOLDERS = {
     "electra": "google/electra-{}-discriminator",
     "bert": "google-bert/bert-{}-uncased",
     "roberta": "FacebookAI/roberta-{}",
 }
-# What fine-tuning reads: BERT's pooler, RoBERTa's own head for classification, and of ELECTRA the
-# state of [CLS] itself, as in the released code, whose fine-tuned ELECTRA has no dense layer.
+# Input of the classifier in fine-tuning: BERT's pooler, RoBERTa's classification head, and the
+# hidden state of [CLS] of ELECTRA, which has no dense layer in the released code.
 POOLERS = {"electra": "cls", "bert": "checkpoint", "roberta": "trained"}
 RATE, EPOCHS = 2e-5, 10.0  # appendix A
 SPANS_RATE = 5e-6
 
 
-def get_config(name="sst2"):
+def get_config(argument=""):
     """Returns one run."""
-    parts = name.split(",")
-    if len(parts) > 4:
-        raise InputError(f"{name!r} has {len(parts)} parts; give TASK,SETTING,SYSTEM,SIZE")
-    task, setting, system, size = (*parts, *("sst2", "full", "dpt", "base")[len(parts) :])
-    recipe = TASKS[check_known("the task", task, TASKS)]
-    check_known("the setting", setting, SETTINGS)
-    check_known("the system", system, [x for x in SYSTEMS if recipe.words or x != "released"])
-    c = base()
-    c.task.name = task
-    c.data.batch, c.train.total_epochs = SIZES[check_known("the size", size, SIZES)], EPOCHS
-    c.optim.schedule, c.optim.weight_decay = {"name": "linear"}, 0.0  # released code of classes
+    task, setting, system, size = read_argument(
+        argument,
+        TASK=("sst2", TASKS),
+        SETTING=("full", SETTINGS),
+        SYSTEM=("dpt", SYSTEMS),
+        SIZE=("base", SIZES),
+    )
+    recipe = TASKS[task]
     if not recipe.words:
-        _spans(c, system)
+        check_known("the system", system, [name for name in SYSTEMS if name != "released"])
+    config = base()
+    config.task.name = task
+    config.data.batch, config.train.total_epochs = SIZES[size], EPOCHS
+    # Released code of classification.
+    config.optim.schedule, config.optim.weight_decay = {"name": "linear"}, 0.0
+    if not recipe.words:
+        _spans(config, system)
     elif system in FOLDERS:
-        methods.full(c, lr=RATE)
-        heads.linear(c, pooler=POOLERS[system])
+        methods.full(config, lr=RATE)
+        heads.linear(config, pooler=POOLERS[system])
     else:
-        _classes(c, recipe, system)
-    c.backbone.path = FOLDERS.get(system, FOLDERS["electra"]).format(size)
+        _classes(config, recipe, system)
+    config.backbone.path = FOLDERS.get(system, FOLDERS["electra"]).format(size)
     if setting == "low":
         holdout = 0.0 if recipe.dev else 0.1
-        c.data.protocol = {"name": "fraction", "ratio": 0.1, "holdout": holdout}
+        config.data.protocol = {"name": "fraction", "ratio": 0.1, "holdout": holdout}
     elif not recipe.dev:
-        c.data.protocol = {"name": "fraction", "ratio": 0.9, "holdout": 0.1}
-    return c
+        config.data.protocol = {"name": "fraction", "ratio": 0.9, "holdout": 0.1}
+    return config
 
 
-def _spans(c, system):
-    """Judges every token of the passage (section 3); fine-tuning has a new layer for it.
+def _spans(config, system):
+    """Scores every token of the passage (section 3); fine-tuning has a new linear layer for this.
 
-    All systems have the threshold of appendix A and the released code's way to read answers off.
+    All systems use the threshold of appendix A and find the answers as the released code does.
     """
-    methods.full(c, lr=SPANS_RATE)
+    methods.full(config, lr=SPANS_RATE)
     layer = "linear" if system in FOLDERS else "discriminator"
     score = "replaced" if system == "sigma" else "original"
-    heads.multi_spans(c, layer=layer, score=score, drop_substrings=True)
-    c.data.max_len = 512
-    c.data.batch = 12  # appendix A: 2 on each of 6 devices
-    c.optim.schedule, c.train.total_epochs = {"name": "constant"}, 20.0
+    heads.multi_spans(config, layer=layer, score=score, drop_substrings=True)
+    config.data.max_len = 512
+    config.data.batch = 12  # appendix A: 2 on each of 6 devices
+    config.optim.schedule, config.train.total_epochs = {"name": "constant"}, 20.0
 
 
-def _classes(c, recipe, system):
+def _classes(config, recipe, system):
     if system != "released":
-        methods.dpt_words(c, lr=RATE, score="replaced" if system == "sigma" else "original")
-        c.task.words = recipe.words
+        methods.dpt_words(config, lr=RATE, score="replaced" if system == "sigma" else "original")
+        config.task.words = recipe.words
         return
-    methods.dpt(c, lr=RATE, bias=True, loss="mean", separator=" ")
-    c.task.words = tuple(f"{word} ," for word in recipe.words)
-    c.task.template = f"{{{recipe.field}}} [sep] {recipe.released} : _ [classes]"
+    methods.dpt(config, lr=RATE, bias=True, loss="mean", separator=" ")
+    config.task.words = tuple(f"{word} ," for word in recipe.words)
+    config.task.template = f"{{{recipe.field}}} [sep] {recipe.released} : _ [classes]"
 
 
 def sweep():

@@ -1,26 +1,26 @@
 """IPT on prefix tuning with 32 examples per class (section 5.2, table 3).
 
-The argument is TASK,SYSTEM,PLACE,FOLD. Without FOLD it trains on K examples per class and keeps
-the step that is best on K more. With it, 0 to 3, a fold of these 2K examples is dev: `sweep
---table` shows the learning rate whose mean over the folds is best.
+The argument is TASK,SYSTEM,PLACE,FOLD. Without FOLD, the run trains on K examples per class and
+keeps the step that is best on K more. With FOLD, 0 to 3, one fold of these 2K examples is dev:
+`sweep --table` shows the learning rate with the best mean over the folds.
 """
 
 from configs.ipt import RATES, SEEDS, SUPERGLUE, cross_validation, few_shot, read_cell, tune
 from jaxprompt.config.load import apply_overrides
-from jaxprompt.errors import check_known
 
 FOLDS = ("0", "1", "2", "3")
 
 
-def get_config(cell="rte,random,prefix"):
+def get_config(cell=""):
     """Returns one run."""
-    *parts, fold = read_cell(cell, ("FOLD", ""))
-    c = tune(*parts)
-    few_shot(c)
+    *parts, fold = read_cell(cell, default=("rte", "random", "prefix"), FOLD=("", ("", *FOLDS)))
+    config = tune(*parts)
+    few_shot(config)
     if fold:
-        check_known("the fold", fold, FOLDS)
-        apply_overrides(c, list((cross_validation() | {"data.protocol.fold": int(fold)}).items()))
-    return c
+        apply_overrides(
+            config, list((cross_validation() | {"data.protocol.fold": int(fold)}).items())
+        )
+    return config
 
 
 def sweep():

@@ -1,11 +1,10 @@
-"""What the topics of a text add: IPT on prefix tuning with their words, or rows (table 5).
+"""Knowledge of topics in IPT on prefix tuning: as words or as pre-trained embeddings (table 5).
 
-The argument is TASK,SYSTEM,PLACE,WORDS, the last "hard" for the topic's name in front of the text
+The argument is TASK,SYSTEM,PLACE,WORDS; WORDS is `hard` for the name of the topic before the text
 (section 5.5): `--config=configs/ipt/knowledge.py:imdb,random,prefix,hard`.
 """
 
 from configs.ipt import RATES, SEEDS, read_cell, tune
-from jaxprompt.errors import check_known
 
 # Section 5.5.
 TEMPLATES = {
@@ -16,17 +15,19 @@ TEMPLATES = {
 ROWS = ("random,prefix,", "random,prefix,hard", "pretrained,prefix,")
 
 
-def get_config(cell="sst2,random,prefix"):
+def get_config(cell=""):
     """Returns one run."""
-    task, *parts, words = read_cell(cell, ("WORDS", ""))
-    c = tune(check_known("the task", task, TEMPLATES), *parts)
-    if check_known("the words", words, ("", "hard")):
-        c.task.template = TEMPLATES[task]
-    return c
+    task, *parts, words = read_cell(
+        cell, tasks=TEMPLATES, default=("sst2", "random", "prefix"), WORDS=("", ("", "hard"))
+    )
+    config = tune(task, *parts)
+    if words == "hard":
+        config.task.template = TEMPLATES[task]
+    return config
 
 
 def sweep():
-    """Yields the rows; of each seed the learning rate that is best on dev counts."""
+    """Yields the rows; of each seed, the learning rate that is best on dev counts."""
     for task in TEMPLATES:
         for row in ROWS:
             for seed in SEEDS:

@@ -1,24 +1,23 @@
-"""How much of a text its encoder reads: 0.2% to 30% of the words (section 5.6, table 6).
+"""Encoders that read 0.2% to 30% of the words of a text (section 5.6, table 6).
 
-The argument is TASK,ENCODER,PLACE,PERCENT, as in `configs/ipt/utilization.py:boolq,lstm,prompt,5`.
+The argument is TASK,ENCODER,PLACE,PERCENT: `--config=configs/ipt/utilization.py:rte,lstm,prompt,5`.
 """
 
 from configs.ipt import ENCODERS, RATES, SEEDS, read_cell, tune
-from jaxprompt.errors import check_known
 
 PERCENTS = ("0.2", "1.3", "3", "5", "10", "21", "26", "30")  # table 6
 
 
-def get_config(cell="boolq,cnn,prompt,26"):
+def get_config(cell=""):
     """Returns one run."""
-    *parts, percent = read_cell(cell, ("PERCENT", "26"))
-    check_known("the encoder", parts[1], ENCODERS)
-    share = round(float(check_known("the percentage", percent, PERCENTS)) / 100, 5)
-    return tune(*parts, utilization=share)
+    *parts, percent = read_cell(
+        cell, systems=ENCODERS, default=("boolq", "cnn", "prompt"), PERCENT=("26", PERCENTS)
+    )
+    return tune(*parts, utilization=round(float(percent) / 100, 5))
 
 
 def sweep():
-    """Yields the points of the curves; of each seed the learning rate best on dev counts."""
+    """Yields the points of the curves; of each seed, the learning rate best on dev counts."""
     for encoder in ENCODERS:
         for percent in PERCENTS:
             for seed in SEEDS:

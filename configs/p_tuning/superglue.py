@@ -1,32 +1,31 @@
 """P-tuning on 32 examples of SuperGLUE's tasks (Liu et al. 2021, section 4.3; PT-Fewshot).
 
-The argument is TASK, or TASK,frozen: `--config=p_tuning/superglue:rte`. Backbone and pseudo tokens
-are tuned together, as published; `frozen` trains the pseudo tokens alone. Give another backbone
-than the paper's by backbone.path. The 32 examples of FewGLUE are given by data.files, with
-data.protocol=''; without them as many are sampled from the task's own. Numbers without a section
-are those of the released code, and so are the patterns: [soft*n] stands where it has pseudo tokens.
+The argument is TASK or TASK,frozen: `--config=p_tuning/superglue:rte`. Backbone and pseudo tokens
+are tuned together, as published; `frozen` trains only the pseudo tokens. 32 examples are sampled
+from the task; to use those of FewGLUE, set data.files and data.protocol=''. Patterns, and values
+without a section, are those of the released code; [soft*n] marks its pseudo tokens.
 
-Two patterns end otherwise than there, where masks take the tokens of a row's own answer: label
-words here are the same for all rows. COPA names its choices A and B, and [mask] takes a name; WSC
-asks whether the pronoun refers to the noun phrase, yes or no. The 32 examples of FewGLUE's WSC are
-all of class true, which teaches the latter nothing: sample from the task's own. MultiRC is measured
-by F1 over all answers (F1a). Of equal scores on dev the first counts here, there the last.
+Two patterns end differently, because label words here are the same for all examples, while the code
+predicts the tokens of each example's answer. COPA names its choices A and B, and [mask] is one of
+these; WSC asks whether the pronoun refers to the noun phrase, yes or no. The 32 examples of
+FewGLUE's WSC are all true, so use sampled ones. MultiRC is measured by F1 over all answers (F1a).
+Of equal dev scores, the first is selected here, and the last in the code.
 """
 
 from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.errors import check_known
+from jaxprompt.config.load import read_argument
 
-SEEDS = (0, 1, 2)  # it repeats each run 3 times
+SEEDS = (0, 1, 2)  # the code repeats each run 3 times
 
 
 class Recipe(NamedTuple):
-    """A pattern, and how it is trained."""
+    """Pattern and training of a task."""
 
     template: str
-    rate: float  # of the pseudo tokens
+    rate: float  # learning rate of the pseudo tokens
     steps: int
     length: int = 1
     warmup: int = 0
@@ -54,31 +53,30 @@ TASKS = {
 }  # fmt: skip
 
 
-def get_config(name="rte"):
+def get_config(argument=""):
     """Returns one run."""
-    task, _, body = name.partition(",")
-    recipe = TASKS[check_known("the task", task, TASKS)]
-    check_known("the body", body, ("", "frozen"))
-    c = base()
-    c.backbone.path = "albert/albert-xxlarge-v2"
-    c.task.name, c.task.template = task, recipe.template
-    methods.p_tuning(c, length=recipe.length, lr=recipe.rate)
-    heads.verbalizer(c)
-    if body == "frozen":
-        c.optim.lr = 1e-3  # not the paper's
+    task, backbone = read_argument(argument, TASK=("rte", TASKS), BACKBONE=("", ("", "frozen")))
+    recipe = TASKS[task]
+    config = base()
+    config.backbone.path = "albert/albert-xxlarge-v2"
+    config.task.name, config.task.template = task, recipe.template
+    methods.p_tuning(config, length=recipe.length, lr=recipe.rate)
+    heads.verbalizer(config)
+    if backbone == "frozen":
+        config.optim.lr = 1e-3  # not in the paper
     else:
-        c.trainable = (r"prompt/.*", r"backbone/.*")
-        c.optim.lr_backbone, c.optim.weight_decay = 1e-5, 0.1
-        c.optim.no_decay += (r"prompt/.*",)  # the optimizer of the pseudo tokens has none
-    c.optim.schedule = {"name": "linear"}
+        config.trainable = (r"prompt/.*", r"backbone/.*")
+        config.optim.lr_backbone, config.optim.weight_decay = 1e-5, 0.1
+        config.optim.no_decay += (r"prompt/.*",)  # pseudo tokens have no weight decay
+    config.optim.schedule = {"name": "linear"}
     if recipe.warmup:
-        c.optim.schedule = {"name": "warmup_linear", "warmup_steps": recipe.warmup}
-    c.optim.clip = 1.0
-    c.data.protocol = {"name": "balanced", "n": 32}
-    c.data.max_len, c.data.batch = recipe.max_len, 16
-    c.train.total_epochs, c.train.total_steps = 0.0, recipe.steps
-    c.train.eval_steps, c.train.patience = 20, 10
-    return c
+        config.optim.schedule = {"name": "warmup_linear", "warmup_steps": recipe.warmup}
+    config.optim.clip = 1.0
+    config.data.protocol = {"name": "balanced", "n": 32}
+    config.data.max_len, config.data.batch = recipe.max_len, 16
+    config.train.total_epochs, config.train.total_steps = 0.0, recipe.steps
+    config.train.eval_steps, config.train.patience = 20, 10
+    return config
 
 
 def sweep():

@@ -1,56 +1,56 @@
-"""Kinds of answer by name; each function replaces the block `head`, `fields` are its own."""
+"""Heads by name; each function sets the block `head` with the `fields` of this head."""
 
 from jaxprompt.config.open_blocks import make_block
 
 
-def linear(c, **fields):
+def linear(config, **fields):
     """Classes by a linear layer on [CLS], on a pooled state, or on the mean."""
-    c.head = make_block("head", "linear", **fields)
+    config.head = make_block("head", "linear", **fields)
 
 
-def verbalizer(c, **fields):
-    """Classes by their label words, on the backbone's own language-model head."""
-    c.head = make_block("head", "verbalizer", **fields)
+def verbalizer(config, **fields):
+    """Classes by their label words, scored by the backbone's LM head."""
+    config.head = make_block("head", "verbalizer", **fields)
 
 
-def label_rows(c, **fields):
-    """Classes by rows that the method trains for their label words, as DART has them."""
-    c.head = make_block("head", "label_rows", **fields)
+def label_rows(config, **fields):
+    """Classes by trained embeddings of their label words (DART)."""
+    config.head = make_block("head", "label_rows", **fields)
 
 
-def discriminator(c, **fields):
-    """Classes listed in the input, judged by ELECTRA's replaced-token head, as DPT has them."""
-    c.head = make_block("head", "discriminator", **fields)
+def discriminator(config, **fields):
+    """Classes listed in the input, scored by ELECTRA's replaced-token head (DPT)."""
+    config.head = make_block("head", "discriminator", **fields)
 
 
-def text(c):
+def text(config):
     """Free text."""
-    c.head = make_block("head", "text")
+    config.head = make_block("head", "text")
 
 
-def regression(c, **fields):
-    """A number by a linear layer, on what `linear` reads."""
-    c.head = make_block("head", "regression", **fields)
+def regression(config, **fields):
+    """A number by a linear layer, with the input of `linear`."""
+    config.head = make_block("head", "regression", **fields)
 
 
-def tags(c, **fields):
-    """A tag for every word, as of named entities."""
-    c.head = make_block("head", "tags", **fields)
+def tags(config, **fields):
+    """A tag for every word, e.g. named entities."""
+    config.head = make_block("head", "tags", **fields)
 
 
-def spans(c, **fields):
-    """An answer that stands in a text."""
-    c.head = make_block("head", "spans", **fields)
+def spans(config, **fields):
+    """An answer that is a span of the text."""
+    config.head = make_block("head", "spans", **fields)
 
 
-def multi_spans(c, **fields):
-    """All spans of a text that answer, each token judged by ELECTRA's head, as DPT has them."""
-    c.head = make_block("head", "multi_spans", **fields)
+def multi_spans(config, **fields):
+    """All answer spans of a text; ELECTRA's replaced-token head scores each token (DPT)."""
+    config.head = make_block("head", "multi_spans", **fields)
 
 
-def topics(c):
-    """Classes read off a prompt that is computed from the text, which pre-trains it."""
-    c.head = make_block("head", "topics")
+def topics(config):
+    """Classes by a linear layer on a prompt computed from the text, to pre-train it (IPT)."""
+    config.head = make_block("head", "topics")
 
 
 HEADS = {

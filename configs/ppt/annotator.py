@@ -1,7 +1,7 @@
-"""The classifier whose labels `annotate` gives to a corpus, for cls (Gu et al. 2022).
+"""The classifier with which `annotate` labels a corpus for cls.py (Gu et al. 2022).
 
-A RoBERTa base, fine-tuned as in the released code, on YELP-5, or on SST-5 with
-`--config=configs/ppt/annotator.py:sst5`; take a data set that no downstream task is scored on.
+RoBERTa-base, fine-tuned as in the released code on YELP-5, or on SST-5 with
+`--config=configs/ppt/annotator.py:sst5`. Use a data set that is not one of your downstream tasks.
 """
 
 from configs.base import get_config as base
@@ -14,23 +14,23 @@ _BATCH, _EPOCHS = 16, 10
 
 
 def get_config(task="yelp"):
-    """Returns one run; give corpus.path."""
+    """Returns one run; `annotate` also needs corpus.path."""
     check_known("the data set", task, _EXAMPLES)
-    c = base()
-    backbones.roberta_base(c)
+    config = base()
+    backbones.roberta_base(config)
     if task == "yelp":
-        c.task.name, c.task.fields = "custom", ("text",)
-        c.task.labels = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
-        c.data.source = "hub:Yelp/yelp_review_full"
-        c.data.protocol = {"name": "holdout", "size": _HELD_OUT}
+        config.task.name, config.task.fields = "custom", ("text",)
+        config.task.labels = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
+        config.data.source = "hub:Yelp/yelp_review_full"
+        config.data.protocol = {"name": "holdout", "size": _HELD_OUT}
     else:
-        c.task.name = task
-    methods.full(c, lr=1e-4)
-    c.head.pooler = "trained"
-    c.data.batch, c.data.eval_batch = _BATCH, 256
-    c.data.max_len, c.data.multiple = 511, 32
-    c.data.group = 8
+        config.task.name = task
+    methods.full(config, lr=1e-4)
+    config.head.pooler = "trained"
+    config.data.batch, config.data.eval_batch = _BATCH, 256
+    config.data.max_len, config.data.multiple = 511, 32
+    config.data.group = 8
     warmup = _EPOCHS * -(-_EXAMPLES[task] // _BATCH) // 100
-    c.optim.schedule = {"name": "warmup_linear", "warmup_steps": warmup}
-    c.train.total_epochs = float(_EPOCHS)
-    return c
+    config.optim.schedule = {"name": "warmup_linear", "warmup_steps": warmup}
+    config.train.total_epochs = float(_EPOCHS)
+    return config

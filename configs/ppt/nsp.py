@@ -1,12 +1,12 @@
 """Next-sentence prediction in three classes, which pre-trains prompts for pairs of texts.
 
 The argument is a kind of backbone: `--config=configs/ppt/nsp.py:masked`.
-configs/ppt/__init__.py has the values, which are those of the released code.
+configs/ppt/__init__.py has the values, those of the released code.
 """
 
 from configs.ppt import pretrain
 
 
 def get_config(kind="t5"):
-    """Returns one run; give corpus.path and backbone.path."""
+    """Returns one run; set corpus.path and backbone.path."""
     return pretrain("nsp", kind)

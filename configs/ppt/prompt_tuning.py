@@ -1,7 +1,7 @@
-"""Prompt tuning of LM-adapted T5 as published, but for its z-loss (Lester et al. 2021, section 3).
+"""Prompt tuning of LM-adapted T5 as published, without z-loss (Lester et al. 2021, section 3).
 
-The argument is a task: `--config=ppt/prompt_tuning:boolq`. The target is the label's text
-and </s>, the loss is over all of it, and any word of the vocabulary may win.
+The argument is a task: `--config=ppt/prompt_tuning:boolq`. The target is the text of the label and
+</s>, the loss includes both, and the whole vocabulary is scored.
 """
 
 from configs.base import get_config as base
@@ -15,17 +15,17 @@ SEEDS = (0, 1, 2)
 
 def get_config(task="sst2"):
     """Returns one run."""
-    c = base()
-    backbones.t5_lm(c, "base")
-    methods.lester(c)
-    c.task.name = check_known("the task", task, task_names())
-    c.task.form = "text"
-    heads.verbalizer(c, scores="full", span="target")
-    c.data.max_len = 512
-    c.data.multiple = 64
-    c.train.eval_steps = 1000
-    c.train.patience = 5
-    return c
+    config = base()
+    backbones.t5_lm(config, "base")
+    methods.lester(config)
+    config.task.name = check_known("the task", task, task_names())
+    config.task.form = "text"
+    heads.verbalizer(config, scores="full", span="target")
+    config.data.max_len = 512
+    config.data.multiple = 64
+    config.train.eval_steps = 1000
+    config.train.patience = 5
+    return config
 
 
 def sweep():

@@ -1,10 +1,10 @@
-"""Prefixes of several lengths, as they are and by an MLP (Liu et al. 2022, appendix B, figure 4).
+"""Prefixes of several lengths, with and without an MLP (Liu et al. 2022, appendix B, figure 4).
 
 The argument is TASK,FORM,LENGTH: `--config=configs/ptuning_v2/prompt_length.py:rte,mlp,32`.
 """
 
 from configs.ptuning_v2 import LENGTHS, superglue, tagging
-from jaxprompt.errors import InputError, check_known
+from jaxprompt.config.load import read_argument
 
 TASKS = ("rte", "conll04", "boolq", "conll12")
 FORMS = ("embedding", "mlp")
@@ -17,20 +17,18 @@ def kind_of(task):
 
 
 def rates_of(task, form):
-    """Lists the learning rates: the released one, or those of an MLP, which are far smaller."""
+    """Returns the learning rates: the released one, or the far smaller ones of an MLP."""
     return MLP_RATES if form == "mlp" else (kind_of(task).RELEASED[task, "roberta-large"].lr,)
 
 
-def get_config(cell="rte,embedding,32"):
+def get_config(cell=""):
     """Returns one run."""
-    task, form, length, *more = (*cell.split(","), "embedding", "32")
-    if len(more) > 2:
-        raise InputError(f"{cell!r} has too many parts; give TASK,FORM,LENGTH")
-    check_known("the task", task, TASKS)
-    check_known("the form", form, FORMS)
-    length = int(check_known("the length", length, list(map(str, LENGTHS))))
+    lengths = [*map(str, LENGTHS)]
+    task, form, length = read_argument(
+        cell, TASK=("rte", TASKS), FORM=("embedding", FORMS), LENGTH=("32", lengths)
+    )
     hidden = superglue.MLP if form == "mlp" else 0
-    return kind_of(task).tune(task, length=length, hidden=hidden, lr=rates_of(task, form)[0])
+    return kind_of(task).tune(task, length=int(length), hidden=hidden, lr=rates_of(task, form)[0])
 
 
 def sweep():

@@ -1,7 +1,6 @@
-"""SuperGLUE (Liu et al. 2022, table 2).
+"""SuperGLUE (Liu et al. 2022, table 2), and SST-2 for table 4.
 
 The argument is TASK,SYSTEM,MODEL: `--config=configs/ptuning_v2/superglue.py:wic,prefix,bert-large`.
-SST-2 is here too, for table 4.
 """
 
 from configs.parts import heads
@@ -12,8 +11,8 @@ TASKS = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
 MLP = 512  # released default of prefix_hidden_size
 _WIC = "{sentence1} {sentence2} Does {word} have the same meaning in both sentences?"
 _WSC = "{span2_text}: {text} [sep] {span1_text}"
-# MultiRC's question and answer come before the paragraph, ReCoRD's query before the passage; the
-# released code has paragraph and passage first.
+# In MultiRC the question and answer come before the paragraph, in ReCoRD the query before the
+# passage; the released code has paragraph and passage first.
 RELEASED = {
     ("boolq", "bert-large"): Recipe(32, 5e-3, 40, 100),
     ("boolq", "roberta-large"): Recipe(32, 7e-3, 8, 100),
@@ -26,8 +25,8 @@ RELEASED = {
     ("wsc", "bert-large"): Recipe(16, 5e-3, 20, 80, seed=44, template=_WSC),
     ("wsc", "roberta-large"): Recipe(16, 1e-2, 8, 10, seed=44, template=_WSC),
 }
-# Label words in the order of the classes: of SST-2, RTE, BoolQ and CB those of section 4.3, of the
-# others ours. The choices of COPA are named by letters.
+# Label words in the order of the classes: those of section 4.3 for SST-2, RTE, BoolQ and CB, ours
+# for the others. The choices of COPA are named by letters.
 WORDS = {
     **dict.fromkeys(("sst2", "boolq", "multirc", "record", "wic", "wsc"), ("false", "true")),
     "rte": ("true", "false"), "cb": ("true", "false", "neutral"), "copa": (),
@@ -37,33 +36,34 @@ WORDS = {
 def tune(task, system="prefix", model="roberta-large", **changes):
     """Returns a run; `changes` replace values of the recipe."""
     recipe = RELEASED.get((task, model), Recipe())._replace(**changes)
-    c = make_run(task, system, model, recipe)
-    c.task.metric = "accuracy" if task == "cb" else ""  # table 2; CB's first metric is macro F1
-    heads.linear(c, dropout=recipe.dropout)
-    if model == "deberta-xlarge":  # its pooler trains (code), with tanh in place of GELU
-        c.head.pooler = "trained"
+    config = make_run(task, system, model, recipe)
+    if task == "cb":
+        config.task.metric = "accuracy"  # table 2; the task's first metric is macro F1
+    heads.linear(config, dropout=recipe.dropout)
+    if model == "deberta-xlarge":  # its pooler trains (code), with tanh instead of GELU
+        config.head.pooler = "trained"
     if system in SOFT and task in TASKS:  # a mask after the soft tokens (section 3, figure 2a)
-        heads.verbalizer(c)
-        texts = c.task.template or get_task(task).plain
+        heads.verbalizer(config)
+        texts = config.task.template or get_task(task).plain
         if task == "copa":
             texts = "{premise} {connective} {choices}"
-        c.task.template, c.task.words = f"{texts} [soft] [mask]", WORDS[task]
-    c.data.max_len = max_len_of(system, model, recipe.length)
-    c.data.protocol = {"name": "fraction", "ratio": 0.9, "holdout": 0.1}
-    c.optim.schedule = {"name": "linear"}
-    return c
+        config.task.template, config.task.words = f"{texts} [soft] [mask]", WORDS[task]
+    config.data.max_len = max_len_of(system, model, recipe.length)
+    config.data.protocol = {"name": "fraction", "ratio": 0.9, "holdout": 0.1}
+    config.optim.schedule = {"name": "linear"}
+    return config
 
 
 def max_len_of(system, model, length):
-    """Returns the tokens of an input; soft tokens are among them, positions of a prefix are not."""
+    """Returns the tokens of an input, soft tokens included; a prefix needs none."""
     return 128 + (length if system in SOFT else 0)
 
 
-def get_config(cell="rte,prefix,roberta-large"):
+def get_config(cell=""):
     """Returns one run."""
-    return tune(*read_cell(cell, TASKS))
+    return tune(*read_cell(cell, TASKS, default="rte"))
 
 
 def sweep():
-    """Yields the runs of the released settings, and of the search where there are none."""
+    """Yields the runs with the released values, or the search where there are none."""
     yield from runs_of(TASKS, ("roberta-large", "bert-large"), RELEASED, max_len_of)

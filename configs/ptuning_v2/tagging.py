@@ -8,9 +8,9 @@ from configs.ptuning_v2 import SOFT, UNCASED, Recipe, make_run, read_cell, runs_
 
 NER, SRL = ("conll2003", "ontonotes5", "conll04"), ("conll12", "conll05")
 TASKS = (*NER, *SRL)
-SHARED = 128  # tokens of a prompt that several tasks train: around 100 (section 3.3)
-# The predicate of roles comes after the tokenizer's separator; with RoBERTa the released code
-# writes the text "[SEP]" there, which is not a token of it.
+SHARED = 128  # tokens of a prompt that several tasks share: around 100 (section 3.3)
+# For semantic roles, the predicate follows the tokenizer's separator; the released code writes the
+# text "[SEP]", which RoBERTa's tokenizer splits.
 RELEASED = {
     ("conll2003", "roberta-large"): Recipe(16, 3e-2, 11, 30),
     ("conll04", "bert-large"): Recipe(32, 2e-2, 128, 40, 0.2),
@@ -21,25 +21,24 @@ RELEASED = {
     ("conll12", "bert-large"): Recipe(16, 5e-3, 128, 45),  # its script loads RoBERTa-large
     ("conll12", "roberta-large"): Recipe(32, 5e-3, 64, 45),
 }
-_POSITIONS = 512  # of BERT and RoBERTa, which those of a prefix are part of
-
+_POSITIONS = 512  # of BERT and RoBERTa, including those of a prefix
 SWEPT = ("roberta-large", "bert-large", "deberta-xlarge")  # models of table 3
 
 
 def tune(task, system="prefix", model="roberta-large", **changes):
     """Returns a run; `changes` replace values of the recipe."""
     recipe = RELEASED.get((task, model), Recipe(length=128))._replace(**changes)
-    if system == "multi_task":  # the shared prompt is used as it is, neither cut nor repeated
+    if system == "multi_task":  # the shared prompt keeps its length
         recipe = recipe._replace(length=SHARED)
-    c = make_run(task, system, model, recipe)
+    config = make_run(task, system, model, recipe)
     if model == "bert-large":
-        c.backbone.path = UNCASED
+        config.backbone.path = UNCASED
     # The released code measures roles by seqeval (tasks/srl/dataset.py).
-    c.task.metric = "entity_f1" if task in SRL else ""
-    heads.tags(c, dropout=recipe.dropout)
-    c.data.max_len = max_len_of(system, model, recipe.length if system != "full" else 0)
-    c.optim.schedule = {"name": "exponential"}  # to 0.95 per epoch (code)
-    return c
+    config.task.metric = "entity_f1" if task in SRL else ""
+    heads.tags(config, dropout=recipe.dropout)
+    config.data.max_len = max_len_of(system, model, recipe.length if system != "full" else 0)
+    config.optim.schedule = {"name": "exponential"}  # to 0.95 per epoch (code)
+    return config
 
 
 def max_len_of(system, model, length):
@@ -48,11 +47,11 @@ def max_len_of(system, model, length):
     return _POSITIONS - (length if bounded else 0)
 
 
-def get_config(cell="conll2003,prefix,roberta-large"):
+def get_config(cell=""):
     """Returns one run."""
-    return tune(*read_cell(cell, TASKS))
+    return tune(*read_cell(cell, TASKS, default="conll2003"))
 
 
 def sweep():
-    """Yields the runs of the released settings, and of the search where there are none."""
+    """Yields the runs with the released values, or the search where there are none."""
     yield from runs_of(TASKS, SWEPT, RELEASED, max_len_of)

@@ -6,10 +6,7 @@ from typing import Any
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
 from jaxprompt.build.placement import check_mesh
 from jaxprompt.config.run import BackboneConfig
-from jaxprompt.errors import InputError, brief, check_type, nearest
 from jaxprompt.parallel.sharding import make_placement
-
-_EXCLUDED = ("path", "init")  # fields of the block that are no keyword of `load_backbone`
 
 
 def load_backbone(
@@ -29,17 +26,8 @@ def load_backbone(
     Raises:
         InputError: if the model does not exist or its family is unknown, or for unknown fields.
     """
-    for name in fields:
-        if name not in BackboneConfig.declared() or name in _EXCLUDED:
-            names = [field for field in BackboneConfig.declared() if field not in _EXCLUDED]
-            raise InputError(f"load_backbone has no argument {name}; {nearest(name, names)}")
-    check_type("path", path, str | Path, "a folder, a .gguf file, a hub id, or pkg:PACKAGE/FOLDER")
     # Checked first, so that a wrong value is reported without the hub.
     config = BackboneConfig.from_dict({**fields, "path": str(path)}, "backbone.")
-    if not isinstance(mesh, tuple | list) or [type(n) for n in mesh] != [int, int]:
-        raise InputError(
-            f"mesh={brief(mesh)} must be two whole numbers, data and model, e.g. (-1, 1)"
-        )
     backbone = open_backbone(config)
     placement = make_placement(*mesh)
     check_mesh(placement, backbone)

@@ -1,6 +1,5 @@
 """Methods, heads and tasks for `train`: jp.prefix(16), jp.linear(), jp.task("text")."""
 
-import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxprompt.config.block import flatten_config
 from jaxprompt.config.blocks import option_fields, part_of
-from jaxprompt.config.load import apply_overrides, flatten_config, read_config, to_run_config
+from jaxprompt.config.load import apply_overrides, read_config, to_run_config
 from jaxprompt.config.open_blocks import CHOICES, block_names, declared_fields, make_block
 from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
@@ -44,33 +44,21 @@ class Choice:
         Args:
           length: the number of prompt tokens, for methods that have them.
           **values: by field.
-
-        Raises:
-          InputError: for a positional argument of a head.
         """
-        if self.block == "head" and length is not None:
-            raise InputError(
-                f"jp.{self.name}({length!r}): fields of a head must be given by name; write "
-                f"jp.{self.name}(FIELD={length!r})"
-            )
         length_field = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **length_field, **values})
 
     def fill(self, config: ConfigDict) -> None:
         """Sets its block of a config. Raises InputError for an unknown field."""
         preset = getattr(part_of(self.block), _PRESETS[self.block]).get(self.name)
-        allowed = (
-            set(declared_fields(self.block, self.name))
-            if self.name in block_names(self.block)
-            else set()
-        )
-        if preset is not None:
-            parameters = inspect.signature(preset).parameters.values()
-            allowed |= {p.name for p in list(parameters)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                allowed = {p.name for p in list(parameters)[1:]}
-        elif self.block == "prompt":
-            allowed |= {"lr"}
+        # The first parameter of a preset is the config.
+        parameters = list(inspect.signature(preset).parameters.values())[1:] if preset else []
+        allowed = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        takes_fields = preset is None or len(allowed) < len(parameters)
+        if takes_fields and self.name in block_names(self.block):
+            allowed |= set(declared_fields(self.block, self.name))
+        if preset is None and self.block == "prompt":
+            allowed.add("lr")
         values = {name: _to_python(value) for name, value in self.values.items()}
         for name in values:
             if name not in allowed:
@@ -216,9 +204,7 @@ def make_config(
 
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
     """Returns a copy with some values changed. Raises InputError for unknown fields or values."""
-    config = read_config("base")
     # Fields of a config are strings if a word is one of their values.
-    as_text = lambda value: str(value).lower() if isinstance(value, bool) else value
-    fill_fields(config, {f"generate__{name}": as_text(value) for name, value in changes.items()})
-    new_values = to_run_config(config).generate
-    return dataclasses.replace(generation, **{name: getattr(new_values, name) for name in changes})
+    as_text = lambda value: str(value).lower() if isinstance(value, bool) else _to_python(value)
+    values = {name: as_text(value) for name, value in changes.items()}
+    return GenerateConfig.from_dict({**generation.to_dict(), **values}, "generate.")

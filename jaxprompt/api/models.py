@@ -54,8 +54,7 @@ class PromptedModel:
 
     def read(self, rows: AnyRows | Sequence[str]) -> list[Example]:
         """Reads texts or rows as examples of the task. Raises InputError for an invalid one."""
-        records = make_records(rows, self.scorer.task)
-        return [record.example for record in records if record.example]
+        return [record.example for record in make_records(rows, self.scorer.task) if record.example]
 
     def encode(self, rows: AnyRows | Sequence[str]) -> Batch:
         """Encodes texts or rows as one batch for `scores`, labels included.
@@ -146,8 +145,6 @@ def attach(
             )
         return attach_several(backbone, prompt, by, batch, force)
     check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path), or run.prompt")
-    if not prompt.card and prompt.imported is None:
-        raise InputError(f"{prompt.path} has no metadata; give the result of jp.load_prompt(path)")
     if by != "prompt":
         raise InputError(
             f"by={brief(by)} is only valid for several prompts, and one is given; remove it, or "
@@ -288,11 +285,4 @@ def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax
     Returns:
       Scores, float32 [B, C]; for spans and tags [B, M, C].
     """
-    check_type("model", model, PromptedModel, "the result of attach with one prompt")
-    check_type("batch", batch, Batch, "the result of model.encode(rows)")
-    check_type("params", params, Mapping, "model.params, or values in the same structure")
-    if missing := model.params.keys() - params.keys():
-        raise InputError(
-            f"params lack {min(missing)!r}; give model.params, or values in the same structure"
-        )
     return model.scorer.model.forward(params, batch)

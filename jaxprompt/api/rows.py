@@ -43,16 +43,11 @@ def to_rows(data: AnyRows, split: str, columns: Sequence[str] = (), texts: str =
     if hasattr(data, "to_dicts"):  # polars
         return Rows(as_python(data.to_dicts()), split)
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas: a column is a Series
-        value = next((name for name in data.columns if not isinstance(name, str)), None)
-        if value is not None:
+        names = list(data.columns)
+        if not all(isinstance(name, str) and names.count(name) == 1 for name in names):
             raise InputError(
-                f"{split}: the DataFrame has the column name {value!r}, which is not a string; "
-                "rename its columns, e.g. df.columns = ['text', 'label']"
-            )
-        if not data.columns.is_unique:
-            duplicate = data.columns[data.columns.duplicated()][0]
-            raise InputError(
-                f"{split}: the DataFrame has the column {duplicate!r} twice; rename or drop one"
+                f"{split}: the columns {brief(names)} of the DataFrame must be different strings; "
+                "rename them, e.g. df.columns = ['text', 'label']"
             )
         return Rows(as_python(data.to_dict("records")), split)
     if hasattr(data, "features") and hasattr(data, "column_names"):

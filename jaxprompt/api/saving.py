@@ -50,8 +50,6 @@ def save_prompt(
     """
     check_known("format", format, FORMATS)
     check_type("prompt", prompt, Prompt, "a prompt of train or load_prompt, or attach(...).prompt")
-    if backbone is not None:
-        check_type("backbone", backbone, LoadedBackbone, "the result of load_backbone")
     path = user_path(path)
     if format == "npy":
         # A prompt without metadata is scaled for the unmodified backbone already.
@@ -88,8 +86,7 @@ def save_prompt(
         opened = backbone.backbone
     scorer = scorer_from_metadata(opened, metadata, batch=1)
     adapter = make_peft_arguments(scorer, prompt.tensors, metadata)
-    paths = write_peft(path, **adapter)
-    return (*paths, write_peft_card(path, metadata, num_outputs(adapter)))
+    return (*write_peft(path, **adapter), write_peft_card(path, metadata, num_outputs(adapter)))
 
 
 def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:

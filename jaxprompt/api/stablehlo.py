@@ -4,7 +4,7 @@ import dataclasses
 import io
 import json
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
+from safetensors.numpy import save
 
 from jaxprompt import tree
 from jaxprompt.api.models import PromptedModel, scores
 from jaxprompt.convert import artifact
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.specials import FED
-from jaxprompt.errors import InputError, check_known, with_article
-from jaxprompt.files import check_foreign_files, make_folder, parse_json, write_atomic
+from jaxprompt.errors import InputError, with_article
+from jaxprompt.files import check_foreign_files, make_folder, write_atomic
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.types import Batch, Tokens
@@ -31,7 +32,7 @@ _FIXED_LENGTH_FAMILIES = ("deberta", "deberta_v2")
 PROGRAM, WEIGHTS, CARD = "scorer.stablehlo", "scorer.safetensors", "scorer.json"
 EXAMPLE, SCRIPT = "example.npz", "run.py"
 FILES = (PROGRAM, WEIGHTS, EXAMPLE, SCRIPT, CARD)
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+PLATFORMS = ("cpu", "cuda", "tpu")
 TEXTS = ("a short text", "a second text, which has more words than the first one")
 _DECODER = "decoder_"  # prefix of the names of the decoder's inputs
 
@@ -42,9 +43,7 @@ class _Program(NamedTuple):
     inputs: dict[str, jax.ShapeDtypeStruct]  # by name
 
 
-def write_stablehlo(
-    model: PromptedModel, folder: str | Path, *, platforms: Sequence[str] = ("cpu", "cuda", "tpu")
-) -> tuple[Path, ...]:
+def write_stablehlo(model: PromptedModel, folder: str | Path) -> tuple[Path, ...]:
     """Writes a program that scores texts, for any number b of them and any length t.
 
     scorer.stablehlo maps (weights, inputs), two dicts by name, to scores, float32 [b, C], before
@@ -55,34 +54,31 @@ def write_stablehlo(
     Args:
       model: result of `attach` with one prompt.
       folder: the output folder.
-      platforms: what the program is lowered for, of PLATFORMS.
 
     Returns:
       The paths of the files.
 
     Raises:
-      InputError: for a head that does not score classes, a template with a row per choice, an
-        unknown platform, a folder that contains other files or cannot be written, and if
-        flatbuffers is missing.
+      InputError: for a head that does not score classes, a template with a row per choice, a
+        folder that contains other files or cannot be written, and if flatbuffers is missing.
     """
     check_folder(folder)
-    _check_supported(model.scorer, model.prompt.metadata.backbone.family, platforms)
+    _check_supported(model.scorer, model.prompt.metadata.backbone.family)
     folder = make_folder(folder)
     batch = _encode(model.scorer)
-    program = _export(model, batch, platforms)
+    program = _export(model, batch)
     classes = model.scorer.classes
     # By the model itself, not by the program that run.py compares with it.
     expected = jax.jit(scores, static_argnums=1)(model.params, model, batch)[:, :classes]
     flat = _flatten(batch)
     example = {name: flat[name] for name in program.inputs} | {"scores": np.asarray(expected)}
     card = json.dumps(_make_card(model, program), indent=2, ensure_ascii=False) + "\n"
-    script = resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8")
     files: dict[str, bytes | str] = {
         CARD: card,  # first, because it marks the other files as an export
         PROGRAM: bytes(program.exported.serialize()),
-        WEIGHTS: _safetensors(program.weights),
+        WEIGHTS: save({name: np.ascontiguousarray(x) for name, x in program.weights.items()}),
         EXAMPLE: _npz(example),
-        SCRIPT: script,
+        SCRIPT: resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8"),
     }
     for name, data in files.items():
         write_atomic(folder / name, data)
@@ -93,21 +89,11 @@ def check_folder(folder: str | Path) -> None:
     """Raises InputError if a folder contains files that `write_stablehlo` did not write."""
     known_files = [artifact.TENSORS, artifact.METADATA]  # of an export to the same folder
     # With a card the other files are an export, too.
-    known_files += FILES if _is_export(Path(folder)) else ()
+    known_files += FILES if (Path(folder) / CARD).is_file() else ()
     check_foreign_files(folder, known_files, "--stablehlo export")
 
 
-def _is_export(folder: Path) -> bool:
-    try:
-        card = parse_json((folder / CARD).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(card, dict) and card.get("format") == FORMAT and "inputs" in card
-
-
-def _check_supported(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
-    for platform in platforms:
-        check_known("platforms", platform, PLATFORMS)
+def _check_supported(scorer: Scorer, family: str) -> None:
     if family in _FIXED_LENGTH_FAMILIES:
         raise InputError(
             f"--stablehlo: {with_article(family)} computes distances for a fixed text length, and "
@@ -155,14 +141,14 @@ def _encode(scorer: Scorer) -> Batch:
 # -- the program ----------------------------------------------------------------------------------
 
 
-def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Program:
+def _export(model: PromptedModel, batch: Batch) -> _Program:
     """Lowers the scores of a batch, with b and t as symbolic dimensions."""
     params, arrays = tree.flatten(model.params), _flatten(batch)
     # Programs for a CPU run everywhere; other targets have their own kernels.
     placement = dataclasses.replace(make_placement(1, 1), compiled_for=Target("cpu"))
     score = jax.jit(with_placement(placement, _make_score(model, params, batch)))
     # Lowered once to see which arguments the scores depend on; the others are dropped.
-    full = export.export(score, platforms=platforms[:1])(_specs(params), _specs(arrays))
+    full = export.export(score, platforms=PLATFORMS[:1])(_specs(params), _specs(arrays))
     # JAX flattens dicts by sorted name, and arguments in their order.
     names = [*sorted(params), *sorted(arrays)]
     used_names = {names[i] for i in full.module_kept_var_idx}
@@ -172,7 +158,7 @@ def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Pr
         name: jax.ShapeDtypeStruct(_shape(name, arrays[name], b, t), arrays[name].dtype)
         for name in sorted(used_names & arrays.keys())
     }
-    exported = export.export(score, platforms=platforms)(_specs(weights), inputs)
+    exported = export.export(score, platforms=PLATFORMS)(_specs(weights), inputs)
     return _Program(exported, weights, inputs)
 
 
@@ -295,12 +281,6 @@ def _meanings(scorer: Scorer) -> dict[str, str]:
         "label_pos": f"positions of the {stream} whose states the head reads, from 0",
         "counts": "number of choices of each example",
     }
-
-
-def _safetensors(arrays: Mapping[str, Any]) -> bytes:
-    from safetensors.numpy import save
-
-    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:

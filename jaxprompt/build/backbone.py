@@ -27,6 +27,22 @@ def model_family(model_type: str) -> str:
     return _FAMILIES.get(model_type, model_type)
 
 
+def find_family(path: Path, hf: Mapping[str, object], family: str = "") -> str:
+    """Returns the family of a transformers config; `family` replaces the config's.
+
+    Raises:
+      InputError: if it is not supported.
+    """
+    model_type = hf.get("model_type") or ""
+    family = family or (model_family(model_type) if isinstance(model_type, str) else "")
+    if family not in families():
+        raise InputError(
+            f"{path} contains a model of type {brief(family or model_type)}, which is not "
+            f"supported; use one of {', '.join(families())}"
+        )
+    return family
+
+
 def open_backbone(config: BackboneConfig) -> Backbone:
     """Locates a backbone and reads its config and the names of its heads."""
     if not config.path:
@@ -48,16 +64,7 @@ def backbone_from_config(
       hf: the transformers config.
       heads: the heads of the module; by default those in the checkpoint.
     """
-    model_type = hf.get("model_type", "")
-    family = config.family or (model_family(model_type) if isinstance(model_type, str) else None)
-    if family not in families():
-        supported = ", ".join(families())
-        if not model_type:
-            raise InputError(f"{path}: the config has no model_type; add one of {supported}")
-        raise InputError(
-            f"{path} contains a model of type {brief(model_type)}, which is not supported; "
-            f"backbone.family is one of {supported}"
-        )
+    family = find_family(path, hf, config.family)
     try:
         if heads is None:
             heads = load.present_heads(path, family, hf)

@@ -4,31 +4,39 @@ from jaxprompt.build.demonstrations import check_demos
 from jaxprompt.build.examples import apply_form, read_task
 from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.scorer import check_template, choose_template
-from jaxprompt.config.run import RunConfig, TrainConfig
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.target import read_answer
-from jaxprompt.errors import InputError, at_least
+from jaxprompt.errors import check_rules
 
 
 def check_config(config: RunConfig) -> None:
     """Raises InputError for all errors of a config that need no data and no backbone."""
-    check_totals(config.train)
-    if config.data.batch % config.optim.accumulate:
-        raise InputError(
-            f"data.batch={config.data.batch} must be divisible by "
-            f"optim.accumulate={config.optim.accumulate}"
-        )
-    for field in ("data", "model"):
-        if (size := getattr(config.mesh, field)) != -1:
-            at_least(f"mesh.{field}", size, 1)
-    if config.cache.folder and config.cache.location != "disk":
-        raise InputError(f"cache.folder={config.cache.folder!r} needs cache.location=disk")
     prompt, head = get_method(config), get_head(config)
-    if "frequent" in prompt_starts(config) and not config.corpus.path:
-        raise InputError(
-            "prompt.start=frequent samples from the most frequent words of a corpus, but "
-            "corpus.path is empty; set it (PPT uses the pre-training text), or use start=task or "
-            "vocab"
-        )
+    train, batch = config.train, config.data.batch
+    totals = {
+        f"train.{name}": getattr(train, name)
+        for name in ("total_steps", "total_epochs", "total_examples")
+    }
+    given = ", ".join(f"{name}={value}" for name, value in totals.items())
+    rules = {
+        f"exactly one total must be above 0, not {given}; set one above 0 and the others to 0": (
+            sum(value > 0 for value in totals.values()) != 1
+        ),
+        "train.eval_steps=0 and train.eval_epochs=0; set one above 0": not (
+            train.eval_steps or train.eval_epochs
+        ),
+        f"data.batch={batch} must be divisible by optim.accumulate={config.optim.accumulate}": (
+            batch % config.optim.accumulate
+        ),
+        f"cache.folder={config.cache.folder!r} needs cache.location=disk": (
+            config.cache.folder and config.cache.location != "disk"
+        ),
+        "prompt.start=frequent samples from the most frequent words of a corpus, but corpus.path "
+        "is empty; set it (PPT uses the pre-training text), or use start=task or vocab": (
+            "frequent" in prompt_starts(config) and not config.corpus.path
+        ),
+    }
+    check_rules(rules)
     if config.ppt.task:  # texts and words are defined by its pattern
         return
     task = apply_form(config, read_task(config.task))
@@ -39,15 +47,3 @@ def check_config(config: RunConfig) -> None:
     check_demos(config, head, task, template)
     read_answer(config.task.answer or "{label}")
     head.objectives(config.optim.label_smoothing)
-
-
-def check_totals(train: TrainConfig) -> None:
-    """Raises InputError if a run has no length or several, or never evaluates."""
-    names = ("total_steps", "total_epochs", "total_examples")
-    totals = {name: getattr(train, name) for name in names}
-    if sum(value > 0 for value in totals.values()) != 1:
-        totals_text = ", ".join(f"train.{name}={value}" for name, value in totals.items())
-        advice = "set the others to 0" if any(totals.values()) else "set one above 0"
-        raise InputError(f"exactly one total must be above 0, not {totals_text}; {advice}")
-    if not (train.eval_steps or train.eval_epochs):
-        raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")

@@ -3,12 +3,12 @@
 import hashlib
 from pathlib import Path
 
-from jaxprompt.backbones import families, make_backbone
-from jaxprompt.build.backbone import model_family
+from jaxprompt.backbones import make_backbone
+from jaxprompt.build.backbone import find_family
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import DTYPES, LoadReport, load_backbone
 from jaxprompt.convert.save import check_loadable, save_backbone
-from jaxprompt.errors import InputError, brief, check_known
+from jaxprompt.errors import check_known
 
 
 def convert_backbone(
@@ -31,16 +31,7 @@ def convert_backbone(
     check_known("--dtype", dtype, DTYPES)
     source_path = resolve(path, revision or None)
     hf = read_config(source_path)
-    model_type = hf.get("model_type", "")
-    family = model_family(model_type) if isinstance(model_type, str) else ""
-    supported = ", ".join(families())
-    if not model_type:
-        raise InputError(f"{source_path}: the config has no model_type; add one of {supported}")
-    if family not in families():
-        raise InputError(
-            f"{source_path} contains a model of type {brief(model_type)}, which is not supported; "
-            f"known: {supported}"
-        )
+    family = find_family(source_path, hf)
     check_loadable(family, f"use {path} without conversion")
     params, report = load_backbone(source_path, family, hf, dtype=dtype)
     # Raises an error if the config needs weights that the checkpoint does not have.

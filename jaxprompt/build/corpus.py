@@ -17,18 +17,24 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
 
 
-def require_corpus(config: RunConfig) -> None:
-    """Raises InputError if a config has no corpus."""
+def require_corpus(config: RunConfig, *, held_out: bool = False) -> None:
+    """Raises InputError if a config has no corpus, or holds no documents out of it."""
     if not config.corpus.path:
         raise InputError(
             "corpus.path is empty; give a folder, a file or a glob of text, hub:ID or tfds:NAME"
         )
+    if held_out and not config.corpus.held_out:
+        raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
 
 
 def text_settings(config: RunConfig) -> TextSettings:
     """Returns the settings that divide a corpus into documents and sequences."""
-    names = (field.name for field in dataclasses.fields(TextSettings))
-    return TextSettings(**{name: getattr(config.corpus, name) for name in names})
+    return TextSettings(
+        **{
+            field.name: getattr(config.corpus, field.name)
+            for field in dataclasses.fields(TextSettings)
+        }
+    )
 
 
 def learn_tokenizer(

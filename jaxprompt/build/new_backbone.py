@@ -52,11 +52,10 @@ def random_backbone(
 
     `part` is the name in the tree, "backbone" or "generator": models of the same seed differ by it.
     """
-    cfg = backbone.module.cfg
     loaded = random_weights.init_backbone(
         backbone.family,
         backbone.hf,
-        sorted(cfg.model_heads),
+        sorted(backbone.module.cfg.model_heads),
         seed=seed,
         placement=placement,
         part=part,

@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -66,8 +66,7 @@ def pack_prompt(
     """
     params = tree.merge(trainable, frozen)
     # Folding does not depend on the text of the example.
-    batch = scorer.one_batch(encode_text(scorer, ""))
-    prompt, arrays = fold(scorer.model, params, batch)
+    prompt, arrays = fold(scorer.model, params, scorer.one_batch(encode_text(scorer, "")))
     folded = tree.flatten({"prompt": prompt.exported(arrays)})
     # The parameters of another export are only included if they were trained further.
     tensors = {n: x for n, x in folded.items() if n in trainable or not BASE.fullmatch(n)}
@@ -101,7 +100,6 @@ def make_metadata(
       config: the config of the run.
       metrics: the metrics by split.
     """
-    plugins = plugins_of(prompt, scorer.head, backbone.family)
     return PromptMetadata(
         method=config.prompt.name,
         hyper=config.prompt,
@@ -128,7 +126,7 @@ def make_metadata(
         versions=package_versions(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         demos=None if scorer.demos is None else demos_metadata(scorer.demos),
-        plugins=plugins or None,
+        plugins=plugins_of(prompt, scorer.head, backbone.family) or None,
     )
 
 
@@ -249,12 +247,11 @@ def scorer_from_metadata(
         demos=demos_from_metadata(metadata.demos, task),
     )
     if not force:
-        advice = "load that backbone, or pass --force (force=True)"
         check_fingerprints(
             trained_on.identity(),
             scorer_fingerprints(scorer),
             "the prompt was trained with",
-            advice,
+            "load that backbone, or pass --force (force=True)",
         )
     return scorer
 
@@ -268,9 +265,12 @@ def method_and_params(
       InputError: if the export that it depends on has changed.
     """
     method = _metadata_method(metadata)
-    prompt_tensors = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
-    params = tree.unflatten(prompt_tensors).get("prompt", {})
-    return method, method.with_base(params, _base_reader(path, metadata.init))
+    return method, method.with_base(_prompt_params(tensors), _base_reader(path, metadata.init))
+
+
+def _prompt_params(tensors: Mapping[str, np.ndarray]) -> tree.Nested:
+    """Returns the nested parameters of the method of an export."""
+    return tree.unflatten(tensors).get("prompt", {})
 
 
 def _base_reader(path: str, init: OriginMetadata | None, new_path: str = "") -> LoadExport:
@@ -323,9 +323,7 @@ def with_base_params(
     method = scorer.model.prompt
     if new_path and not method.inherits():
         raise InputError(f"{path} depends on no other export; leave out pretrained={new_path!r}")
-    prompt_tensors = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
-    params = tree.unflatten(prompt_tensors).get("prompt", {})
-    params = method.with_base(params, _base_reader(path, init, new_path))
+    params = method.with_base(_prompt_params(tensors), _base_reader(path, init, new_path))
     return {**tensors, **tree.flatten({"prompt": params})}
 
 
@@ -349,7 +347,10 @@ def join_params(
         name: leaf for name, leaf in flat.items() if name in tensors
     }
     missing = expected.keys() - tensors.keys()
-    if _has_head(missing) and not _has_head(tensors):
+    lacks_head, has_head = (
+        any(name.startswith("head/") for name in names) for names in (missing, tensors)
+    )
+    if lacks_head and not has_head:
         raise InputError(
             f"{path} has no parameters of a head, but head {scorer.head.name} must be trained; "
             "use head=jp.verbalizer(), which uses label words, or train a prompt"
@@ -366,10 +367,6 @@ def join_params(
             )
     shardings = loaded_backbone.placement.param_shardings(tensors)
     return tree.unflatten(flat | put_global(tensors, shardings))
-
-
-def _has_head(names: Iterable[str]) -> bool:
-    return any(name.startswith("head/") for name in names)
 
 
 def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:

@@ -18,7 +18,7 @@ from jaxprompt.data.text.template import OPTION, Template, parse, read_option, v
 from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, num_segments
 from jaxprompt.data.text.verbalizer import Verbalizer
-from jaxprompt.errors import InputError, with_article
+from jaxprompt.errors import InputError, check_rules, with_article
 from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, module_for
@@ -60,10 +60,9 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
     read_option(task.option or OPTION)
     head.check_template(template)
     if task.predicate and task.markers and not any(part.mark for part in template.parts):
-        field = task.fields[0]
         raise InputError(
             f"task.markers={','.join(task.markers)} mark the predicate, but template {text!r} "
-            f"does not say where; write {{{field}|marked}}, or leave task.markers empty"
+            f"does not say where; write {{{task.fields[0]}|marked}}, or leave task.markers empty"
         )
     return template
 
@@ -179,7 +178,6 @@ def build_scorer(
     head_kind.check_rows(prompt.name, method.num_rows())
     last_layer = backbone.config.last_layer
     heads = method.modules() | head_layout.modules
-    model = Model(module_for(backbone, head_kind), method, heads, last_layer=last_layer)
     return Scorer(
         task,
         head_layout.head,
@@ -187,7 +185,7 @@ def build_scorer(
         head_layout.verbalizer,
         encoder,
         batch_layout,
-        model,
+        Model(module_for(backbone, head_kind), method, heads, last_layer=last_layer),
         tokenizer,
         demos,
     )
@@ -249,18 +247,17 @@ def _example_encoder(
 
 def check_chat(facts: BackboneInfo, form: str, demos: Demonstrations | None) -> None:
     """Raises InputError if a template cannot be a turn of a chat."""
-    if facts.style != "causal":
-        raise InputError(
-            f"task.chat=True needs a generative model, but {facts.where} is "
-            f"{with_article(facts.family)}; set it to False"
-        )
-    if form not in ("cloze", "text"):
-        raise InputError(f"task.chat=True does not support task.form={form}; use cloze or text")
-    if demos is not None:
-        raise InputError(
-            f"task.chat=True formats one turn, but {demos.settings.field} would add several; set "
-            "it to 0, or set task.chat=False"
-        )
+    field = "" if demos is None else demos.settings.field
+    rules = {
+        f"task.chat=True needs a generative model, but {facts.where} is "
+        f"{with_article(facts.family)}; set it to False": facts.style != "causal",
+        f"task.chat=True does not support task.form={form}; use cloze or text": (
+            form not in ("cloze", "text")
+        ),
+        f"task.chat=True formats one turn, but {field} would add several; set it to 0, or set "
+        "task.chat=False": field,
+    }
+    check_rules(rules)
 
 
 def check_instance_prompt(
@@ -293,11 +290,7 @@ def demo_format(demos: Demonstrations, head_layout: HeadLayout, tokenizer: Token
     masked model each ends with the token that ends an input; T5's follow a space.
     """
     specials, settings = head_layout.specials, demos.settings
-    if head_layout.verbalizer is None:
-        raise InputError(
-            f"{settings.field} shows label words, which head.name={head_layout.head.name} does "
-            "not use; use head.name=verbalizer, or set it to 0"
-        )
+    assert head_layout.verbalizer is not None  # by `check_demos`
     words = [ids[0][ids[0] >= 0].tolist() for ids in head_layout.verbalizer.ids]
     separator = [*specials.end] if specials.style == "masked" else []
     if specials.style == "causal":

@@ -32,10 +32,9 @@ def check_generation_length(config: RunConfig, scorer: Scorer, splits: Mapping[s
         return
     layout = scorer.layout.single_host()  # the same result on every process
     for name in splits.keys() - {"train"}:
-        batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
         check_generation(
             scorer.model,
-            batch,
+            next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout))),
             config.generate.max_new_tokens,
             config.generate.num_beams,
             ends=scorer.layout.ends,
@@ -138,6 +137,14 @@ def example_notes(
     head_notes = scorer.head.tell(scorer.task, scorer.classes, unsampled)
     positive_notes = [scorer.task.positive_message] if scorer.task.positive_message else []
     return [*notes, *head_notes, *positive_notes, *text_notes, *unmarked_messages(unmarked)]
+
+
+def split_lines(
+    scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str] = ()
+) -> list[str]:
+    """Returns log lines: the sizes of the splits, and `example_notes`."""
+    sizes = ", ".join(f"{name} {split.size}" for name, split in splits.items())
+    return [f"  {line}" for line in (sizes, *example_notes(scorer, splits, notes))]
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:

@@ -11,7 +11,7 @@ from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.convert.save import check_loadable, save_backbone
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_rules
 
 _BACKBONE, _DELTA, _DELTA_ROWS = "backbone/", "delta/", "delta_rows/"
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
@@ -28,8 +28,11 @@ class Delta(NamedTuple):
 
 def tuned_names(tensors: Iterable[str]) -> list[str]:
     """Lists the backbone weights in an export, in full or as differences."""
-    names = [name for name in tensors if name.startswith((_BACKBONE, _DELTA + _BACKBONE))]
-    return sorted(name.removeprefix(_DELTA) for name in names)
+    return sorted(
+        name.removeprefix(_DELTA)
+        for name in tensors
+        if name.startswith((_BACKBONE, _DELTA + _BACKBONE))
+    )
 
 
 def to_delta(tensors: Mapping[str, np.ndarray], backbone: LoadedBackbone, flag: str) -> Delta:
@@ -126,11 +129,15 @@ def _pad_vocab(x: np.ndarray, leaf: jax.Array | None, vocab: int) -> np.ndarray:
 
 def _require_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
     """Lists the tuned weights. Raises InputError, which names `flag`, where there are none."""
-    if names := [name for name in tensors if name.startswith(_BACKBONE)]:
-        return names
-    if tuned_names(tensors):
-        raise InputError(f"{flag}: the prompt already contains differences; save it without {flag}")
-    raise InputError(f"{flag}: the run did not tune the backbone; export without it")
+    names = [name for name in tensors if name.startswith(_BACKBONE)]
+    rules = {
+        f"{flag}: the prompt already contains differences; save it without {flag}": (
+            not names and tuned_names(tensors)
+        ),
+        f"{flag}: the run did not tune the backbone; export without it": not names,
+    }
+    check_rules(rules)
+    return names
 
 
 def _add_delta(original: np.ndarray, difference: np.ndarray, rows: np.ndarray | None) -> np.ndarray:

@@ -13,7 +13,7 @@ from jaxprompt.data.tasks.cells import describe_non_text, is_blank, spelling
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, first_line
 from jaxprompt.files import user_path
 
 
@@ -40,10 +40,8 @@ def read_words(path: str | Path) -> list[str]:
     advice = "use a text file with one word per line"
     try:
         lines = path.read_text("utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(f"task.vocabulary={path}: {error.strerror}; {advice}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"task.vocabulary={path} is not UTF-8; {advice}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"task.vocabulary={path}: {first_line(error)}; {advice}") from error
     words = [*dict.fromkeys(word for line in lines if (word := line.strip()))]
     if not words:
         raise InputError(f"task.vocabulary={path} is empty; {advice}")
@@ -62,8 +60,8 @@ def choose_classes(
     """
     words_by_token: dict[int, list[str]] = {}
     rejected = 0
-    encoded = encode_texts(tokenizer, [f" {word}" if spaced else word for word in words])
-    for word, ids in zip(words, encoded, strict=True):
+    texts = [f" {word}" if spaced else word for word in words]
+    for word, ids in zip(words, encode_texts(tokenizer, texts), strict=True):
         # Raw labels of one class are written with | between them.
         if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or "|" in word:
             rejected += 1

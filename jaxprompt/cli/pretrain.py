@@ -31,15 +31,15 @@ def main(argv: Sequence[str]) -> int:
     overrides += profile_override(args)
     require_flags(args, "config", "workdir")
     config = load_config(args.config, overrides)
-    from jaxprompt.runs import pretrain  # only here, so that a bad flag is answered at once
+    from jaxprompt.runs import ppt  # only here, so that a bad flag is answered at once
     from jaxprompt.runs.grid.expand import is_grid
 
     with join_processes(args) as is_first:
         if is_grid(config):
             return train_grid(
-                config, args.workdir, "train" if pretrain.has_topics(config) else "pretrain"
+                config, args.workdir, "train" if ppt.has_topics(config) else "pretrain"
             )
-        result = pretrain.pretrain_prompt(config, args.workdir)
+        result = ppt.pretrain_prompt(config, args.workdir)
         if result is not None and is_first:
             print(dumps(result.to_json()))
     return 0

@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, overload
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, overload
 
 from jaxprompt.config import kinds
 from jaxprompt.errors import InputError, brief, check_kind, check_known, nearest
@@ -66,8 +66,7 @@ class Block:
                 raise InputError(
                     f"config field {prefix}{name} is missing; `train --help` lists them all"
                 )
-        fields = {name: _read(prefix + name, declared[name], x) for name, x in values.items()}
-        return cls(**fields)
+        return cls(**{name: _read(prefix + name, declared[name], x) for name, x in values.items()})
 
     def to_dict(self) -> Values:
         """Returns the values by field, with blocks as dicts; tuples stay tuples."""
@@ -80,17 +79,7 @@ class Block:
 
     def leaves(self, prefix: str = "") -> dict[str, kinds.Value]:
         """Returns the values of all fields, those of nested blocks too, by dotted name."""
-        leaves: dict[str, kinds.Value] = {}
-        for name in self.declared():
-            value = getattr(self, name)
-            if isinstance(value, Block):
-                leaves |= value.leaves(f"{prefix}{name}.")
-            elif isinstance(value, OpenBlock):
-                leaves[f"{prefix}{name}.name"] = value.name
-                leaves |= {f"{prefix}{name}.{key}": x for key, x in value.fields.items()}
-            else:
-                leaves[prefix + name] = value
-        return leaves
+        return flatten_config(self.to_dict(), prefix)
 
     def replace(self, changes: Mapping[str, object]) -> Self:
         """Returns a copy with some fields changed; the new values are checked.
@@ -120,10 +109,6 @@ class Option(Block):
     def to_dict(self) -> Values:
         """Returns the name and the values by field."""
         return {"name": self.name, **super().to_dict()}
-
-    def leaves(self, prefix: str = "") -> dict[str, kinds.Value]:
-        """Returns the name and the values of all fields by dotted name."""
-        return {f"{prefix}name": self.name, **super().leaves(prefix)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +148,7 @@ def nested(kind: type[T]) -> T:
 
 def open_block(kind: str) -> OpenBlock:
     """Declares a block with the fields of the class that it names; it has no default."""
-    declared = {kinds.DECLARED: Open(kind)}
-    return cast(OpenBlock, dataclasses.field(kw_only=True, metadata=declared))
+    return cast(OpenBlock, dataclasses.field(kw_only=True, metadata={kinds.DECLARED: Open(kind)}))
 
 
 def choice(default: type[T], *others: type[Option], note: str) -> T:
@@ -174,14 +158,25 @@ def choice(default: type[T], *others: type[Option], note: str) -> T:
     return dataclasses.field(default_factory=default, metadata=declared)
 
 
+def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Lists the leaves of a ConfigDict, or of nested mappings, by dotted name."""
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        if hasattr(value, "items"):  # a ConfigDict is not a Mapping
+            leaves |= flatten_config(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value
+    return leaves
+
+
 def _read(name: str, declared: Declared, value: object) -> object:
     """Returns the checked value of the field `name` in the form that its dataclass stores."""
     if isinstance(declared, kinds.Field):
         value = kinds.plain(value)
         kinds.check_value(name, declared, value)
         return kinds.as_declared(declared, value)
-    if isinstance(declared, Choice) and isinstance(value, str):
-        value = {"name": value}  # with default fields
+    if isinstance(declared, Choice) and isinstance(value, str | None):
+        value = {"name": value or next(iter(declared.options))}  # with default fields
     if not isinstance(value, Mapping):
         raise InputError(
             f"config field {name}={brief(value)} must be a block; give a dict of its fields"
@@ -203,16 +198,19 @@ def _read_option(name: str, declared: Choice, value: Mapping[str, object]) -> Op
     fields = dict(value)
     option = declared.options[check_known(f"{name}.name", fields.pop("name", ""), declared.options)]
     for field in sorted(set(fields) - set(option.declared())):
-        raise other_option(f"{name}.{field}", option.name, declared)
+        options = {name: option.declared() for name, option in declared.options.items()}
+        raise other_option(f"{name}.{field}", option.name, options)
     return option.from_dict(fields, f"{name}.")
 
 
-def other_option(field: str, name: str, declared: Choice) -> InputError:
-    """Returns the error for a field, by its dotted name, that the option `name` does not have."""
+def other_option(field: str, name: str, options: Mapping[str, Collection[str]]) -> InputError:
+    """Returns the error for a field, by its dotted name, that the option `name` does not have.
+
+    `options` has the fields of each option of the block.
+    """
     block, _, last = field.rpartition(".")
-    owners = [other for other, option in declared.options.items() if last in option.declared()]
-    fields = declared.options[name].declared()
-    has = f"{block}.name={name} has {'the fields ' + ', '.join(fields) if fields else 'no fields'}"
+    owners = [other for other, fields in options.items() if last in fields]
+    has = f"{block}.name={name} has the fields: {', '.join(options.get(name, ())) or 'none'}"
     if not owners:
         return InputError(f"unknown config field {brief(field)}; {has}")
     return InputError(

@@ -1,7 +1,8 @@
 """Replaces blocks that overrides name, and suggests fields for unknown ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -9,6 +10,7 @@ from jaxprompt.config import open_blocks
 from jaxprompt.config.block import other_option
 from jaxprompt.config.files import load_module, shipped_root
 from jaxprompt.config.open_blocks import CHOICES, NAMED, OPEN, block_names, declared_fields
+from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, nearest
 
 # Block -> its module in configs/parts, and what its name selects.
@@ -44,17 +46,8 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
 
 
 def make_preset_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
-    """Makes a block by name, from its preset in configs/parts or else with its class's defaults.
-
-    Raises:
-      InputError: if an installed package uses the name of a preset.
-    """
+    """Makes a block by name, from its preset in configs/parts or else with its class's defaults."""
     if block in _PARTS and hasattr(part_of(block), name):
-        if plugin := OPEN[block].plugin(name):
-            raise InputError(
-                f"{block}.name={name} is defined both by a preset of jaxprompt (configs/parts) and "
-                f"by {plugin}; uninstall {plugin.name}, or rename its entry point"
-            )
         # On a copy, since a preset may set other fields, too.
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():
@@ -68,39 +61,22 @@ def part_of(block: str) -> ModuleType:
     return load_module(str(shipped_root() / f"configs/parts/{_PARTS[block][0]}.py"))
 
 
-def unknown_field(config: ConfigDict, field: str, all_fields: Sequence[str]) -> InputError:
-    """Returns the error for a field that a config does not have, with the likely alternatives."""
-    from jaxprompt.config.synonyms import SYNONYMS
+def unknown_field(leaves: Mapping[str, Any], field: str) -> InputError:
+    """Returns the error for a field that a config does not have, with the likely alternatives.
 
+    `leaves` are the values of the config by dotted name.
+    """
     block, _, last = field.rpartition(".")
-    synonym = SYNONYMS.get(field, SYNONYMS.get(last.lower().replace("-", "_")))
-    if block in CHOICES and field not in SYNONYMS:
-        block_values = config
-        for part in block.split("."):
-            block_values = block_values[part]
-        return other_option(field, block_values["name"], CHOICES[block])
     if block in NAMED:
-        loadable = OPEN[block].loadable() if block in OPEN else block_names(block)
-        owners = [name for name in loadable if last in declared_fields(block, name)]
-        if owners:
-            name, block_values = config[block].get("name"), config[block]
-            has_fields = len(block_values) > 1
-            its_fields = "the fields " + ", ".join(sorted(block_values))
-            return InputError(
-                f"config field {field!r} is only valid with {block}.name={' or '.join(owners)}; "
-                f"{block}.name={name} has {its_fields if has_fields else 'no other fields'}"
-            )
-    all_fields = [*all_fields, *option_fields()]
-    candidates = (
-        [synonym]
-        if synonym in all_fields
-        else [x for x in all_fields if x.rpartition(".")[2] == last]
-    )
-    hint = (
-        f"nearest: {', '.join(dict.fromkeys(candidates))}"
-        if candidates
-        else nearest(field, set(all_fields))
-    )
+        names = OPEN[block].loadable() if block in OPEN else block_names(block)
+        options = {name: declared_fields(block, name) for name in names}
+        if any(last in fields for fields in options.values()):
+            return other_option(field, leaves[f"{block}.name"], options)
+    fields = dict.fromkeys([*leaves, *option_fields()])
+    synonym = SYNONYMS.get(field, SYNONYMS.get(last.lower().replace("-", "_")))
+    same_name = [name for name in fields if name.rpartition(".")[2] == last]
+    candidates = [synonym] if synonym in fields else same_name
+    hint = f"nearest: {', '.join(candidates)}" if candidates else nearest(field, fields)
     return InputError(f"unknown config field {field!r}; {hint}")
 
 

@@ -65,17 +65,10 @@ def to_plain(value: object) -> object:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return to_plain(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return fields_to_plain(value)
+        return {x.name: to_plain(getattr(value, x.name)) for x in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {name: to_plain(part) for name, part in value.items()}
     return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def fields_to_plain(value: object) -> dict[str, object]:
-    """Returns the values of a dataclass by field, each converted by `to_plain`."""
-    assert dataclasses.is_dataclass(value)
-    fields = dataclasses.fields(value)
-    return {field.name: to_plain(getattr(value, field.name)) for field in fields}
 
 
 def _is_required(field: dataclasses.Field[object]) -> bool:

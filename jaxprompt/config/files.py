@@ -1,5 +1,6 @@
 """Finds config files, shipped ones by name, and calls their functions. Imports nothing heavy."""
 
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -37,14 +38,12 @@ def find_config(file: str) -> Path:
     path = user_path(file, "config")
     if os.path.isfile(path):
         return Path(os.path.realpath(path))  # Path.resolve raises on circular links
-    if os.path.isdir(path):
-        raise InputError(f"config {file!r} is a folder; give a file, e.g. {path}/config.json")
     name = os.path.normpath(file).removesuffix(".py").removeprefix("configs/")
     shipped = shipped_configs()
     if name not in shipped:
         inside = [other for other in shipped if other.startswith(f"{name}/")]
         raise InputError(
-            f"config {file!r} does not exist; give a .py file, a saved config.json, or a shipped "
+            f"config {file!r} is not a file; give a .py file, a saved config.json, or a shipped "
             f"config, {', '.join(inside) or nearest(name, shipped)}"
         )
     return shipped[name]
@@ -67,13 +66,20 @@ def load_module(file: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InputError(f"config {file!r} is not a Python file; give a .py file or a config.json")
     module = importlib.util.module_from_spec(spec)
-    try:
+    with _errors(file):
         spec.loader.exec_module(module)
-    except InputError:
-        raise
-    except Exception as error:  # a config is a program: it may raise anything
-        raise InputError(f"config {file}: {type(error).__name__}: {error}") from error
     return module
+
+
+@contextlib.contextmanager
+def _errors(place: str) -> Iterator[None]:
+    """Raises the exceptions of a config, which is a program, as InputError with its place."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"config {place}: {error}") from error
+    except Exception as error:
+        raise InputError(f"config {place}: {type(error).__name__}: {error}") from error
 
 
 def call_config(module: ModuleType, name: str, file: str, *args: str) -> object:
@@ -86,13 +92,7 @@ def call_config(module: ModuleType, name: str, file: str, *args: str) -> object:
     function = getattr(module, name)
     if args and not inspect.signature(function).parameters:
         raise InputError(f"config {file} takes no argument; remove {':' + args[0]!r}")
-    try:
+    with _errors(":".join((file, *args))):
         result = function(*args)
         # The body of a generator runs when it is read.
         return list(result) if isinstance(result, Iterator) else result
-    except InputError as error:
-        where = f"config {file}:{args[0]}: " if args else ""
-        raise InputError(f"{where}{error}") from error
-    except Exception as error:
-        argument = f" with {args[0]!r}" if args else ""
-        raise InputError(f"{file}: {name}(){argument}: {type(error).__name__}: {error}") from error

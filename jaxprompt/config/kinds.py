@@ -169,7 +169,14 @@ def check_value(name: str, field: Field, value: object) -> None:
         raise InputError(f"{name}={brief(value)} must be {field.limit}")
     if field.is_pattern and isinstance(value, tuple | list):
         for pattern in value:
-            _check_pattern(name, pattern)
+            try:
+                re.compile(pattern)
+            # The last two are raised for patterns that are too large or nested too deeply.
+            except (re.error, OverflowError, RecursionError) as error:
+                raise InputError(
+                    f"{name}: {brief(pattern)} is not a valid regular expression ({error}); "
+                    "correct it"
+                ) from error
 
 
 def check_fields(
@@ -196,16 +203,6 @@ def check_fields(
             )
         declared = fields[field].get(DECLARED) or Field(hints[field], None, "")
         check_value(f"{block}.{field}", declared, value)
-
-
-def _check_pattern(name: str, pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    # The second is raised for a repetition of more than 2**32.
-    except (re.error, OverflowError, RecursionError) as error:
-        raise InputError(
-            f"{name}: {brief(pattern)} is not a valid regular expression ({error}); correct it"
-        ) from error
 
 
 def as_declared(field: Field, value: object) -> Value:

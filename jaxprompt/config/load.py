@@ -6,18 +6,18 @@ takes the `RunConfig`, or a block of it.
 
 import ast
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from jaxprompt.config import kinds
-from jaxprompt.config.block import Block, Choice, Open, declared_leaves
+from jaxprompt.config.block import OpenBlock, declared_leaves, flatten_config
 from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call_config, load_module
-from jaxprompt.config.open_blocks import NAMED
+from jaxprompt.config.open_blocks import NAMED, OPEN
 from jaxprompt.config.run import RunConfig
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, brief, check_known
 from jaxprompt.files import read_json, user_path
 
 # The length of a run: setting one of these unsets the others.
@@ -40,44 +40,20 @@ def to_run_config(config: ConfigDict) -> RunConfig:
 
 def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -> RunConfig:
     """Returns a copy of a config with overrides applied, see `apply_overrides`."""
-    config_dict = ConfigDict(_from_json(config.to_dict()))
-    config_dict.lock()
+    config_dict = _to_config_dict(config)
     apply_overrides(config_dict, overrides)
     return to_run_config(config_dict)
 
 
+def _to_config_dict(config: RunConfig) -> ConfigDict:
+    """Returns a config whose fields, but no others, can be set."""
+    return ConfigDict(_from_json(config.to_dict())).lock()
+
+
 def make_defaults() -> ConfigDict:
     """Returns a config with all fields at their defaults, without the open blocks."""
-    return _defaults(RunConfig)
-
-
-def _defaults(block: type[Block]) -> ConfigDict:
-    values = ConfigDict()
-    _complete(values, block)
-    return values
-
-
-def _complete(config: ConfigDict, block: type[Block]) -> None:
-    """Adds the fields that a config lacks, e.g. one of an earlier version."""
-    for name, declared in block.declared().items():
-        if isinstance(declared, kinds.Field):
-            if name not in config:
-                default = declared.default
-                config[name] = placeholder(declared.kind) if default is None else default
-        elif isinstance(declared, Choice):
-            if isinstance(config.get(name), str | None):
-                option_name = config.get(name) or next(iter(declared.options))
-                with config.ignore_type():
-                    config[name] = ConfigDict({"name": option_name})
-            if isinstance(config[name], ConfigDict):
-                option_name = config[name].get("name")
-                if isinstance(option_name, str) and option_name in declared.options:
-                    _complete(config[name], declared.options[option_name])
-        elif not isinstance(declared, Open):
-            if name not in config:
-                config[name] = ConfigDict()
-            if isinstance(config[name], ConfigDict):
-                _complete(config[name], declared)
+    values = RunConfig(prompt=OpenBlock(""), head=OpenBlock("")).to_dict()
+    return ConfigDict(_from_json({name: x for name, x in values.items() if name not in OPEN}))
 
 
 def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
@@ -95,9 +71,7 @@ def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
         raise InputError(
             f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
         )
-    with config.unlocked():
-        _complete(config, RunConfig)
-    config.lock()
+    config = _to_config_dict(to_run_config(config))  # with the fields that it lacks
     apply_overrides(config, overrides)
     return config
 
@@ -145,7 +119,7 @@ def set_field(config: ConfigDict, field: str, text: str, *, unset: bool = False)
     block = config
     for part in [*parents, last]:
         if not isinstance(block, ConfigDict) or part not in block:
-            raise unknown_field(config, field, list(flatten_config(config)))
+            raise unknown_field(flatten_config(config), field)
         owner, block = block, block[part]
     if isinstance(block, ConfigDict):
         inside = ", ".join(f"{field}.{key}" for key in block)
@@ -154,18 +128,6 @@ def set_field(config: ConfigDict, field: str, text: str, *, unset: bool = False)
     if unset and kind is not float:
         raise InputError(f"config field {field}=None must be {_KINDS.get(kind, 'a string')}")
     owner[last] = _parse(field, text, kind)
-
-
-def flatten_config(config: ConfigDict, prefix: str = "") -> dict[str, kinds.Value]:
-    """Lists the leaves of a config by dotted name."""
-    leaves: dict[str, kinds.Value] = {}
-    for key in config:
-        value, name = config[key], f"{prefix}{key}"
-        if isinstance(value, Mapping | ConfigDict):
-            leaves |= flatten_config(value, f"{name}.")
-        else:
-            leaves[name] = value
-    return leaves
 
 
 def _parse(field: str, text: str, kind: type) -> kinds.Value:
@@ -222,3 +184,26 @@ def _from_json(value: object) -> object:
     if isinstance(value, list | tuple):
         return tuple(part if part is None else _from_json(part) for part in value)
     return placeholder(float) if value is None else value
+
+
+def read_argument(text: str, **parts: tuple[str, Collection[str]]) -> list[str]:
+    """Reads the argument of a config file, such as `rte,prefix,bert-large`.
+
+    Args:
+      text: the parts, with a comma between two; those at the end can be left out.
+      parts: by the name of a part, in order, its default and the values that it can have.
+
+    Returns:
+      the parts, with the default of each one that is left out.
+
+    Raises:
+      InputError: there are too many parts, or a part has another value.
+    """
+    words = text.split(",")
+    if len(words) > len(parts):
+        raise InputError(f"{text!r} has {len(words)} parts; use {','.join(parts)}")
+    words += [""] * (len(parts) - len(words))
+    return [
+        check_known(f"the {name.lower()}", word or default, values)
+        for word, (name, (default, values)) in zip(words, parts.items(), strict=True)
+    ]

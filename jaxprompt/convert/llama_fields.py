@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_size, read_word
-from jaxprompt.errors import InputError, brief, is_kind, nearest
+from jaxprompt.errors import InputError, brief, nearest
 from jaxprompt.layers.mlp import ACTIVATIONS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -48,8 +48,8 @@ MODEL_TYPES = {
 
 def read_type(hf: Mapping[str, Any]) -> tuple[str, ModelType]:
     """Returns the model type of a config; "llama" if it has none."""
-    name = hf.get("model_type", "llama")
-    if not isinstance(name, str) or name not in MODEL_TYPES:
+    name = str(hf.get("model_type", "llama"))
+    if name not in MODEL_TYPES:
         raise InputError(f"model_type={brief(name)} is unknown; {nearest('', MODEL_TYPES)}")
     return name, MODEL_TYPES[name]
 
@@ -119,11 +119,6 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
     if name in ("llama", "gemma"):
         return (False,) * layers, 0
     if is_qwen and not read_flag(hf, "use_sliding_window", False):
-        if sliding in _read_layer_types(hf, [full] * layers):
-            raise InputError(
-                f"use_sliding_window=false, but layer_types has {sliding}; give the config.json "
-                "of these weights"
-            )
         return (False,) * layers, 0
     is_null = "sliding_window" in hf and hf["sliding_window"] is None
     window = 0 if is_null else read_size(hf, "sliding_window", _WINDOW)
@@ -131,7 +126,8 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
         return (window > 0,) * layers, window
     if is_qwen:
         # The first `max_window_layers` have full attention, as in Qwen2Config.
-        first = _read_first_local(hf)
+        first = hf.get("max_window_layers")
+        first = _QWEN_GLOBAL_LAYERS if first is None else first
         types = [sliding if window and i >= first else full for i in range(layers)]
     else:
         every = _GLOBAL_EVERY[name]
@@ -157,15 +153,3 @@ def _read_layer_types(hf: Mapping[str, Any], default: list[str]) -> list[str]:
             f"({', '.join(LAYER_TYPES)}), one for each of num_hidden_layers"
         )
     return types
-
-
-def _read_first_local(hf: Mapping[str, Any]) -> int:
-    """Reads the first local layer of a Qwen model, counted from 0."""
-    first = hf.get("max_window_layers")
-    first = _QWEN_GLOBAL_LAYERS if first is None else first
-    if not is_kind(first, int) or first < 0:
-        raise InputError(
-            f"the config has max_window_layers={brief(first)}, which must be 0 or more; give the "
-            "config.json that was saved with the weights"
-        )
-    return first

@@ -28,8 +28,8 @@ from jaxprompt.layers.quantized import BITS, check_blocks, input_axis
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
-_FOLDER_ADVICE = "give a complete checkpoint with the config.json that belongs to it"
-_GGUF_ADVICE = "the file is damaged or of an unsupported kind: download it again, or use another"
+_FOLDER_ADVICE = "give a complete, unquantised checkpoint with the config.json that belongs to it"
+_GGUF_ADVICE = "the file is damaged or of an unsupported kind: use another"
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -94,8 +94,6 @@ def load_backbone(
         config.json.
     """
     table = get_family(family)
-    if dtype not in DTYPES:
-        raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     sizes, gate = axis_sizes(config, table), gate_activation(config)
     if rescale != 1.0 and not (gate or feed_forward_type(config) == "relu"):
         raise InputError(
@@ -105,19 +103,10 @@ def load_backbone(
     with open_weights(folder) as weights:
         names = _FileNames(weights, table, sizes.get("I", 1), quantized_by(config))
         heads = names.heads(config)
-        # Checked before missing tensors, because the config is wrong.
-        gated = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
-        if any(gated):
-            raise InputError(
-                f"{folder} has {gated[0]}, which belongs to a gated feed-forward block, but "
-                "config.json has an ungated one; give the config.json of these weights"
-            )
         has_vocab_head = bool({"mlm", "lm"} & set(heads))
         tied = not has_vocab_head or (read_tied(config, family) and _is_tied(weights, names, table))
         tensors = select_tensors(table, config, sizes, heads, tied=tied)
-        names.check_complete(tensors, sizes)
-        names.check_num_layers(tensors, sizes)
-        names_by_tensor = {tensor: names.checked(tensor, sizes) for tensor in tensors}
+        names_by_tensor = names.locate(tensors, sizes)
         if quantize in BITS:
             for tensor in tensors:
                 if (axis := input_axis(tensor.path)) is not None:
@@ -167,22 +156,16 @@ class _FileNames:
         self.family, self.weights, self.group_size = family, weights, group_size
         self.quantized_by = quantized_by
         self.folder, self.is_gguf = weights.folder, is_gguf(weights.folder)
-        self.names = set(weights.names())
+        self.source = "its metadata" if self.is_gguf else "config.json"
+        self.names = set(weights.entries)
         # A bare model is saved without the prefix, a model with a head with it.
         prefixed = any(name.startswith(family.prefix) for name in self.names)
         self.prefix = family.prefix if prefixed else ""
 
-    def find(self, tensor: Tensor, layer: int = 0) -> str | None:
-        """Returns the file's name of a tensor, None if the file lacks it."""
+    def find(self, tensor: Tensor, layer: int = 0) -> str:
+        """Returns the file's name of a tensor, "" if the file lacks it."""
         names = (*self._candidates(tensor, layer), *tensor.elsewhere)
-        return next((name for name in names if name in self.names), None)
-
-    def required(self, tensor: Tensor, layer: int) -> str:
-        """Returns the file's name of a tensor that `check_complete` has found."""
-        name = self.find(tensor, layer)
-        if name is None:
-            raise KeyError(f"{self.folder} lacks {tensor.path} of layer {layer}")
-        return name
+        return next((name for name in names if name in self.names), "")
 
     def current(self, tensor: Tensor, layer: int = 0) -> str:
         """Returns the name of a tensor in current checkpoints."""
@@ -199,58 +182,51 @@ class _FileNames:
         ]
         return (*present, *self.family.always)
 
-    def check_complete(self, tensors: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
-        """Raises InputError if the file lacks one of the tensors."""
+    def locate(
+        self, tensors: Iterable[Tensor], sizes: Mapping[str, int]
+    ) -> dict[Tensor, list[str]]:
+        """Returns the file's names of each tensor, one a layer.
+
+        Raises:
+          InputError: if the file lacks one, has more layers, or another shape or dtype.
+        """
+        layers = {tensor: range(num_copies(tensor, sizes)) for tensor in tensors}
+        names = {tensor: [self.find(tensor, i) for i in layers[tensor]] for tensor in layers}
         missing = [
-            self.current(tensor, i)
-            for tensor in tensors
-            for i in range(num_copies(tensor, sizes))
-            if self.find(tensor, i) is None
-        ]
+            self.current(tensor, i) for tensor in layers for i in layers[tensor]
+            if not names[tensor][i]
+        ]  # fmt: skip
         if missing:
             listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-            advice = _GGUF_ADVICE if self.is_gguf else _FOLDER_ADVICE
+            raise self._error(f"{self.folder} lacks {len(missing)} of the needed tensors: {listed}")
+        for tensor, layer_names in names.items():
+            if tensor.stack and (extra := self.find(tensor, len(layer_names))):
+                raise self._error(f"{self.folder} has {extra}, more layers than {self.source} says")
+            for name in layer_names:
+                self._check(name, file_shape(tensor, sizes))
+        return names
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        entry = self.weights.entries[name]
+        if entry.shape != shape:
             raise self._error(
-                f"{self.folder} lacks {len(missing)} of the needed tensors: {listed}; {advice}"
+                f"{name} in {self.folder} has shape {list(entry.shape)}, but {self.source} says "
+                f"{list(shape)}"
+            )
+        if entry.dtype not in FLOATS:
+            raise self._error(
+                f"{name} in {self.folder} has dtype {entry.dtype}, not one of {', '.join(FLOATS)}"
             )
 
-    def check_num_layers(self, tensors: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
-        """Raises InputError if the file has more layers than config.json says."""
-        for tensor in tensors:
-            count = num_copies(tensor, sizes)
-            if tensor.stack and (extra := self.find(tensor, count)):
-                raise self._error(
-                    f"{self.folder} has {extra}, but config.json says {count} such layers; give "
-                    "the config.json of these weights"
-                )
-
-    def _error(self, message: str) -> InputError:
+    def _error(self, problem: str) -> InputError:
         """Returns the error for tensors that do not match config.json."""
-        if not self.quantized_by:
-            return InputError(message)
-        return InputError(
-            f"{self.folder} contains weights quantised with {self.quantized_by}, which is not "
-            "supported; give the unquantised checkpoint, with backbone.quantize=int8 or int4 if "
-            "you want quantisation"
-        )
-
-    def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:
-        """Lists the file's names of a tensor, one a layer; checks shapes and dtypes."""
-        shape = file_shape(tensor, sizes)
-        names = [self.required(tensor, i) for i in range(num_copies(tensor, sizes))]
-        for name in names:
-            if self.weights.shape(name) != shape:
-                raise self._error(
-                    f"{name} in {self.folder} has shape {list(self.weights.shape(name))}, "
-                    f"{'its metadata' if self.is_gguf else 'config.json'} says {list(shape)}; "
-                    + (_GGUF_ADVICE if self.is_gguf else "give the config.json of these weights")
-                )
-            if self.weights.dtype(name) not in FLOATS:
-                raise self._error(
-                    f"{name} in {self.folder} has dtype {self.weights.dtype(name)}, but only "
-                    f"{', '.join(FLOATS)} are supported; give an unquantised checkpoint"
-                )
-        return names
+        if self.quantized_by:
+            return InputError(
+                f"{self.folder} contains weights quantised with {self.quantized_by}, which is not "
+                "supported; give the unquantised checkpoint, with backbone.quantize=int8 or int4 "
+                "if you want quantisation"
+            )
+        return InputError(f"{problem}; {_GGUF_ADVICE if self.is_gguf else _FOLDER_ADVICE}")
 
     def unused(self, tensors: Iterable[Tensor], sizes: Mapping[str, int]) -> tuple[str, ...]:
         """Lists the tensors of the file that are not read.
@@ -263,8 +239,6 @@ class _FileNames:
             for i in range(num_copies(tensor, sizes)):
                 # T5's files contain the word table under up to three names.
                 name = self.find(tensor, i)
-                if name is None:
-                    continue
                 others = self.names.intersection(self._candidates(tensor, i)) - {name}
                 # An untied model of transformers has two vocabulary biases, and uses one of them.
                 has_two = tensor.path == "mlm/bias"
@@ -282,13 +256,13 @@ def _is_tied(weights: CheckpointTensors, names: _FileNames, family: Family) -> b
     config.json says tied, as in transformers.
     """
     decoder, word = names.find(family.decoder), names.find(family.trunk[0])
-    return decoder is None or word is None or _is_equal(weights, decoder, word)
+    return not decoder or not word or _is_equal(weights, decoder, word)
 
 
 def _is_equal(weights: CheckpointTensors, one: str, other: str) -> bool:
     """Compares two tensors of the file."""
-    same_shape = weights.shape(one) == weights.shape(other)
-    if not same_shape or {weights.dtype(one), weights.dtype(other)} - set(FLOATS):
+    same_shape = weights.entries[one].shape == weights.entries[other].shape
+    if not same_shape or {weights.entries[one].dtype, weights.entries[other].dtype} - set(FLOATS):
         return False
     # Block by block: a table may have gigabytes.
     columns = slice(0, weights.matrix(one)[1])

@@ -1,25 +1,34 @@
-"""The model card of a prompt, README.md: its purpose, its scores, and the code that uses it."""
+"""Model cards, README.md: of a prompt, of a PEFT folder, and of a saved backbone."""
 
 import os
-import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert import artifact, peft
+from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.convert.prompt_metadata import BackboneMetadata, PromptMetadata
 from jaxprompt.data.tasks.task import BINARY_METRICS, Task
+from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.files import check_foreign_files, make_folder, read_json, user_path, write_atomic
 
 README = "README.md"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_TAGS = "tags: [prompt-tuning, jaxprompt]"  # the line that identifies our model cards
+_TAGS = ["prompt-tuning", "jaxprompt"]
+# They identify our model cards; the second form is that of earlier versions.
+_TAG_LINES = ("tags:\n- prompt-tuning\n- jaxprompt\n", "tags: [prompt-tuning, jaxprompt]\n")
 _PEFT_CLASSES = {
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
     "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
 }
+# The Hub's name of the task, by the kind of answers.
+_PIPELINES = {
+    "classes": "text-classification", "texts": "text-generation", "spans": "question-answering",
+    "tags": "token-classification", "numbers": "text-classification",
+}  # fmt: skip
 
 
 def write_model_card(folder: str | Path, metadata: PromptMetadata, name: str = "") -> Path:
@@ -69,9 +78,10 @@ def check_peft_folder(folder: str | Path, output: str | Path, beside: str | None
 
 def _is_ours(readme: Path) -> bool:
     try:
-        return _TAGS in readme.read_text("utf-8", errors="replace").splitlines()
+        text = readme.read_text("utf-8", errors="replace")
     except OSError:
         return False
+    return any(tags in text for tags in _TAG_LINES)
 
 
 def write_peft_card(folder: str | Path, metadata: PromptMetadata, outputs: int = 0) -> Path:
@@ -105,10 +115,9 @@ def write_peft_card(folder: str | Path, metadata: PromptMetadata, outputs: int =
     return _write(folder, metadata, "peft", code)
 
 
-def is_hub_id(name: str) -> bool:
+def _is_on_hub(name: str) -> bool:
     """Returns whether the id of a backbone is a Hub id, not a folder, file or package."""
-    is_other = name.startswith("pkg:") or name.endswith(".gguf") or os.path.exists(user_path(name))
-    return _HUB_ID.fullmatch(name) is not None and not is_other
+    return is_hub_id(name) and not (is_gguf(name) or os.path.exists(user_path(name)))
 
 
 def _backbone_args(backbone: BackboneMetadata) -> str:
@@ -132,21 +141,32 @@ def _sample_input(task: Task) -> str | dict[str, str | list[str]]:
     return row | {name: f"choice {i}" for i, name in enumerate(task.choices, 1)}
 
 
-def _write(folder: str | Path, metadata: PromptMetadata, library: str, code: list[str]) -> Path:
+def _write(path: str | Path, metadata: PromptMetadata, library: str, code: list[str]) -> Path:
+    from huggingface_hub import EvalResult
+
     task, backbone = metadata.task, metadata.backbone
+    pipeline = _PIPELINES[task.kind]
     scores = [
-        f"| {split} | {name} | {value:.4f} |"
+        EvalResult(pipeline, task.hub or task.name, task.name, name, value, dataset_split=split)
         for split, values in metadata.metrics.items()
         # null without a test split
         for name, value in (values or {}).items()
         if isinstance(value, int | float)
     ]
-    # The hub refuses a card whose base model is not a Hub id.
-    base = [f"base_model: {backbone.id}"] if is_hub_id(backbone.id) else []
+    title = f"A {metadata.method} prompt for {task.name}"
+    # No language and no license: the first is not known, and the second is the author's choice.
+    header = _header(
+        # The Hub refuses a card whose base model is not a Hub id.
+        base_model=backbone.id if _is_on_hub(backbone.id) else None,
+        datasets=[task.hub] if task.hub else None,
+        eval_results=scores or None,
+        library_name=library,
+        model_name=title,
+        pipeline_tag=pipeline,
+        tags=_TAGS,
+    )
     lines = [
-        "---", *base, f"library_name: {library}",
-        _TAGS, "---", "",
-        f"# A {metadata.method} prompt for {task.name}", "",
+        header, f"# {title}", "",
         f"It was trained for the model `{backbone.id}`, weights "
         f"`{backbone.fingerprint[:12]}`, with seed {metadata.seed}. Its template is "
         f"`{metadata.template}`.", "",
@@ -161,8 +181,58 @@ def _write(folder: str | Path, metadata: PromptMetadata, library: str, code: lis
     if task.metric in BINARY_METRICS and task.positive:
         lines += [f"The positive class of `{task.metric}` is {task.positive}.", ""]
     if scores:
-        lines += ["| split | metric | value |", "|---|---|---|", *scores, ""]
+        table = [f"| {x.dataset_split} | {x.metric_type} | {x.metric_value:.4f} |" for x in scores]
+        lines += ["| split | metric | value |", "|---|---|---|", *table, ""]
     lines += ["```python", *code, "```", ""]
-    path = make_folder(folder) / README
-    write_atomic(path, "\n".join(lines))
-    return path
+    readme = make_folder(path) / README
+    write_atomic(readme, "\n".join(lines))
+    return readme
+
+
+def render_backbone_card(title: str, architecture: str, card: Mapping[str, Any]) -> str:
+    """Renders the model card of a saved backbone: its origin and its scores.
+
+    Args:
+      title: the heading.
+      architecture: the class of transformers.
+      card: plain JSON; mappings become tables, lists become items. It names the task that the
+        backbone was tuned for, the source that it was converted from, or the corpus.
+    """
+    verbs = {"task": "tuned", "source": "converted", "corpus": "pre-trained"}
+    verb = next(verb for field, verb in verbs.items() if field in card)
+    lines = [_header(library_name="transformers", tags=["jaxprompt"]), f"# {title}", ""]
+    lines += [f"`{architecture}`, {verb} with jaxprompt.", ""]
+    scalars = {name: value for name, value in card.items() if not isinstance(value, Mapping | list)}
+    lines += _table(scalars)
+    for name, value in card.items():
+        if isinstance(value, list):
+            lines += [f"## {name}", "", *(f"- {_cell(part)}" for part in value), ""]
+        elif isinstance(value, Mapping):
+            lines += [f"## {name}", "", *_table(value)]
+    return "\n".join(lines)
+
+
+def _header(**fields: Any) -> str:
+    """Returns the YAML header that the Hub reads."""
+    from huggingface_hub import ModelCardData
+
+    return f"---\n{ModelCardData(**fields).to_yaml()}\n---\n"
+
+
+def _table(values: Mapping[str, Any]) -> list[str]:
+    rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in _leaves(values)]
+    return ["| | |", "|---|---|", *rows, ""] if rows else []
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    # A line break or a bar would end a cell of the table.
+    return " ".join(text.split()).replace("|", "\\|")

@@ -12,8 +12,7 @@ from jaxprompt.config.documents import Document
 from jaxprompt.config.run import BackboneConfig, DataConfig, DemosConfig, GenerateConfig, TaskConfig
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.text.demos import COUNTS
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError
 from jaxprompt.types import Dims
 
 Metrics = Mapping[str, Mapping[str, float | None] | None]  # by split; None = it was not scored
@@ -85,20 +84,6 @@ class DemosMetadata(Document):
     fingerprint: str  # of the sentence encoder; "" = there is none
     examples: tuple[DemoMetadata, ...]
 
-    def check(self, task: Task) -> None:
-        """Raises InputError if these demonstrations do not fit a task."""
-        counts = {name: getattr(self, name) for name in COUNTS}
-        if sum(count > 0 for count in counts.values()) != 1:
-            raise InputError(f"demos has {counts}, of which exactly one must be above 0")
-        if not self.examples:
-            raise InputError("demos.examples is empty")
-        for example in self.examples:
-            has_texts = example.fields.keys() >= set(task.fields)
-            if not has_texts or not 0 <= example.label < len(task.labels):
-                raise InputError(
-                    f"demos.examples has {brief(example.to_json())}, which does not fit the task"
-                )
-
 
 @dataclass(frozen=True, kw_only=True)
 class OriginMetadata(Document):
@@ -159,10 +144,6 @@ class PromptMetadata(Document):
         metadata = super().from_json(values, path)
         try:
             check_task(metadata.task)
-            if metadata.demos is not None:
-                metadata.demos.check(metadata.task)
-            if (size := min(metadata.backbone.dims)) < 0:
-                raise InputError(f"backbone.dims contains {size}, but sizes cannot be negative")
         except InputError as error:
             raise InputError(f"{path}: {error}; {cls.FIX}") from error
         return metadata

@@ -48,9 +48,9 @@ def read_rotary(
       InputError: if the type of scaling, or one of its fields, is not supported.
     """
     block = _find_block(hf, kind)
-    name = block.pop("rope_type", None) or block.pop("type", None) or "default"
+    name = str(block.pop("rope_type", None) or block.pop("type", None) or "default")
     block.pop("type", None)
-    if not isinstance(name, str) or name not in _ROPE_TYPES:
+    if name not in _ROPE_TYPES:
         raise InputError(f"rope_type={brief(name)} is not supported; {nearest('', _ROPE_TYPES)}")
     partial = block.pop("partial_rotary_factor", None)
     if partial not in (None, 1, 1.0):
@@ -73,10 +73,9 @@ def read_rotary(
             f"is not supported; supported: {', '.join(_ROPE_TYPES[name]) or 'only rope_theta'}"
         )
     frequencies = rotary_frequencies(size, base)
+    # "dynamic" only scales texts beyond the model's positions, which are refused.
     if name == "linear":
-        frequencies = frequencies / np.float32(_factor(block))
-    elif name == "dynamic":
-        _factor(block)  # only for texts beyond the model's positions, which are refused
+        frequencies = frequencies / np.float32(read_positive(block, "factor"))
     elif name == "llama3":
         trained = read_size(block, "original_max_position_embeddings", positions)
         frequencies = _llama3(frequencies, block, trained)
@@ -87,34 +86,19 @@ def read_rotary(
 
 def _find_block(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Returns the fields for a type of layer, from the current or the earlier form."""
-    current, earlier = hf.get("rope_parameters"), hf.get("rope_scaling")
-    for name, block in (("rope_parameters", current), ("rope_scaling", earlier)):
-        if block is not None and not isinstance(block, dict):
-            raise InputError(f"{name}={brief(block)} must be an object; write its fields in braces")
+    current, earlier = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
+    if not isinstance(current, dict) or not isinstance(earlier, dict):
+        raise InputError(f"rope_parameters={brief(current or earlier)} must be an object")
     is_local = kind == "sliding_attention"
     defaults = {
         "rope_theta": hf.get("rope_local_base_freq" if is_local else "rope_theta"),
         "partial_rotary_factor": hf.get("partial_rotary_factor"),
     }
-    is_nested = _is_nested(hf)
-    if is_nested:
-        nested = (current or {}).get(kind) if kind else None
-        if not kind or not isinstance(nested, dict | None):
-            raise InputError(
-                f"rope_parameters={brief(current)} has one block per layer type, which this "
-                "model_type does not support; give only rope_theta and rope_type"
-            )
-        fields = dict(nested or {})
-    elif kind and current:  # ignored by transformers
-        raise InputError(
-            f"rope_parameters={brief(current)} does not say which layer type it is for; use "
-            "{'full_attention': {...}, 'sliding_attention': {...}}"
-        )
-    else:
-        fields = dict(current or {})
+    # Like transformers, ignores a block that does not say which layer type it is for.
+    fields = dict((current.get(kind) if kind else current) or {})
     # rope_scaling is the form before transformers 5, and never applied to local layers.
     if earlier and not is_local:
-        fields = fields | earlier if is_nested else dict(earlier)
+        fields = fields | earlier if kind else dict(earlier)
     return {key: value for key, value in (defaults | fields).items() if value is not None}
 
 
@@ -123,39 +107,23 @@ def _is_nested(hf: Mapping[str, Any]) -> bool:
     return any(isinstance(value, dict) for value in (hf.get("rope_parameters") or {}).values())
 
 
-def _factor(block: Mapping[str, Any]) -> float:
-    if block.get("factor") is None:
-        raise InputError("rope_parameters has no factor to scale positions by; add it")
-    return read_positive(block, "factor", 1.0)
-
-
 def _llama3(frequencies: np.ndarray, block: Mapping[str, Any], trained: int) -> np.ndarray:
     """Divides low frequencies by the factor, and keeps high ones.
 
     Low are those below `low` rotations in the trained length, high those above `high`; between them
     it interpolates.
     """
-    factor = _factor(block)
-    low, high = (read_positive(block, f"{end}_freq_factor", 0.0) for end in ("low", "high"))
-    if not 0 < low < high:
-        raise InputError(
-            f"rope_parameters: low_freq_factor={low:g} must be above 0 and below "
-            f"high_freq_factor={high:g}"
-        )
+    factor = read_positive(block, "factor")
+    low, high = (read_positive(block, f"{end}_freq_factor") for end in ("low", "high"))
     rotations = trained * frequencies / np.float32(2 * math.pi)
-    kept = np.clip((rotations - low) / (high - low), 0.0, 1.0)
-    return ((1 - kept) * frequencies / factor + kept * frequencies).astype(np.float32)
+    weight = np.clip((rotations - low) / (high - low), 0.0, 1.0)
+    return ((1 - weight) * frequencies / factor + weight * frequencies).astype(np.float32)
 
 
 def _yarn(
     frequencies: np.ndarray, block: Mapping[str, Any], base: float, positions: int
 ) -> RotaryParams:
     """Divides low frequencies by the factor, keeps high ones, scales both (Peng et al. 2024)."""
-    if base <= 1:
-        raise InputError(
-            f"rope_type=yarn has rope_theta={base:g}, which must be above 1; give the config.json "
-            "that was saved with the weights"
-        )
     trained = read_size(block, "original_max_position_embeddings", positions)
     factor = read_positive(block, "factor", positions / trained)
     size = 2 * len(frequencies)
@@ -174,7 +142,7 @@ def _yarn(
     scaled = np.clip((pairs - low) / (max(high - low, 0) or 0.001), 0.0, 1.0)
     frequencies = frequencies / factor * scaled + frequencies * (1 - scaled)
     if block.get("attention_factor") is not None:
-        scale = read_positive(block, "attention_factor", 1.0)
+        scale = read_positive(block, "attention_factor")
     else:
         # 0 counts as missing, as in transformers.
         names = [name for name in ("mscale", "mscale_all_dim") if block.get(name)]

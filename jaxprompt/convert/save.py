@@ -9,7 +9,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from jaxprompt.convert.artifact import package_versions
-from jaxprompt.convert.card import render_card
 from jaxprompt.convert.folder import TOKENIZER_FILES
 from jaxprompt.convert.load import DTYPES
+from jaxprompt.convert.model_card import render_backbone_card
 from jaxprompt.convert.shapes import (
     axis_sizes,
     file_names,
@@ -68,7 +68,7 @@ def save_backbone(
       params: a nested dict as load_backbone returns it, of arrays on any mesh, with the heads to
         save. Padding of the vocabulary is removed and a T5's `rescale` is undone.
       tokenizer: the folder, or .gguf file, whose tokenizer is copied.
-      card: the contents of the model card, see card.py.
+      card: the contents of the model card, see `render_backbone_card`.
       run: identifies the run that the folder belongs to.
       dtype: the dtype of the file.
       rescale: as in load_backbone.
@@ -87,22 +87,24 @@ def save_backbone(
     heads = [head for head in table.heads if head in params] + list(table.always)
     tied = table.decoder.path not in flat
     tensors = select_tensors(table, config, sizes, heads, tied=tied)
-    _check_complete(flat, tensors, sizes)
     file_tensors = _file_tensors(table, tensors, sizes, tied=tied)
-    files = _split_files(file_tensors, DTYPES[dtype], file_bytes)
+    split = _split_files(file_tensors, DTYPES[dtype], file_bytes)
+    files = split.filename_to_tensors
     # Before anything is written, because transformers may reject the config.
     saved = saved_config(family, config, heads, dtype)
     card = {**card, "versions": package_versions()}
     texts = {
-        "README.md": render_card(Path(folder).name, saved["architectures"][0], card),
+        "README.md": render_backbone_card(Path(folder).name, saved["architectures"][0], card),
         TRAINING: _json({"run": run, **card}),
     }
-    if len(files) > 1:
-        texts["model.safetensors.index.json"] = _json(_index(files, file_tensors, DTYPES[dtype]))
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        texts["model.safetensors.index.json"] = _json(index)
 
     target = Path(os.path.abspath(folder))
     partial = target.with_name(f".{target.name}.partial")
 
+    @_write_errors(target)
     def prepare() -> None:
         _check_target(target, run)
         tokenizer_files = _tokenizer_files(Path(tokenizer))
@@ -116,22 +118,24 @@ def save_backbone(
         for name, names in files.items():
             _reserve(partial / name, {n: file_tensors[n].shape for n in names}, dtype)
 
+    @_write_errors(target)
     def finish() -> None:
         # Last, so that an incomplete folder cannot be loaded.
         write_atomic(partial / "config.json", _json(saved))
         _replace_folder(partial, target)
 
-    with _locked(target), _removed_on_failure(partial, target):
-        processes.run_on_first(_with_write_errors(prepare, target))
+    with contextlib.ExitStack() as stack:
+        processes.run_on_first(lambda: stack.enter_context(_lock(target)))
+        stack.enter_context(_write_errors(target))
+        stack.enter_context(_removed_on_failure(partial))
+        processes.run_on_first(prepare)
         for file, names in files.items():
+            # A collective: all processes run this loop, and the first writes.
             with _open_reserved(partial / file) as out:
                 for name in names:
-                    # A collective: all processes run this loop, and the first writes.
                     array = _gather(flat, file_tensors[name], sizes, rescale)
-                    if out is not None:
-                        array = array.astype(DTYPES[dtype], order="C", copy=False)
-                        out.write(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
-        processes.run_on_first(_with_write_errors(finish, target))
+                    _write(out, array.astype(DTYPES[dtype], order="C", copy=False))
+        processes.run_on_first(finish)
     return Path(folder)
 
 
@@ -173,20 +177,6 @@ def saved_config(
     return defaults | fields | {"architectures": [name], "dtype": dtype}
 
 
-def _check_complete(flat: Flat, tensors: list[Tensor], sizes: Mapping[str, int]) -> None:
-    """Raises ValueError if the parameters are not those of the config."""
-    expected = {tensor.path: tensor for tensor in tensors}
-    differing = sorted(expected.keys() ^ flat.keys())
-    for name in expected.keys() & flat.keys():
-        axes, shape = expected[name].stack + expected[name].axes, flat[name].shape
-        expected_shape = tuple(sizes[axis] for axis in axes)
-        is_padded = axes[0] == "V" and shape[:1] > expected_shape[:1]
-        if shape != expected_shape and not (is_padded and shape[1:] == expected_shape[1:]):
-            differing.append(name)
-    if differing:
-        raise ValueError(f"parameters and config differ in {', '.join(differing[:5])}")
-
-
 def _file_tensors(
     table: Family, tensors: list[Tensor], sizes: Mapping[str, int], *, tied: bool
 ) -> dict[str, _FileTensor]:
@@ -204,31 +194,16 @@ def _file_tensors(
     return file_tensors
 
 
-def _split_files(
-    file_tensors: Mapping[str, _FileTensor], dtype: np.dtype, max_bytes: int
-) -> dict[str, list[str]]:
-    """Returns the names of the tensors of each file."""
-    groups: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in file_tensors.items():
-        tensor_bytes = math.prod(tensor.shape) * dtype.itemsize
-        if groups[-1] and size + tensor_bytes > max_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(name)
-        size += tensor_bytes
-    if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    count = len(groups)
-    return {f"model-{i:05d}-of-{count:05d}.safetensors": g for i, g in enumerate(groups, 1)}
+def _split_files(file_tensors: dict[str, _FileTensor], dtype: np.dtype, max_bytes: int) -> Any:
+    """Chooses the file of each tensor. Returns a huggingface_hub.StateDictSplit."""
+    from huggingface_hub import split_state_dict_into_shards_factory
 
-
-def _index(
-    files: Mapping[str, list[str]], file_tensors: Mapping[str, _FileTensor], dtype: np.dtype
-) -> dict[str, Any]:
-    weight_map = {name: file for file, names in files.items() for name in names}
-    size = sum(math.prod(tensor.shape) for tensor in file_tensors.values()) * dtype.itemsize
-    return {"metadata": {"total_size": size}, "weight_map": weight_map}
+    return split_state_dict_into_shards_factory(
+        file_tensors,
+        get_storage_size=lambda tensor: math.prod(tensor.shape) * dtype.itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_bytes,
+    )
 
 
 def _json(value: Any) -> str:
@@ -264,6 +239,11 @@ def _open_reserved(path: Path) -> Iterator[BinaryIO | None]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def _write(out: BinaryIO | None, array: np.ndarray) -> None:
+    if out is not None:
+        out.write(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
 
 
 def _gather(
@@ -314,42 +294,31 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _locked(target: Path) -> Iterator[None]:
+def _lock(target: Path) -> Iterator[None]:
     """Locks the folder, so that only one run at a time writes it."""
     path = target.with_name(f".{target.name}.lock")
-
-    @contextlib.contextmanager
-    def lock() -> Iterator[None]:
-        make_folder(target.parent)
-        descriptor = acquire_lock(path, target, "use another folder")
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink()  # while it is locked: see `acquire_lock`
-            os.close(descriptor)
-
-    with contextlib.ExitStack() as stack:
-        processes.run_on_first(lambda: stack.enter_context(lock()))
+    make_folder(target.parent)
+    descriptor = acquire_lock(path, target, "use another folder")
+    try:
         yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()  # while it is locked: see `acquire_lock`
+        os.close(descriptor)
 
 
 def _check_target(target: Path, run: str) -> None:
     """Raises InputError if the folder contains files of another run or of something else."""
-    if target.is_dir() and not any(target.iterdir()):
+    marker = target / TRAINING
+    is_empty = target.is_dir() and not any(target.iterdir())
+    if is_empty or not os.path.lexists(target):
         return
-    if target.exists() or target.is_symlink():
-        marker = target / TRAINING
-        saved_run = read_json(marker, "a saved model").get("run") if marker.is_file() else None
-        if saved_run == run:
-            return
-        if not target.is_dir():
-            state = "is a file"
-        elif saved_run:
-            state = f"contains the model of another run ({saved_run})"
-        else:
-            state = "contains files of something else"
-        raise InputError(f"{target} {state}; give a new or empty folder")
+    saved_run = read_json(marker, "a saved model").get("run") if marker.is_file() else ""
+    if saved_run != run:
+        content = (
+            f"the model of another run ({saved_run})" if saved_run else "files of something else"
+        )
+        raise InputError(f"{target} contains {content}; give a new or empty folder")
 
 
 def _replace_folder(partial: Path, target: Path) -> None:
@@ -363,25 +332,20 @@ def _replace_folder(partial: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _with_write_errors(action: Callable[[], None], target: Path) -> Callable[[], None]:
-    """Turns an action's OSError into an InputError that names the folder."""
-
-    def run() -> None:
-        try:
-            action()
-        except OSError as error:
-            raise write_error(target, error) from error
-
-    return run
+@contextlib.contextmanager
+def _write_errors(target: Path) -> Iterator[None]:
+    """Turns an OSError into an InputError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(target, error) from error
 
 
 @contextlib.contextmanager
-def _removed_on_failure(partial: Path, target: Path) -> Iterator[None]:
+def _removed_on_failure(partial: Path) -> Iterator[None]:
     try:
         yield
-    except BaseException as error:
+    except BaseException:
         if processes.is_first():
             shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise write_error(target, error) from error
         raise

@@ -3,7 +3,6 @@
 Only torch files are memory-mapped, because torch defines their layout (see blocks.py).
 """
 
-import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator
@@ -43,60 +42,42 @@ class CheckpointTensors:
     """
 
     folder: Path
-    _entries: dict[str, TensorEntry]
-
-    def names(self) -> list[str]:
-        """Returns the tensor names, sorted."""
-        return sorted(self._entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a tensor in the file."""
-        return self._entries[name].shape
-
-    def dtype(self, name: str) -> str:
-        """Returns the numpy name of a tensor's dtype in the file, e.g. "bfloat16"."""
-        return self._entries[name].dtype
-
-    def file(self, name: str) -> Path:
-        """Returns the file that holds a tensor."""
-        return self._entries[name].path
+    entries: dict[str, TensorEntry]
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Returns the rows and columns of a tensor as a matrix."""
-        return as_matrix(self.shape(name))
+        return as_matrix(self.entries[name].shape)
 
     def blocks(self, name: str, multiple: int = 1) -> Iterator[slice]:
         """Divides the rows of a tensor as a matrix into blocks that are read at once."""
         rows, columns = self.matrix(name)
-        step = max(1, _BLOCK_BYTES // max(1, columns * _NUMPY[self.dtype(name)].itemsize))
+        step = max(1, _BLOCK_BYTES // max(1, columns * _NUMPY[self.entries[name].dtype].itemsize))
         step = -(-step // multiple) * multiple
         return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
     def read(self, name: str) -> np.ndarray:
         """Reads one tensor in the dtype of the file, one of FLOATS."""
         rows, columns = self.matrix(name)
-        return self.read_block(name, slice(0, rows), slice(0, columns)).reshape(self.shape(name))
+        return self.read_block(name, slice(0, rows), slice(0, columns)).reshape(
+            self.entries[name].shape
+        )
 
     def read_block(self, name: str, rows: slice, columns: slice) -> np.ndarray:
         """Reads part of a tensor as a matrix, [rows, columns], contiguous."""
-        return self._entries[name].read(rows, columns)
-
-    def is_quantized(self, name: str) -> bool:
-        """Returns whether a tensor is quantised in the file."""
-        return self._entries[name].is_quantized
+        return self.entries[name].read(rows, columns)
 
     def read_planes(self, name: str, rows: slice, columns: slice, bits: int) -> Planes | None:
         """Reads part of a quantised tensor without dequantising it.
 
         Returns None if the file has floats, or codes with other blocks or more bits.
         """
-        read = self._entries[name].read_planes
+        read = self.entries[name].read_planes
         return None if read is None else read(rows, columns, bits)
 
     def has_codes(self, name: str, bits: int) -> bool:
         """Returns whether the file has codes of a tensor that fit into this many bits."""
         block = slice(0, 1), slice(0, BLOCK)
-        return self.is_quantized(name) and self.read_planes(name, *block, bits) is not None
+        return self.entries[name].is_quantized and self.read_planes(name, *block, bits) is not None
 
 
 def is_finite(block: np.ndarray) -> bool:
@@ -106,8 +87,8 @@ def is_finite(block: np.ndarray) -> bool:
             # Parameters are at most float32, in which it may be infinite.
             block = block.astype(np.float32)
     infinity = _INFINITY_BITS[block.dtype.name]
-    # By the maximum of integers, which is fastest: as signed for positive values, as unsigned for
-    # negative ones.
+    # By the maximum of integers: as signed for positive values, as unsigned for negative ones. For
+    # bfloat16 that takes 0.03 s/GB, np.isfinite 0.43 s/GB.
     max_positive = block.view(f"i{block.itemsize}").max(initial=0)
     max_any = block.view(f"u{block.itemsize}").max(initial=0)
     sign_bit = 2 ** (8 * block.itemsize - 1)
@@ -121,53 +102,44 @@ def open_weights(folder: str | Path) -> Iterator[CheckpointTensors]:
     `folder` may be a .gguf file.
     """
     folder = Path(folder)
-    try:
-        present = set() if is_gguf(folder) else {path.name for path in folder.iterdir()}
-    except OSError as error:
-        raise InputError(f"{folder} cannot be read ({error.strerror}); check the path") from error
     with ExitStack() as stack:
-        if is_gguf(folder):
-            yield CheckpointTensors(folder, open_gguf(folder, stack))
-            return
-        # A single file takes precedence over an index, as in transformers.
-        for single, open_file in ((_SAFETENSORS, _open_safetensors), (_TORCH, _open_torch)):
-            index = f"{single}.index.json"
-            if single in present:
-                yield CheckpointTensors(folder, open_file(folder / single, stack))
-                return
-            if index in present:
-                yield CheckpointTensors(folder, _open_shards(folder / index, open_file, stack))
-                return
-        raise InputError(
-            f"{folder} contains neither {_SAFETENSORS} nor {_TORCH}; "
-            "give a folder written by save_pretrained"
-        )
+        yield CheckpointTensors(folder, _open_entries(folder, stack))
+
+
+def _open_entries(folder: Path, stack: ExitStack) -> dict[str, TensorEntry]:
+    if is_gguf(folder):
+        return open_gguf(folder, stack)
+    # A single file takes precedence over an index, as in transformers.
+    for single, open_file in ((_SAFETENSORS, _open_safetensors), (_TORCH, _open_torch)):
+        path, index = folder / single, folder / f"{single}.index.json"
+        if os.path.lexists(path):  # a broken link too, for a message that names it
+            return open_file(path, stack)
+        if os.path.exists(index):
+            return _open_shards(index, open_file, stack)
+    raise InputError(
+        f"{folder} contains neither {_SAFETENSORS} nor {_TORCH}; "
+        "give a folder written by save_pretrained"
+    )
 
 
 def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str, TensorEntry]:
-    shards = read_json(index, "a complete sharded checkpoint").get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise InputError(f"{index} has no valid 'weight_map'; download the folder again")
+    shards = read_json(index, "a complete sharded checkpoint").get("weight_map") or {}
     entries: dict[str, TensorEntry] = {}
     for shard in sorted(set(shards.values())):
-        # An index is untrusted and must not lead to other files of this machine.
-        if Path(shard).name != shard:
-            raise InputError(
-                f"{index} lists {shard!r}, outside its folder; download the folder again"
-            )
         path = index.parent / shard
-        if not path.exists():
+        # An index is untrusted and must not lead to other files of this machine.
+        if Path(shard).name != shard or not path.exists():
             raise InputError(
-                f"{index.name} lists {shard!r}, which is missing from {index.parent}; download it"
+                f"{index} lists {shard!r}, which is missing from its folder; download the folder "
+                "again"
             )
         tensors = open_file(path, stack)
         names = [name for name, file in shards.items() if file == shard]
         missing = sorted(set(names) - set(tensors))
         if missing:
             raise InputError(
-                f"{index} lists {missing[0]!r} in {shard}, which does not contain it "
-                f"({len(missing)} such tensors in this file); index and files are from different "
-                "versions: download the folder again"
+                f"{index} lists {missing[0]!r} in {shard}, which does not contain it; index and "
+                "files are from different versions: download the folder again"
             )
         # A shard may contain other tensors, such as an older copy of another shard's: as in
         # transformers, only those of the index are read.
@@ -195,16 +167,13 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, TensorEntry]:
 
 
 def _safetensors_entry(path: Path, file: BinaryIO, data_start: int, meta: dict) -> TensorEntry:
-    shape, (begin, end) = tuple(meta["shape"]), meta["data_offsets"]
+    shape, start = tuple(meta["shape"]), data_start + meta["data_offsets"][0]
     dtype = NUMPY_NAMES.get(meta["dtype"], meta["dtype"].lower())
-    size = math.prod(shape) * _NUMPY[dtype].itemsize if dtype in _NUMPY else end - begin
-    if end - begin != size or data_start + end > os.fstat(file.fileno()).st_size:
-        raise InputError(f"{path} has a header that does not match its size; download it again")
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         width = as_matrix(shape)[1]
         # Here, because numpy may lack the dtype of a tensor that is listed but not read.
-        return make_reader(path, file, data_start + begin, width, _NUMPY[dtype])(rows, columns)
+        return make_reader(path, file, start, width, _NUMPY[dtype])(rows, columns)
 
     return TensorEntry(path, shape, dtype, read)
 
@@ -231,20 +200,9 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, TensorEntry]:
             f"{path} cannot be read as plain tensors: it is damaged, or contains pickled code, "
             "which is never run; download it again, or give a folder with safetensors files"
         ) from error
-    if not isinstance(state, dict) or not all(_is_plain(*pair) for pair in state.items()):
+    if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
         raise InputError(f"{path} is not a dict of tensors; save only model.state_dict()")
-
     return {name: _torch_entry(path, tensor.detach()) for name, tensor in state.items()}
-
-
-def _is_plain(name: Any, tensor: Any) -> bool:
-    """Returns whether an item of a state dict is a named tensor in memory."""
-    import torch
-
-    is_dense = torch.is_tensor(tensor) and tensor.layout == torch.strided
-    if not is_dense or tensor.is_quantized:
-        return False
-    return tensor.device.type == "cpu" and isinstance(name, str)
 
 
 def _torch_entry(path: Path, tensor: Any) -> TensorEntry:

@@ -26,7 +26,7 @@ class Rows(Sequence[dict[str, Any]]):
           lines: line number of each row; by default rows count from 1.
           convert: makes a dict of a row of `data`.
           classes: the data set's class names, by index.
-          features: types of a file's columns, if `datasets` has written them there.
+          features: types of the columns, if `datasets` or TFDS has written them there.
           source_indices: for selected or expanded rows, the index (from 0) of the row that each
             comes from.
           total: number of rows that were read.
@@ -34,9 +34,9 @@ class Rows(Sequence[dict[str, Any]]):
         self.path = path
         self.classes, self.features = tuple(classes), features
         self._data = data
-        self._lines = lines
         self._convert = convert
-        self._source_indices = source_indices
+        self._lines = range(1, len(data) + 1) if lines is None else lines
+        self._source_indices = range(len(data)) if source_indices is None else source_indices
         self.total = len(data) if total is None else total
         self.left_out = 0  # number of rows without a label, which `read_split` leaves out
 
@@ -63,10 +63,8 @@ class Rows(Sequence[dict[str, Any]]):
 
     def select(self, indices: Sequence[int]) -> "Rows":
         """Returns the rows at `indices`; each keeps its origin."""
-        lines = [self._lines[i] if self._lines else i + 1 for i in indices]
-        source_indices = [self.source_index(i) for i in indices]
         rows = [self[i] for i in indices]
-        return Rows(rows, self.path, lines, None, self.classes, None, source_indices, self.total)
+        return self._made_of(rows, indices)
 
     def named(self, convert: Callable[[Any], dict[str, Any]], classes: Sequence[str]) -> "Rows":
         """Returns the rows converted by `convert`, with `classes` as the names of their classes."""
@@ -76,18 +74,24 @@ class Rows(Sequence[dict[str, Any]]):
 
     def expand(self, make: Callable[[int, dict[str, Any]], list[dict[str, Any]]]) -> "Rows":
         """Returns the rows that `make` makes of each index and row; they keep its origin."""
-        rows, lines, source_indices = [], [], []
+        rows: list[dict[str, Any]] = []
+        indices: list[int] = []
         for i, row in enumerate(self):
             new_rows = make(i, row)
             rows += new_rows
-            source_indices += [self.source_index(i)] * len(new_rows)
-            lines += [self._lines[i] if self._lines else i + 1] * len(new_rows)
+            indices += [i] * len(new_rows)
+        return self._made_of(rows, indices)
+
+    def _made_of(self, rows: list[dict[str, Any]], indices: Sequence[int]) -> "Rows":
+        """Returns `rows`, each made of the row of this split at the same place of `indices`."""
+        lines = [self._lines[i] for i in indices]
+        source_indices = [self._source_indices[i] for i in indices]
         return Rows(rows, self.path, lines, None, self.classes, None, source_indices, self.total)
 
     def source_index(self, index: int) -> int:
         """Returns the index, among the rows that were read, of the row that row `index` is from."""
-        return self._source_indices[index] if self._source_indices else index
+        return self._source_indices[index]
 
     def origin(self, index: int) -> str:
         """Returns where row `index` was read from, as "path:line"."""
-        return f"{self.path}:{self._lines[index] if self._lines else index + 1}"
+        return f"{self.path}:{self._lines[index]}"

@@ -29,7 +29,6 @@ from jaxprompt.inspection.learned_rows import (
 )
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
 from jaxprompt.models.scorer import Scorer
-from jaxprompt.prompts import Method
 from jaxprompt.runs.restore import RestoredRun, restore_run
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, class_separation, count_confusion
@@ -96,13 +95,16 @@ class Findings:
 
     def to_json(self) -> str:
         """Returns everything except the vectors as JSON."""
-        states = self.states
-        values: dict[str, Any] = {"about": self.about, "step": self.step}
-        values["rows"] = [_row_to_json(row) for row in self.rows]
-        values["separation"] = [
-            {"step": step, "intra": x.intra, "inter": x.inter, "ratio": x.ratio}
-            for step, x in (states.separations if states else {}).items()
-        ]
+        separations = self.states.separations if self.states else {}
+        values: dict[str, Any] = {
+            "about": self.about,
+            "step": self.step,
+            "rows": [_row_to_json(row) for row in self.rows],
+            "separation": [
+                {"step": step, "intra": x.intra, "inter": x.inter, "ratio": x.ratio}
+                for step, x in separations.items()
+            ],
+        }
         if self.confusion:
             values["confusion"] = self.confusion._asdict()
         if self.instances:
@@ -161,31 +163,13 @@ def inspect_run(
             f"{len(unsampled.rows)} inputs of {options.split}, sampled at random"
         )
     _add_states(findings, trained, workdir, sample, steps, plotted, init_params, report)
-    prompt = scorer.model.prompt
-    if "encoder" in prompt.reads and prompt.components():
-        findings.remarks.append(
-            "the method combines several prompts, so prompts of texts are not shown separately"
-        )
-    elif findings.states is not None and ("encoder" in prompt.reads or _has_soft_tokens(prompt)):
-        report("prompts of texts")
-        names, labels, is_known = _row_classes(scorer, sample)
-        findings.instances = find_instances(
-            trained,
-            sample,
-            np.where(is_known, labels, -1),
-            names,
-            shown=options.instances,
-            top=options.top,
-        )
+    if findings.states is not None:
+        _add_instances(findings, trained, sample, options, report)
     report(f"predictions for {unsampled.size} examples of {options.split}")
     _add_confusion(findings, config, trained, split)
     report("attention on the prompt")
     _add_attention(findings, trained, sample, params)
     return findings
-
-
-def _has_soft_tokens(prompt: Method) -> bool:
-    return bool(prompt.num_slots()) and not prompt.components()
 
 
 def _restore(config: RunConfig, workdir: str, split: str) -> RestoredRun:
@@ -205,7 +189,7 @@ def _restore(config: RunConfig, workdir: str, split: str) -> RestoredRun:
 def _choose_steps(
     requested: Sequence[int], steps: Sequence[int], best: int, workdir: str
 ) -> tuple[int, ...]:
-    """Returns the steps whose states are plotted: the requested ones, or a few with the best."""
+    """Returns the steps whose states are plotted: those requested, or a few and the best."""
     for step in requested:
         if step not in steps:
             available = ", ".join(map(str, steps)) or "none"
@@ -215,12 +199,8 @@ def _choose_steps(
             )
     if requested:
         return tuple(sorted(set(requested)))
-    # Evenly spaced; the nearest of them is replaced by the best step.
     positions = np.linspace(0, len(steps) - 1, min(PLOTTED_STEPS, len(steps))).round().astype(int)
-    chosen = [steps[place] for place in dict.fromkeys(positions.tolist())]
-    if best in steps and best not in chosen:
-        chosen[min(range(len(chosen)), key=lambda i: (abs(chosen[i] - best), i))] = best
-    return tuple(sorted(chosen))
+    return tuple(sorted({steps[place] for place in positions} | ({best} & {*steps})))
 
 
 def _run_summary(config: RunConfig, trained: RestoredRun, split: str) -> dict[str, str]:
@@ -235,10 +215,12 @@ def _run_summary(config: RunConfig, trained: RestoredRun, split: str) -> dict[st
         "inspected": f"{split}, {trained.splits[split].size} examples",
     }
     if trained.best:
-        scores = trained.best.dev.items()
-        score_text = ", ".join(f"{name} {value:.4f}" for name, value in scores)
-        rows["best step"] = f"{trained.best.step} (dev {score_text})"
+        rows["best step"] = f"{trained.best.step} (dev {_format_scores(trained.best.dev)})"
     return rows
+
+
+def _format_scores(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
 def _add_row_notes(findings: Findings, scorer: Scorer) -> None:
@@ -281,11 +263,7 @@ def _add_states(
 ) -> None:
     scorer = trained.scorer
     if scorer.head.OF != "classes":
-        kind = KINDS[scorer.head.OF].name
-        findings.notes["states"] = (
-            f"The answers of this {kind} task are not classes of examples, so hidden states have "
-            "no class; R_D and the projections are only for classification."
-        )
+        findings.notes["states"] = _not_classes(scorer)
         return
     if sample.labels.ndim > 1:
         findings.notes["states"] = (
@@ -310,8 +288,7 @@ def _add_states(
     plotted_states: dict[int, np.ndarray] = {}
     for step in steps:
         report(f"hidden states at step {step}")
-        initial = init_params if step == START else None
-        trainable = _step_params(trained, workdir, step) if initial is None else initial
+        trainable = init_params if step == START else _step_params(trained, workdir, step)
         if trainable is None:
             continue
         batches = eval_batches(scorer, sample)
@@ -327,16 +304,20 @@ def _add_states(
     findings.states = States(names, labels[is_known], separations, plotted_states)
 
 
+def _not_classes(scorer: Scorer) -> str:
+    return f"The answers of this {KINDS[scorer.head.OF].name} task are not classes of examples."
+
+
 def _step_params(trained: RestoredRun, workdir: str, step: int) -> tree.Flat | None:
     """Returns the trained parameters of a step; the best ones are loaded already.
 
     Returns None if a run that is still training has removed the step.
     """
-    trainable, checkpoints = trained.weights.trainable, Checkpoints(workdir)
     if trained.best is not None and step == trained.best.step:
-        return trainable
+        return trained.weights.trainable
+    checkpoints = Checkpoints(workdir)
     try:
-        return checkpoints.restore_trainable(trainable, step)
+        return checkpoints.restore_trainable(trained.weights.trainable, step)
     except (InputError, OSError, ValueError):
         if step in checkpoints.steps():
             raise
@@ -358,6 +339,28 @@ def _row_classes(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.ndarr
     return ("other choice", "right choice"), labels.reshape(-1), is_known.reshape(-1)
 
 
+def _add_instances(
+    findings: Findings,
+    trained: RestoredRun,
+    sample: Split,
+    options: InspectOptions,
+    report: Callable[[str], None],
+) -> None:
+    prompt = trained.scorer.model.prompt
+    reads_text = "encoder" in prompt.reads
+    if reads_text and prompt.components():
+        findings.remarks.append(
+            "the method combines several prompts, so prompts of texts are not shown separately"
+        )
+    elif reads_text or (prompt.num_slots() and not prompt.components()):
+        report("prompts of texts")
+        names, labels, is_known = _row_classes(trained.scorer, sample)
+        labels = np.where(is_known, labels, -1)
+        findings.instances = find_instances(
+            trained, sample, labels, names, shown=options.instances, top=options.top
+        )
+
+
 # -- answers --------------------------------------------------------------------------------------
 
 
@@ -366,10 +369,7 @@ def _add_confusion(
 ) -> None:
     scorer, names = trained.scorer, trained.scorer.task.labels
     if scorer.head.OF != "classes":
-        kind = KINDS[scorer.head.OF].name
-        findings.notes["confusion"] = (
-            f"The answers of this {kind} task are not classes, so there is no confusion matrix."
-        )
+        findings.notes["confusion"] = _not_classes(scorer)
         return
     if not names:
         findings.notes["confusion"] = (
@@ -385,13 +385,11 @@ def _add_confusion(
         return
     scores, split = split.average(scores), split.without_samples()
     predicted = scorer.head.predicted_classes(split, scores, scorer.classes)
-    if predicted is None:
-        raise TypeError(f"{type(scorer.head).__module__} answers by classes and gives none")
+    assert predicted is not None  # a head of classes
     true_labels = right_classes(scorer.head.gold_labels(split), predicted, split.metric_data)
     counts = count_confusion(true_labels, predicted, len(names))
     findings.confusion = Confusion(tuple(names), counts)
-    score_text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    findings.about["scores"] = score_text
+    findings.about["scores"] = _format_scores(metrics)
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -441,15 +439,15 @@ def _add_attention(
         offset += layers
 
 
+def _word_to_json(word: Word) -> dict[str, Any]:
+    return {"token": word.token, "id": word.id, "cosine": round(word.cosine, 4)}
+
+
 def _row_to_json(row: LearnedRow) -> dict[str, Any]:
-
-    def word_json(word: Word) -> dict[str, Any]:
-        return {"token": word.token, "id": word.id, "cosine": round(word.cosine, 4)}
-
     return {
         "kind": row.kind,
         "name": row.name,
-        "nearest": [word_json(w) for w in row.nearest],
-        "start": word_json(row.start_nearest) if row.start_nearest else None,
+        "nearest": list(map(_word_to_json, row.nearest)),
+        "start": _word_to_json(row.start_nearest) if row.start_nearest else None,
         "cosine_with_start": None if row.cosine is None else round(row.cosine, 4),
     }

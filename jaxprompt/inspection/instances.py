@@ -58,32 +58,18 @@ def find_instances(
     cosine with any vector of the prompt: the vectors computed from the text, or the soft tokens of
     the task, as in table 4. `labels` [texts] are class indices, -1 = unknown.
     """
-    marked = []
-    if trained.scorer.model.prompt.num_slots():
-        marked = _mark_words(trained, part, labels, names, shown=shown, top=top)
-    reads = "encoder" in trained.scorer.model.prompt.reads
-    return Instances(marked, _text_means(trained, part, labels, names) if reads else None)
-
-
-def _mark_words(
-    trained: RestoredRun,
-    part: Split,
-    labels: np.ndarray,
-    names: Sequence[str],
-    *,
-    shown: int,
-    top: int,
-) -> list[Instance]:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
-    params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
-    instances = []
-    for i, text in enumerate(part.rows[:shown]):
-        class_index = int(labels[i * scorer.layout.num_rows])
-        label = names[class_index] if class_index >= 0 else ""
-        instances.append(
-            _compare_text(scorer, inject, params, scorer.one_batch([text]), top, label)
-        )
-    return instances
+    prompt, marked = scorer.model.prompt, []
+    if prompt.num_slots():
+        params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
+        for text, class_index in zip(
+            part.rows[:shown], labels[:: scorer.layout.num_rows].tolist(), strict=False
+        ):
+            label = names[class_index] if class_index >= 0 else ""
+            batch = scorer.one_batch([text])
+            marked.append(_compare_text(scorer, inject, params, batch, top, label))
+    reads = "encoder" in prompt.reads
+    return Instances(marked, _text_means(trained, part, labels, names) if reads else None)
 
 
 def _text_means(
@@ -99,8 +85,7 @@ def _text_means(
         return vectors.reshape(-1, choices, vectors.shape[-1])
 
     step = compile_step(trained.placement, compute_means)
-    batches = eval_batches(scorer, part)
-    means = predict_scores(step, trainable, frozen, batches, len(part.rows))
+    means = predict_scores(step, trainable, frozen, eval_batches(scorer, part), len(part.rows))
     means = means.reshape(-1, means.shape[-1])
     width, is_known = scorer.model.backbone.dims.embed, labels >= 0
     return TextMeans(

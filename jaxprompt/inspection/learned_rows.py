@@ -90,28 +90,24 @@ def find_rows(
     `initial` are the initial params of the run. Vectors that are computed from a text are those of
     the first text of `batch`.
     """
-    inject, learned = jax.jit(scorer.model.inject), []
+    inject = jax.jit(scorer.model.inject)
     rows_now = _injected_rows(scorer, jax.device_get(inject(params, batch)))
-    rows_at_init: dict[str, np.ndarray] = {}
-    if initial:
-        rows_at_init = _injected_rows(scorer, jax.device_get(inject(initial, batch)))
+    rows_at_init = _injected_rows(scorer, jax.device_get(inject(initial, batch))) if initial else {}
+    learned = []
     for kind, rows in rows_now.items():
         names = _label_names(scorer, len(rows)) if kind == LABEL else []
         if len(names) != len(rows):
             names = [str(index) for index in range(1, len(rows) + 1)]
         words = nearest_words(scorer, params, rows, top, kind)
-        init_rows = rows_at_init.get(kind)
-        if init_rows is None:
-            learned += [
-                LearnedRow(kind, name, row, nearest, None, None, None)
-                for name, row, nearest in zip(names, rows, words, strict=True)
-            ]
-            continue
-        init_words = nearest_words(scorer, initial, init_rows, 1, kind)
-        for name, row, nearest, start, (word,) in zip(
-            names, rows, words, init_rows, init_words, strict=True
+        starts: Any = [None] * len(rows)
+        start_words = starts
+        if kind in rows_at_init:
+            starts = rows_at_init[kind]
+            start_words = [word for (word,) in nearest_words(scorer, initial, starts, 1, kind)]
+        for name, row, nearest, start, word in zip(
+            names, rows, words, starts, start_words, strict=True
         ):
-            cosine = float(normalize_rows(row) @ normalize_rows(start))
+            cosine = None if word is None else float(normalize_rows(row) @ normalize_rows(start))
             learned.append(LearnedRow(kind, name, row, nearest, start, word, cosine))
     return learned
 

@@ -33,10 +33,13 @@ class Page:
     def __init__(self, title: str):
         """Starts with a heading."""
         self._title, self._parts = title, [f"<h1>{html.escape(title)}</h1>"]
+        self.paths: list[Path] = []  # of the pictures
 
-    def section(self, title: str) -> None:
-        """Starts a section."""
+    def section(self, title: str, note: str = "") -> None:
+        """Starts a section, with a paragraph if there is a note."""
         self._parts.append(f"<h2>{html.escape(title)}</h2>")
+        if note:
+            self.paragraph(note)
 
     def paragraph(self, text: str) -> None:
         """Adds a paragraph."""
@@ -77,6 +80,7 @@ class Page:
                 f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
                 f"<figcaption>{caption}</figcaption></figure>"
             )
+        self.paths += [path for path, _ in paths]
         css_class = "pictures wide" if wide else "pictures"
         self._parts.append(f'<div class="{css_class}">{"".join(figures)}</div>')
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.training.pictures import COLOURS, save_figure
+from jaxprompt.training.pictures import COLOURS, mark_best, new_figure, save_figure
 
 _MARKERS = "os^DvP*X<>hpd"
 MAX_NAMED_CLASSES = 16  # up to so many classes have a legend, and so many words a label in a matrix
-_SIZE = (4.8, 4.6)  # inches
 _MAX_NAME_LENGTH = 18  # characters of a name
 
 
@@ -77,11 +76,9 @@ def draw_states(
       path: of the file.
       limits: lowest and highest values of the axes, for figures to be compared.
     """
-    from matplotlib.figure import Figure
-
     has_legend = len(names) <= MAX_NAMED_CLASSES
     rows = -(-len(names) // 3) if has_legend else 0
-    figure = Figure(figsize=(_SIZE[0], _SIZE[1] + 0.22 * rows), layout="constrained")
+    figure = new_figure(4.8, 4.6 + 0.22 * rows)
     axis = figure.subplots()
     for index, name in enumerate(names):
         x, y = points[labels == index].T
@@ -103,22 +100,14 @@ def draw_states(
 @_with_fonts
 def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
     """Plots R_D over the steps of a run, with the best step marked."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(6.0, 3.4), layout="constrained")
+    figure = new_figure(6.0, 3.4)
     axis = figure.subplots()
     axis.plot(list(ratios), list(ratios.values()), "o-", color=COLOURS[0], markersize=5)
     if best in ratios:
-        axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
-        axis.annotate(
-            f"best step {best}: {ratios[best]:.3f}",
-            (0.98, 0.93),
-            ha="right",
-            xycoords="axes fraction",
-        )
-    axis.set_xlabel("step")
-    axis.set_ylabel("$R_D$ = intra / inter")
+        mark_best(axis, best, f"best step {best}: {ratios[best]:.3f}", 0.93)
+    axis.set(xlabel="step", ylabel="$R_D$ = intra / inter")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.margins(y=0.2)
     axis.grid(alpha=0.3)
@@ -141,9 +130,7 @@ def draw_labels(
     `owners` are the labels of the words, `tokens` their texts. A line connects each label row with
     its initial value.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
+    figure = new_figure(5.6, 5.2)
     axis = figure.subplots()
     annotations = []
     for index, (name, row) in enumerate(zip(names, labels, strict=True)):
@@ -161,9 +148,7 @@ def draw_labels(
         axis.scatter(point[0], point[1], color=class_style(owner)["color"], marker="o", s=16)
         if len(names) <= MAX_NAMED_CLASSES:
             annotations.append((point, shorten_name(token), {"color": "#333333", "fontsize": 9}))
-    axis.set_title(title)
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(title=title, xticks=[], yticks=[])
     axis.margins(0.15)  # room for the texts
     _annotate_points(figure, axis, annotations)
     return save_figure(figure, path)
@@ -217,49 +202,54 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
 
     The last column, no class, is only plotted if it is not empty.
     """
-    from matplotlib.figure import Figure
-
-    has_unclassified = bool(counts[:, -1].any())
-    counts = counts if has_unclassified else counts[:, :-1]
-    columns = [*map(shorten_name, names), "no class"][: counts.shape[1]]
-    shows_counts = len(names) <= MAX_NAMED_CLASSES
-    side = 1.8 + (0.52 if shows_counts else 0.16) * len(names)
-    figure = Figure(figsize=(max(side + 0.8, 4.4), max(side, 3.6)), layout="constrained")
-    axis = figure.subplots()
+    counts = counts if counts[:, -1].any() else counts[:, :-1]
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    size = 10 if shows_counts else 6
-    axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right", fontsize=size)
-    axis.set_yticks(range(len(names)), list(map(shorten_name, names)), fontsize=size)
-    axis.set_xlabel("predicted label")
-    axis.set_ylabel("true label")
-    for (row, column), count in np.ndenumerate(counts if shows_counts else counts[:0]):
-        colour = "white" if shares[row, column] > 0.55 else "black"
-        axis.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
-    figure.colorbar(image, label="share of the true label", shrink=0.8)
+    columns = [*names, "no class"][: counts.shape[1]]
+    figure = _draw_matrix(
+        shares, counts.astype(str), names, columns, cmap="Blues", vmin=0, dark=0.55,
+        label="share of the true label",
+    )  # fmt: skip
+    figure.axes[0].set(xlabel="predicted label", ylabel="true label")
     return save_figure(figure, path)
 
 
 @_with_fonts
 def draw_similarity(cosines: np.ndarray, names: Sequence[str], path: Path) -> Path:
     """Plots the matrix of cosine similarities, float [N, N]."""
-    from matplotlib.figure import Figure
-
-    shows_values = len(names) <= MAX_NAMED_CLASSES
-    side = 1.8 + (0.52 if shows_values else 0.16) * len(names)
-    figure = Figure(figsize=(max(side + 0.8, 4.4), max(side, 3.6)), layout="constrained")
-    axis = figure.subplots()
-    image = axis.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1)
-    size = 10 if shows_values else 6
-    axis.set_xticks(
-        range(len(names)), list(map(shorten_name, names)), rotation=45, ha="right", fontsize=size
-    )
-    axis.set_yticks(range(len(names)), list(map(shorten_name, names)), fontsize=size)
-    for (row, column), value in np.ndenumerate(cosines if shows_values else cosines[:0]):
-        colour = "white" if abs(value) > 0.6 else "black"
-        axis.text(row, column, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
-    figure.colorbar(image, label="cosine of the mean tokens", shrink=0.8)
+    texts = np.vectorize("{:.2f}".format)(cosines)
+    figure = _draw_matrix(
+        cosines, texts, names, names, cmap="RdBu_r", vmin=-1, dark=0.6,
+        label="cosine of the mean tokens",
+    )  # fmt: skip
     return save_figure(figure, path)
+
+
+def _draw_matrix(
+    values: np.ndarray,
+    texts: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    cmap: str,
+    vmin: float,
+    dark: float,
+    label: str,
+) -> Any:
+    """Plots values up to 1 as colours, with their texts if they are few; `dark` needs white."""
+    shows_texts = len(rows) <= MAX_NAMED_CLASSES
+    side = 1.8 + (0.52 if shows_texts else 0.16) * len(rows)
+    figure = new_figure(max(side + 0.8, 4.4), max(side, 3.6))
+    axis = figure.subplots()
+    image = axis.imshow(values, cmap=cmap, vmin=vmin, vmax=1)
+    ticks = {"fontsize": 10 if shows_texts else 6}
+    names = list(map(shorten_name, columns))
+    axis.set_xticks(range(len(columns)), names, rotation=45, ha="right", **ticks)
+    axis.set_yticks(range(len(rows)), list(map(shorten_name, rows)), **ticks)
+    for (row, column), text in np.ndenumerate(texts if shows_texts else texts[:0]):
+        colour = "white" if abs(values[row, column]) > dark else "black"
+        axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    figure.colorbar(image, label=label, shrink=0.8)
+    return figure
 
 
 @_with_fonts
@@ -268,12 +258,11 @@ def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, pat
 
     `even` is the share with uniform attention over all visible positions.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     layers, heads = next(iter(parts.values())).shape
     height = 2.1 + min(0.22 * layers + 0.6, 6.0)
-    figure = Figure(figsize=(1.2 + 2.9 * len(parts), height), layout="constrained")
+    figure = new_figure(1.2 + 2.9 * len(parts), height)
     panels = figure.subplots(1, len(parts), squeeze=False, sharey=True)[0]
     maximum = max(float(part.max()) for part in parts.values())
     for axis, (name, part) in zip(panels, parts.items(), strict=True):

@@ -1,5 +1,6 @@
 """Writes the results of an inspection: words as text, all as JSON, PNG files, and one HTML page."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,10 @@ import numpy as np
 from jaxprompt.errors import escape
 from jaxprompt.files import make_folder, write_atomic, write_error
 from jaxprompt.inspection import pictures as draw
-from jaxprompt.inspection.findings import START, Findings
-from jaxprompt.inspection.learned_rows import LearnedRow
-from jaxprompt.inspection.page import Page, markup_with_marks, markup_with_notes
+from jaxprompt.inspection.findings import START, AttentionShare, Confusion, Findings, States
+from jaxprompt.inspection.instances import Instances
+from jaxprompt.inspection.learned_rows import LearnedRow, Word, normalize_rows
+from jaxprompt.inspection.page import Markup, Page, markup_with_marks, markup_with_notes
 from jaxprompt.scoring.separation import class_separation, pca_project, tsne_embed
 from jaxprompt.training.pictures import draw_curves, read_curves
 
@@ -17,6 +19,7 @@ PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"
 _PLOTTED_WORDS = 3  # plotted words per label (Zhang et al. 2022, figure 5)
 _MIN_TSNE_POINTS = 8  # minimum points for t-SNE
 _MAX_OPEN_ROWS = 8  # tables with more rows are collapsed
+_PROJECTIONS = {"PCA": pca_project, "t-SNE": tsne_embed}
 _STREAMS = {
     "encoder": "self-attention of the input",
     "decoder": "self-attention of the decoder",
@@ -69,17 +72,35 @@ def write_report(findings: Findings, workdir: str, title: str) -> list[Path]:
     page.table((), list(findings.about.items()), breaks=True)
     for remark in findings.remarks:
         page.paragraph(f"Note: {remark}.")
-    pictures = _write_rows(page, findings)
-    pictures += _write_states(page, findings, folder)
-    pictures += _write_instances(page, findings, folder)
-    pictures += _write_labels(page, findings, folder)
-    pictures += _write_confusion(page, findings, folder)
-    pictures += _write_attention(page, findings, folder)
-    pictures += _write_curves(page, workdir, folder)
+    notes = findings.notes
+    page.section("Nearest words", notes.get("rows", ""))
+    if findings.rows:
+        _write_rows(page, findings)
+    page.section("Hidden states that the head reads", notes.get("states", ""))
+    if findings.states:
+        _write_states(page, findings.states, findings.step, folder)
+    if findings.instances:
+        page.section("Prompts of texts")
+        _write_instances(page, findings.instances, folder)
+    page.section("Label rows in two dimensions", notes.get("labels", ""))
+    if findings.label_rows:
+        _write_labels(page, findings.label_rows, folder)
+    page.section("Confusion matrix", notes.get("confusion", ""))
+    if findings.confusion:
+        _write_confusion(page, findings.confusion, folder)
+    page.section("Attention on the prompt", notes.get("attention", ""))
+    if findings.attention:
+        _write_attention(page, findings.attention, folder)
+    page.section("Learning curves")
+    if read_curves(workdir):
+        curves = draw_curves(workdir, path=folder / "curves.png")
+        page.pictures([(curves, "Loss and dev score over the steps")], wide=True)
+    else:
+        page.paragraph("The run has written no metrics, so there are no curves.")
     texts = {PAGE: page.text(), JSON: findings.to_json(), WORDS: list_words(findings)}
     for name, text in texts.items():
         write_atomic(folder / name, text)
-    return [folder / name for name in texts] + pictures
+    return [folder / name for name in texts] + page.paths
 
 
 def _row_title(row: LearnedRow) -> str:
@@ -90,89 +111,72 @@ def _step_title(step: int) -> str:
     return "before training" if step == START else f"step {step}"
 
 
-def _write_rows(page: Page, findings: Findings) -> list[Path]:
-    page.section("Nearest words")
-    if "rows" in findings.notes:
-        page.paragraph(findings.notes["rows"])
-        return []
+def _file_name(kind: str) -> str:
+    return kind.lower().replace("-", "")
+
+
+def _write_rows(page: Page, findings: Findings) -> None:
     page.paragraph(
         "The tokens of the vocabulary whose embeddings have the highest cosine with each trained "
         f"vector at step {findings.step}, and the cosine of the vector with its initial value."
     )
-    rows = []
-    for row in findings.rows:
-        nearest = markup_with_notes([(word.token, f"{word.cosine:.2f}") for word in row.nearest])
-        start = "unknown"
-        if row.start_nearest is not None:
-            start = markup_with_notes(
-                [(row.start_nearest.token, f"{row.start_nearest.cosine:.2f}")]
-            )
-        cosine = "" if row.cosine is None else f"{row.cosine:.4f}"
-        rows.append((_row_title(row), nearest, start, cosine))
+
+    def markup(words: Sequence[Word]) -> Markup:
+        return markup_with_notes([(word.token, f"{word.cosine:.2f}") for word in words])
+
+    rows = [
+        (
+            _row_title(row),
+            markup(row.nearest),
+            "unknown" if row.start_nearest is None else markup([row.start_nearest]),
+            "" if row.cosine is None else f"{row.cosine:.4f}",
+        )
+        for row in findings.rows
+    ]
     page.table(("vector", "nearest words", "initially nearest", "cosine with initial value"), rows)
-    return []
 
 
-def _write_states(page: Page, findings: Findings, folder: Path) -> list[Path]:
-    page.section("Hidden states that the head reads")
-    states = findings.states
-    if states is None:
-        page.paragraph(findings.notes["states"])
-        return []
+def _write_states(page: Page, states: States, best: int, folder: Path) -> None:
     page.paragraph(
         "R_D is the mean distance between hidden states within a class, divided by that between "
         "classes (Zhang et al. 2022, appendix A.6). A lower value means better separated classes. "
         "The states are those of the last layer at the position that the head reads."
     )
     rows = [
-        (
-            _step_title(step),
-            f"{separation.ratio:.4f}",
-            f"{separation.intra:.3f}",
-            f"{separation.inter:.3f}",
-        )
-        for step, separation in states.separations.items()
+        (_step_title(step), f"{x.ratio:.4f}", f"{x.intra:.3f}", f"{x.inter:.3f}")
+        for step, x in states.separations.items()
     ]
     page.table(
         ("", "R_D", "within a class", "between classes"), rows, folded=len(rows) > _MAX_OPEN_ROWS
     )
-    pictures = []
-    if len(states.separations) > 1:
+    if len(rows) > 1:
         ratios = {step: separation.ratio for step, separation in states.separations.items()}
-        pictures.append(draw.draw_ratio(ratios, findings.step, folder / "ratio.png"))
-        page.pictures([(pictures[0], "R_D at the saved steps")], wide=True)
+        picture = draw.draw_ratio(ratios, best, folder / "ratio.png")
+        page.pictures([(picture, "R_D at the saved steps")], wide=True)
     else:
         page.paragraph("Only one step is saved; raise train.keep to get a curve of R_D.")
-    steps = list(states.pictured)
     # Projected together, so that the figures of all steps have the same axes.
     projected = pca_project(np.concatenate(list(states.pictured.values())), 2)
-    parts = np.split(projected, len(steps))
+    parts = np.split(projected, len(states.pictured))
     limits = projected.min(0), projected.max(0)
     for kind, points, axis_limits in (
         ("PCA", parts, limits),
-        ("t-SNE", [tsne_embed(separation, 2) for separation in states.pictured.values()], None),
+        ("t-SNE", [tsne_embed(x, 2) for x in states.pictured.values()], None),
     ):
         paths = []
-        for step, separation in zip(steps, points, strict=True):
-            ratio = states.separations[step].ratio
-            title = f"{kind}, {_step_title(step)}, $R_D$ {ratio:.3f}"
-            path = folder / f"{kind.lower().replace('-', '')}-{step}.png"
-            draw.draw_states(separation, states.labels, states.names, title, path, axis_limits)
+        for step, step_points in zip(states.pictured, points, strict=True):
+            title = f"{kind}, {_step_title(step)}, $R_D$ {states.separations[step].ratio:.3f}"
+            path = folder / f"{_file_name(kind)}-{step}.png"
+            draw.draw_states(step_points, states.labels, states.names, title, path, axis_limits)
             paths.append((path, f"{kind} of the states, {_step_title(step)}"))
         page.pictures(paths)
-        pictures += [path for path, _ in paths]
     if len(states.names) > draw.MAX_NAMED_CLASSES:
         page.paragraph(
             f"The {len(states.names)} classes differ by colour and marker, without a legend."
         )
-    return pictures
 
 
-def _write_instances(page: Page, findings: Findings, folder: Path) -> list[Path]:
-    instances = findings.instances
-    if instances is None:
-        return []
-    page.section("Prompts of texts")
+def _write_instances(page: Page, instances: Instances, folder: Path) -> None:
     if instances.shown:
         page.paragraph(
             "Marked are the words of a text whose embeddings have the highest cosine with any "
@@ -187,7 +191,7 @@ def _write_instances(page: Page, findings: Findings, folder: Path) -> list[Path]
             "The prompt consists of keys and values, which cannot be compared with words."
         )
     if instances.places is None:
-        return []
+        return
     names, labels, *vectors = instances.places
     page.paragraph(
         "Each text as the mean of its word embeddings, and as the mean of its prompt (Jiang et al. "
@@ -197,33 +201,22 @@ def _write_instances(page: Page, findings: Findings, folder: Path) -> list[Path]
     for name, states in zip(("embeddings", "prompts"), vectors, strict=True):
         ratio = class_separation(states, labels)
         ratio_text = f", $R_D$ {ratio.ratio:.3f}" if ratio else ""
-        for kind, reduce in (("PCA", pca_project), ("t-SNE", tsne_embed)):
-            path = folder / f"{name}-{kind.lower().replace('-', '')}.png"
+        for kind, reduce in _PROJECTIONS.items():
+            path = folder / f"{name}-{_file_name(kind)}.png"
             title = f"{kind} of {name}{ratio_text}"
             draw.draw_states(reduce(states, 2), labels, names, title, path)
             paths.append((path, f"{kind} of the {name} of {len(states)} texts"))
     page.pictures(paths)
-    return [path for path, _ in paths]
 
 
-def _write_labels(page: Page, findings: Findings, folder: Path) -> list[Path]:
-    page.section("Label rows in two dimensions")
-    rows = findings.label_rows
-    if not rows:
-        page.paragraph(findings.notes["labels"])
-        return []
+def _write_labels(page: Page, rows: Sequence[LearnedRow], folder: Path) -> None:
     words = [
         (number, word) for number, row in enumerate(rows) for word in row.nearest[:_PLOTTED_WORDS]
     ]
-    init_vectors = [row.start for row in rows if row.start is not None]
-    has_starts = len(init_vectors) == len(rows)
-    near_words = [word.vector for _, word in words]
-    parts = [[row.vector for row in rows], init_vectors if has_starts else [], near_words]
-    points = np.concatenate([np.stack(part) for part in parts if part])
-    points = points / np.maximum(np.linalg.norm(points, axis=-1, keepdims=True), 1e-30)
-    bounds = np.cumsum([len(part) for part in parts])[:2]
+    starts = [row.start for row in rows if row.start is not None]
+    has_starts = len(starts) == len(rows)
     paths = []
-    for kind, reduce in (("PCA", pca_project), ("t-SNE", tsne_embed)):
+    for kind, reduce in _PROJECTIONS.items():
         if reduce is tsne_embed and len(rows) + len(words) < _MIN_TSNE_POINTS:
             page.paragraph(
                 f"t-SNE is left out: {len(rows) + len(words)} points are too few for it."
@@ -231,52 +224,44 @@ def _write_labels(page: Page, findings: Findings, folder: Path) -> list[Path]:
             continue
         # t-SNE does not preserve distances, so only PCA shows how far a row moved.
         moves = has_starts and reduce is pca_project
-        selected = points if moves else np.concatenate([points[: bounds[0]], points[bounds[1] :]])
-        labels, starts, word_points = np.split(
-            reduce(selected, 2), bounds if moves else bounds[[0, 0]]
-        )
+        parts = [
+            [row.vector for row in rows],
+            starts if moves else [],
+            [word.vector for _, word in words],
+        ]
+        points = reduce(normalize_rows(np.concatenate([np.stack(x) for x in parts if x])), 2)
+        labels, initial, word_points = np.split(points, np.cumsum(list(map(len, parts)))[:2])
         path = draw.draw_labels(
             labels,
-            starts if moves else None,
+            initial if moves else None,
             word_points,
             [owner for owner, _ in words],
             [row.name for row in rows],
             [word.token for _, word in words],
             f"{kind} of label rows",
-            folder / f"labels-{kind.lower().replace('-', '')}.png",
+            folder / f"labels-{_file_name(kind)}.png",
         )
         caption = f"{kind} of the label rows (stars) and their nearest words, scaled to length 1"
         paths.append((path, caption + (", with their initial values (rings)" if moves else "")))
     page.pictures(paths)
-    return [path for path, _ in paths]
 
 
-def _write_confusion(page: Page, findings: Findings, folder: Path) -> list[Path]:
-    page.section("Confusion matrix")
-    if findings.confusion is None:
-        page.paragraph(findings.notes["confusion"])
-        return []
-    names, counts = findings.confusion
+def _write_confusion(page: Page, confusion: Confusion, folder: Path) -> None:
+    names, counts = confusion
     path = draw.draw_confusion(counts, names, folder / "confusion.png")
-    right, total = int(np.trace(counts)), int(counts.sum())
-    page.paragraph(f"{right} of {total} answers are right.")
+    page.paragraph(f"{int(np.trace(counts))} of {int(counts.sum())} answers are right.")
     caption = "Examples by true label (rows) and predicted label (columns)"
     page.pictures([(path, caption)], wide=True)
-    return [path]
 
 
-def _write_attention(page: Page, findings: Findings, folder: Path) -> list[Path]:
-    page.section("Attention on the prompt")
-    if not findings.attention:
-        page.paragraph(findings.notes["attention"])
-        return []
+def _write_attention(page: Page, attention: Mapping[str, AttentionShare], folder: Path) -> None:
     page.paragraph(
         "The share of the attention that falls on the prompt, its keys in front or its soft "
         "tokens, by layer and head: the mean over all tokens that are not soft, and that of the "
         "position that the head reads. Even attention would give every key that is seen the same."
     )
     paths = []
-    for name, shares in findings.attention.items():
+    for name, shares in attention.items():
         parts = {"all tokens": shares.tokens}
         if not np.isnan(shares.read).any():
             parts["position read"] = shares.read
@@ -285,14 +270,3 @@ def _write_attention(page: Page, findings: Findings, folder: Path) -> list[Path]
         mean = f"mean {shares.tokens.mean():.3f}, uniform attention {shares.even:.3f}"
         paths.append((path, f"Share of the prompt in the {_STREAMS[name]}: {mean}"))
     page.pictures(paths, wide=True)
-    return [path for path, _ in paths]
-
-
-def _write_curves(page: Page, workdir: str, folder: Path) -> list[Path]:
-    page.section("Learning curves")
-    if not read_curves(workdir):
-        page.paragraph("The run has written no metrics, so there are no curves.")
-        return []
-    path = draw_curves(workdir, path=folder / "curves.png")
-    page.pictures([(path, "Loss and dev score over the steps")], wide=True)
-    return [path]

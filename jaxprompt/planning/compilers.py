@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -150,32 +150,6 @@ def trace_without_gpu(target: Target) -> Iterator[None]:
             setattr(fused, name, function)
 
 
-class MemoryStats(Protocol):
-    """Memory of a program on one device according to XLA, in bytes."""
-
-    argument_size_in_bytes: int
-    output_size_in_bytes: int
-    alias_size_in_bytes: int  # of results that reuse the buffer of an argument
-    temp_size_in_bytes: int
-    peak_memory_in_bytes: int
-
-
-def read_memory(program: jax.stages.Compiled) -> MemoryStats:
-    """Returns the memory of a program. Raises RuntimeError if its compiler does not report it."""
-    memory = program.memory_analysis()
-    if memory is None:
-        raise RuntimeError("this compiler does not report the memory of a program")
-    return memory
-
-
-def hlo_text(program: jax.stages.Compiled) -> str:
-    """Returns the HLO of a program. Raises RuntimeError if its compiler does not report it."""
-    text = program.as_text()
-    if text is None:
-        raise RuntimeError("this compiler does not report the HLO of a program")
-    return text
-
-
 class Compiled(NamedTuple):
     """Memory and work of a program on one device, according to that device's compiler."""
 
@@ -209,7 +183,8 @@ def compile_for(placement: Placement, step: Callable, *args: Any, **settings: An
             program = _compile(lowered)
         except jax.errors.JaxRuntimeError as error:
             raise InputError(f"the compiler failed: {str(error).splitlines()[0]}") from error
-    memory, text = read_memory(program), hlo_text(program)
+    memory: Any = program.memory_analysis()
+    text = program.as_text() or ""
     return Compiled(
         memory.argument_size_in_bytes,
         memory.temp_size_in_bytes,

@@ -26,7 +26,7 @@ from jaxprompt.parallel.compilation import supported_options
 from jaxprompt.parallel.hlo import DeviceWork, count_work
 from jaxprompt.parallel.sharding import Placement, check_divisible, shardings_like, with_placement
 from jaxprompt.planning.abstract_run import AbstractRun
-from jaxprompt.planning.compilers import Compiled, compile_for, hlo_text, read_memory
+from jaxprompt.planning.compilers import Compiled, compile_for
 from jaxprompt.training.evaluation import generation_step
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
@@ -176,10 +176,9 @@ def _param_shapes(
     model = dataclasses.replace(run.scorer.model, backbone=module)
 
     def init(key):
-        shapes = backbone_shapes(module, run.backbone.config.quantize)
         backbone = {
             name: jnp.zeros(leaf.shape, leaf.dtype if tree.is_plane(name) else module.cfg.dtype)
-            for name, leaf in shapes.items()
+            for name, leaf in backbone_shapes(module, run.backbone.config.quantize).items()
         }
         loaded = tree.unflatten(backbone)["backbone"]
         params = model.init(key, loaded, choices=run.scorer.layout.num_rows)
@@ -197,7 +196,6 @@ def measure_sizes(shapes: StepShapes, placement: Placement) -> StepSizes:
     trainable, frozen = shapes.state.trainable, shapes.frozen
     # A layer's weights are gathered over the data axis before a matrix product reads them.
     unsharded = dataclasses.replace(placement, fsdp=False)
-    gathered = _with_shardings(frozen, unsharded.param_shardings(frozen))
     return StepSizes(
         tree.count(trainable) + tree.count(frozen),
         tree.count(trainable),
@@ -205,7 +203,7 @@ def measure_sizes(shapes: StepShapes, placement: Placement) -> StepSizes:
         _local_bytes(trainable),
         _local_bytes(shapes.state) - _local_bytes(trainable),
         _local_bytes(shapes.batch),
-        _local_bytes(gathered),
+        _local_bytes(_with_shardings(frozen, unsharded.param_shardings(frozen))),
     )
 
 
@@ -246,11 +244,10 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
 
     temporary, cached = _eval_memory(placement, read_prompt, shapes)
     state, cache = jax.eval_shape(with_placement(placement, read_prompt), *shapes[1:])
-    layers = jax.eval_shape(read_layers, shapes.trainable, shapes.frozen)
     # The copies of the layers are sharded like the layers.
     copies = (
         run.copies_layers
-        * _global_bytes(layers)
+        * _global_bytes(jax.eval_shape(read_layers, shapes.trainable, shapes.frozen))
         * _local_bytes(shapes.frozen)
         // _global_bytes(shapes.frozen)
     )
@@ -269,7 +266,7 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
 def _eval_memory(placement: Placement, step: Callable, shapes: EvalShapes) -> tuple[int, int]:
     """Compiles a step of an evaluation. Returns the bytes of temporary arrays and of results."""
     lowered = jax.jit(with_placement(placement, step)).lower(*shapes[1:])
-    memory = read_memory(lowered.compile(compiler_options=supported_options(**_OPTIONS)))
+    memory: Any = lowered.compile(compiler_options=supported_options(**_OPTIONS)).memory_analysis()
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
 
@@ -297,9 +294,10 @@ def measure_step(shapes: StepShapes, placement: Placement) -> Cost:
     """Compiles a step. Returns its cost on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
     compiled = lowered.compile(compiler_options=supported_options(**_OPTIONS))
-    memory = read_memory(compiled)
+    memory: Any = compiled.memory_analysis()
+    # Without results that reuse the buffer of an argument.
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    work = count_work(hlo_text(compiled))
+    work = count_work(compiled.as_text() or "")
     return Cost(measure_sizes(shapes, placement), memory.temp_size_in_bytes, results, work)
 
 

@@ -1,18 +1,23 @@
 """Formats plans as JSON values and as a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 
+_FLOPS = ("", "k", "M", "G", "T", "P")
+_COMPILED_PARTS = {
+    "arguments": "arguments", "temporary": "temporary", "total": "peak",
+    "evaluation": "in evaluation",
+}  # fmt: skip
+
 
 def plans_to_json(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
     """Returns plans as JSON values. One of them must be called "as configured"."""
     configured = plans["as configured"]
-    if configured is None:
-        raise ValueError("the plan of the configured mesh is missing")
+    assert configured is not None
     dtype, sizes, device = run.config.backbone.dtype, configured.cost.sizes, configured.device
     rows, length = run.batch.encoder.ids.shape
     heads = getattr(run.backbone.module.cfg, "key_heads", 0)
@@ -75,8 +80,7 @@ def _compiled_to_json(compiled: Compiled | str, evaluated: Compiled | str | None
         return {"refused": compiled}
     if isinstance(evaluated, str):
         return {"refused": evaluated}
-    if evaluated is None:
-        raise ValueError("the step was compiled for the device, and the evaluation was not")
+    assert evaluated is not None  # compiled with the step
     work = compiled.work
     return {
         "bytes": {
@@ -161,48 +165,50 @@ def _advice(report: dict[str, Any]) -> list[str]:
 
 def _table(plans: dict[str, Any]) -> list[str]:
     columns = list(plans.values())
-    rows: list[tuple[str, list[str]]] = [("", list(plans))]
-
-    def row(name: str, cell: Callable[[dict[str, Any]], str]) -> None:
-        rows.append((name, [cell(plan) for plan in columns]))
-
-    row("devices", lambda p: f"{p['devices']}x {p['device'] or 'device'}")
-    row("data x model", lambda p: f"{p['mesh']['data']} x {p['mesh']['model']}")
-    row("fsdp, remat", lambda p: f"{'yes' if p['mesh']['fsdp'] else 'no'}, {p['remat']}")
-    if any(plan["key_copies"] > 1 for plan in columns):
-        row("key heads", lambda p: "on every device" if p["key_copies"] > 1 else "divided")
-    if any(plan["attention"] for plan in columns):
-        row("attention", lambda p: p["attention"] or "as configured")
-    for part in columns[0]["bytes"]:
-        name = {"total": "  in all", "evaluation": "  in evaluation"}.get(part, f"  {part}")
-        rows.append((name, [_format_bytes(p["bytes"][part]) for p in columns]))
-    rows.insert(len(rows) - len(columns[0]["bytes"]), ("bytes per device", [""] * len(columns)))
-    if columns[0]["device"]:
-        row("  room", lambda p: _format_bytes(p["room"]))
-        row("fits", lambda p: "yes" if p["fits"] else "NO")
+    has_device = bool(columns[0]["device"])
     compiled = [p["compiled"] for p in columns if "compiled" in p]
+    rows: list[tuple[str, list[str]]] = []
+
+    def row(name: str, cells: Iterable[str]) -> None:
+        rows.append((name, list(cells)))
+
+    row("", plans)
+    row("devices", (f"{p['devices']}x {p['device'] or 'device'}" for p in columns))
+    row("data x model", (f"{p['mesh']['data']} x {p['mesh']['model']}" for p in columns))
+    row("fsdp, remat", (f"{'yes' if p['mesh']['fsdp'] else 'no'}, {p['remat']}" for p in columns))
+    if any(p["key_copies"] > 1 for p in columns):
+        copies = ("on every device" if p["key_copies"] > 1 else "divided" for p in columns)
+        row("key heads", copies)
+    if any(p["attention"] for p in columns):
+        row("attention", (p["attention"] or "as configured" for p in columns))
+    row("bytes per device", ("" for _ in columns))
+    for part in columns[0]["bytes"]:
+        name = {"total": "in all", "evaluation": "in evaluation"}.get(part, part)
+        row(f"  {name}", (_format_bytes(p["bytes"][part]) for p in columns))
+    if has_device:
+        row("  room", (_format_bytes(p["room"]) for p in columns))
     if compiled:
-        index = len(rows) - 1  # before "fits"
-        rows[index:index] = _compiled_rows(columns)
-    row(
-        "FLOPs per device",
-        lambda p: _format_scaled(p["flops"], ("", "k", "M", "G", "T", "P"), 1000),
-    )
-    none = ["" if plan["collectives"] else "nothing" for plan in columns]
-    suffix = ", estimated" if compiled else ""
-    rows.append((f"sent per device{suffix}", none))
-    for kind in sorted({kind for plan in columns for kind in plan["collectives"]}):
-        rows.append((f"  {kind}", [_format_traffic(p["collectives"].get(kind)) for p in columns]))
+        row("bytes per device, compiled", ("" for _ in columns))
+        for part, name in _COMPILED_PARTS.items():
+            sizes = [plan.get("bytes") for plan in compiled]
+            row(f"  {name}", (_format_bytes(x[part]) if x else "refused" for x in sizes))
+    if has_device:
+        row("fits", ("yes" if p["fits"] else "NO" for p in columns))
+    row("FLOPs per device", (_format_scaled(p["flops"], _FLOPS, 1000) for p in columns))
+    none = ("" if p["collectives"] else "nothing" for p in columns)
+    row("sent per device, estimated" if compiled else "sent per device", none)
+    for kind in _kinds(columns):
+        row(f"  {kind}", (_format_traffic(p["collectives"].get(kind)) for p in columns))
     if compiled:
-        rows.append(("sent per device, compiled", [""] * len(columns)))
-        for kind in sorted({kind for plan in compiled for kind in plan.get("collectives", ())}):
-            sent = [p["compiled"].get("collectives", {}).get(kind) for p in columns]
-            rows.append((f"  {kind}", [_format_traffic(traffic) for traffic in sent]))
-    if columns[0]["device"]:
-        row("one step", lambda p: f"{p['seconds']['step']:.3g} s")
+        row("sent per device, compiled", ("" for _ in columns))
+        for kind in _kinds(compiled):
+            sent = [p["compiled"].get("collectives", {}) for p in columns]
+            row(f"  {kind}", (_format_traffic(traffic.get(kind)) for traffic in sent))
+    if has_device:
+        row("one step", (f"{p['seconds']['step']:.3g} s" for p in columns))
         for part in ("compute", "memory", "network"):
-            rows.append((f"  {part}", [f"{p['seconds'][part]:.3g} s" for p in columns]))
-        row("tokens per second", lambda p: f"{p['tokens_per_second']:,.0f}")
+            row(f"  {part}", (f"{p['seconds'][part]:.3g} s" for p in columns))
+        row("tokens per second", (f"{p['tokens_per_second']:,.0f}" for p in columns))
     name_width = max(len(name) for name, _ in rows)
     width = 2 + max(len(cell) for _, cells in rows for cell in cells)
     return [
@@ -211,18 +217,9 @@ def _table(plans: dict[str, Any]) -> list[str]:
     ]
 
 
-def _compiled_rows(columns: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Returns the table rows of the memory according to the devices' compiler."""
-    sizes_by_plan = [plan["compiled"].get("bytes", {}) for plan in columns]
-    names = {
-        "arguments": "  arguments", "temporary": "  temporary", "total": "  peak",
-        "evaluation": "  in evaluation",
-    }  # fmt: skip
-    rows = [
-        (text, [_format_bytes(sizes[name]) if sizes else "refused" for sizes in sizes_by_plan])
-        for name, text in names.items()
-    ]
-    return [("bytes per device, compiled", [""] * len(columns)), *rows]
+def _kinds(plans: Sequence[dict[str, Any]]) -> list[str]:
+    """Lists the kinds of collectives of plans."""
+    return sorted({kind for plan in plans for kind in plan.get("collectives", ())})
 
 
 def _format_traffic(traffic: dict[str, int] | None) -> str:

@@ -68,9 +68,8 @@ class Plan(NamedTuple):
 
     @property
     def hardware(self) -> Device:
-        """The device. Raises ValueError for a plan without one, which has no room and no time."""
-        if self.device is None:
-            raise ValueError("this plan has no device")
+        """The device; a plan without one has no room and no time."""
+        assert self.device is not None
         return self.device
 
     @property

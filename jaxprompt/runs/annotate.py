@@ -17,7 +17,6 @@ from jaxprompt import signals
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.check import check_config
 from jaxprompt.build.corpus import log_to_stderr, read_corpus, require_corpus
-from jaxprompt.build.demonstrations import has_demos
 from jaxprompt.build.examples import check_prompt_tuning, read_task
 from jaxprompt.config.run import CHANGEABLE_AFTER_TRAINING, CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.corpus import Corpus
@@ -35,7 +34,7 @@ from jaxprompt.data.text.demos import COUNTS
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError
+from jaxprompt.errors import check_rules
 from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import enable_compilation_cache
@@ -71,53 +70,31 @@ def check_annotator(config: RunConfig) -> None:
     """
     check_config(config)
     check_prompt_tuning(config)
-    if is_grid(config):
-        raise InputError("config.runs defines several runs, but annotate takes one; empty it")
     require_corpus(config)
-    if has_demos(config):
-        field = next(f"demos.{name}" for name in COUNTS if getattr(config.demos, name))
-        raise InputError(f"annotate does not support demonstrations; set {field}=0")
     task = read_task(config.task)
-    if task.is_text or task.choices:
-        reason = "writes texts" if task.is_text else "has choices"
-        raise InputError(
-            f"task {task.name} {reason}, but annotate needs classes; use a task with classes, from "
-            "the worst to the best"
-        )
     template = parse(config.task.template or task.template)
-    if modified := [
-        part.text for part in template.parts if part.kind == "field" and part.modifiers
-    ]:
-        raise InputError(
-            f"{{{modified[0]}}} has a modifier in the template, but annotate inserts the text "
-            f"unchanged; write {{{modified[0]}}} alone"
-        )
+    modified = [
+        f"{{{part.text}}}" for part in template.parts if part.kind == "field" and part.modifiers
+    ]
     text_fields = template.fields if config.task.template else task.fields
-    if len(text_fields) != 1:
-        raise InputError(
-            f"task {task.name} has {len(text_fields)} texts, {', '.join(text_fields)}, but a unit "
-            "of a corpus is one text; use a task of single texts"
-        )
-    if not task.labels:
-        raise InputError(
-            f"task {task.name} does not say which of its classes is the worst; give task.labels, "
-            "from the worst to the best"
-        )
+    counts = [f"demos.{name}=0" for name in COUNTS if getattr(config.demos, name)]
+    rules = {
+        "config.runs defines several runs, but annotate takes one; empty it": is_grid(config),
+        f"annotate does not support demonstrations; set {', '.join(counts)}": counts,
+        f"task {task.name} writes texts, but annotate needs classes; use a task with classes, "
+        "from the worst to the best": task.is_text,
+        f"task {task.name} has choices, but annotate needs classes; use a task with classes, from "
+        "the worst to the best": task.choices,
+        f"{', '.join(modified)} has a modifier in the template, but annotate inserts the text "
+        "unchanged; write the field alone": modified,
+        f"task {task.name} has {len(text_fields)} texts, {', '.join(text_fields)}, but a unit of "
+        "a corpus is one text; use a task of single texts": len(text_fields) != 1,
+        f"task {task.name} does not say which of its classes is the worst; give task.labels, from "
+        "the worst to the best": not task.labels,
+    }
+    check_rules(rules)
     check_thresholds(task.labels, thresholds_of(config))
     check_classes(task.labels, len(get_pattern("cls", config.ppt.patterns).words))
-
-
-def check_saved(classifier: RunConfig, workdir: str, finished: bool) -> None:
-    """Raises InputError if a workdir belongs to another classifier."""
-    free = CHANGEABLE_FIELDS + CHANGEABLE_AFTER_TRAINING * finished
-    check_workdir(workdir, classifier.to_dict(), free)
-
-
-def read_units(config: RunConfig, workdir: str) -> Corpus:
-    """Opens the corpus of a config, indexed with the tokenizer of the classifier."""
-    backbone = open_backbone(config.backbone)
-    tokenizer = load_tokenizer(backbone.folder)
-    return read_corpus(config, tokenizer, backbone.module.cfg.vocab, workdir)
 
 
 def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> Annotator:
@@ -128,12 +105,11 @@ def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> An
     trained = restore_run(classifier, workdir)
     scorer = trained.scorer
     check_thresholds(scorer.task.labels, thresholds_of(config))
-    description = (
-        f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}"
-    )
-    description += f", classifier {_digest(trained)[:12]}"
     max_len = min(scorer.layout.max_len, MAX_TOKENS + scorer.model.prompt.num_slots())
-    description += f", {max_len} tokens, {classifier.backbone.dtype}"
+    description = (
+        f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}, "
+        f"classifier {_digest(trained)[:12]}, {max_len} tokens, {classifier.backbone.dtype}"
+    )
     return Annotator(trained, scorer.task.labels, max_len, description)
 
 
@@ -143,8 +119,8 @@ def _digest(trained: RestoredRun) -> str:
     Checkpoint files are not hashed: they depend on times and on the order of threads.
     """
     scorer = trained.scorer
-    settings = [scorer.task.labels, scorer.task.words, scorer.template]
-    digest = hashlib.sha256(json.dumps(settings).encode())
+    task = scorer.task
+    digest = hashlib.sha256(json.dumps([task.labels, task.words, scorer.template]).encode())
     # Sorted, so that equal parameters give equal digests.
     for name, leaf in sorted(trained.weights.trainable.items()):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
@@ -187,7 +163,7 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
 
 
 def _ahead(function: Callable[[int], _T], values: Sequence[int]) -> Iterator[_T]:
-    """Calls `make` for each value ahead of time, in a thread."""
+    """Calls a function for each value ahead of time, in a thread."""
     with ThreadPoolExecutor(1) as pool:
         futures: deque[Future[_T]] = deque()
         for value in values:
@@ -210,12 +186,15 @@ def _prepare(
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
     if not trained:  # whether they belong to this classifier is only known after its training
         check_unfinished(output)
-    check_saved(classifier, workdir, trained)
+    free = (*CHANGEABLE_FIELDS, *CHANGEABLE_AFTER_TRAINING) if trained else CHANGEABLE_FIELDS
+    check_workdir(workdir, classifier.to_dict(), free)
     processes.check_agreement(
         agreed_settings(config) | {"--output": output, "result.json": str(trained)}
     )
     make_folder(workdir)
-    corpus = read_units(config, workdir)
+    backbone = open_backbone(config.backbone)
+    tokenizer = load_tokenizer(backbone.folder)
+    corpus = read_corpus(config, tokenizer, backbone.module.cfg.vocab, workdir)
     processes.check_agreement({"the indexed text": corpus.folder.name})
     if not trained and tune.train_prompt(classifier, workdir) is None:
         return None

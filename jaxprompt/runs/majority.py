@@ -32,14 +32,12 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
         raise InputError(f"task {task.name} has no {split} split; give data.files.{split}")
     labels = np.array([example.label for example in examples])
     check_relations(task.metric, task.labels, task.negative)
-    judgements = collect_facts(task, examples)
-    predictions = np.full_like(labels, majority)
     scores = metrics.score_predictions(
         task.metric,
         labels,
-        predictions,
+        np.full_like(labels, majority),
         len(task.labels),
-        judgements,
+        collect_facts(task, examples),
         scores=np.broadcast_to(counts, (len(labels), len(task.labels))),
     )
     return {"split": split, "examples": len(examples), "majority": task.labels[majority], **scores}

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -20,25 +20,24 @@ from jaxprompt.build.backbone import NO_INPUTS
 from jaxprompt.build.check import check_config
 from jaxprompt.build.evaluation import make_metrics_fn
 from jaxprompt.build.inheritance import init_notes
-from jaxprompt.build.initial_params import InitialParams, init_params
+from jaxprompt.build.initial_params import init_params
 from jaxprompt.build.method import prompt_starts
 from jaxprompt.build.optimizer import make_milestones
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.prompt_artifact import pack_prompt
 from jaxprompt.build.task import (
     build_objectives,
-    example_notes,
     make_task_data,
     open_checked_backbone,
     prepare_task,
+    split_lines,
     train_batches,
 )
 from jaxprompt.config.load import with_overrides
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
-from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_rules
 from jaxprompt.files import read_json, user_path
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
@@ -46,10 +45,17 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.expand import is_grid
-from jaxprompt.runs.running import RunStages, agreed_settings, init_train_state, run_stages
+from jaxprompt.runs.running import (
+    PreparedWithWeights,
+    RunStages,
+    agreed_settings,
+    init_train_state,
+    make_result,
+    run_stages,
+)
 from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
+from jaxprompt.training.one_run import Feed, Job, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import TrainStep, make_train_step
@@ -76,39 +82,32 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     Raises InputError for two tasks with the same name, a file that cannot be read, and a field that
     all tasks share.
     """
-    configs: dict[str, RunConfig] = {}
-    paths: dict[str, str] = {}
-    for path in config.shared.tasks:
-        name = Path(path).name.removesuffix(".json")
-        if name in configs:
-            raise InputError(
-                f"shared.tasks: {paths[name]} and {path} have the same task name {name!r}; rename "
-                "a file"
-            )
-        if not name.replace("-", "").replace("_", "").isalnum():
-            raise InputError(
-                f"shared.tasks: the task name {name!r} is the name of its file and may only have "
-                "letters, digits, - and _; rename the file"
-            )
+    names = [Path(path).name.removesuffix(".json") for path in config.shared.tasks]
+    repeated = [name for name in names if names.count(name) > 1]
+    odd = [name for name in names if not name.replace("-", "").replace("_", "").isalnum()]
+    rules = {
+        f"shared.tasks names {len(names)} task; give 2 or more, or train it alone": len(names) < 2,
+        f"shared.tasks: files have the same task name {', '.join(repeated[:1])!r}; rename one": (
+            repeated
+        ),
+        f"shared.tasks: a task name is the name of its file and may only have letters, digits, - "
+        f"and _, not {', '.join(odd[:1])!r}; rename the file": odd,
+    }
+    check_rules(rules)
+    configs = {}
+    for name, path in zip(names, config.shared.tasks, strict=True):
         fields = read_json(user_path(path), "a JSON file with the fields of the task")
-        shared_field = next(
-            (field for field in fields if field.split(".")[0] not in _TASK_BLOCKS), None
-        )
-        if shared_field is not None:
-            raise InputError(
-                f"{path}: {shared_field} is shared by all tasks; give fields of "
-                f"{', '.join(_TASK_BLOCKS)} by their full names, e.g. "
-                '{"task.name": "conll2003"}'
-            )
+        for field in fields:
+            if field.split(".")[0] not in _TASK_BLOCKS:
+                raise InputError(
+                    f"{path}: {field} is shared by all tasks; give fields of "
+                    f"{', '.join(_TASK_BLOCKS)} by their full names, e.g. "
+                    '{"task.name": "conll2003"}'
+                )
         try:
-            task_config = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
+            configs[name] = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
-        configs[name], paths[name] = task_config, path
-    if len(configs) < 2:
-        raise InputError(
-            f"shared.tasks names {len(configs)} task; give 2 or more, or train it alone"
-        )
     return configs
 
 
@@ -184,24 +183,29 @@ def read_tasks(config: RunConfig) -> Tasks:
             examples, scorer, splits = prepare_task(task_config, placement, backbone)
         except InputError as error:
             raise InputError(f"task {name}: {error}") from error
-        data = make_task_data(examples, scorer)
-        record = SharedTask(**vars(data), fields=fields[name])
+        record = SharedTask(**vars(make_task_data(examples, scorer)), fields=fields[name])
         by_name[name] = SharedTaskInputs(
             config=task_config, scorer=scorer, splits=splits, notes=examples.notes, record=record
         )
     _check_prompts(config, by_name)
-    train_splits = [task.splits["train"] for task in by_name.values()]
+    train_splits = {name: task.splits["train"] for name, task in by_name.items()}
     by_name = {
-        name: dataclasses.replace(task, scorer=task.scorer.with_vocabulary_of(*train_splits))
+        name: dataclasses.replace(
+            task, scorer=task.scorer.with_vocabulary_of(*train_splits.values())
+        )
         for name, task in by_name.items()
     }
     if jax.process_count() > 1:
         # Every process reads all rows, and trains on its share of them.
-        for name, task in by_name.items():
-            digests = {f"{part} of {name}": split.digest() for part, split in task.splits.items()}
-            processes.check_agreement(digests)
+        processes.check_agreement(
+            {
+                f"{part} of {name}": split.digest()
+                for name, task in by_name.items()
+                for part, split in task.splits.items()
+            }
+        )
     # All windows and copies of an example count, as in a run of one task.
-    sizes = {name: len(task.splits["train"].rows) for name, task in by_name.items()}
+    sizes = {name: len(split.rows) for name, split in train_splits.items()}
     batch_sizes = {name: task.config.data.batch for name, task in by_name.items()}
     mix = mix_tasks(sizes, batch_sizes, config.shared.temperature)
     return Tasks(
@@ -218,36 +222,27 @@ def _check_prompts(config: RunConfig, tasks: Mapping[str, SharedTaskInputs]) -> 
     """Raises InputError for a method that depends on the task, or has its own objective."""
     prompts = {name: task.scorer.model.prompt for name, task in tasks.items()}
     first = next(iter(prompts))
-    for name, prompt in prompts.items():
-        if prompt != prompts[first]:
-            raise InputError(
-                f"prompt.name={config.prompt.name} depends on the task, so {first} "
-                f"and {name} cannot share it; use e.g. prefix or soft"
-            )
-    if prompts[first].objectives():
-        raise InputError(
-            f"prompt.name={config.prompt.name} has an additional objective, which tasks "
-            "cannot share; with dart set prompt.fluency=0, or use another method"
-        )
+    others = [name for name, prompt in prompts.items() if prompt != prompts[first]]
+    rules = {
+        f"prompt.name={config.prompt.name} depends on the task, so {first} and "
+        f"{', '.join(others)} cannot share it; use e.g. prefix or soft": others,
+        f"prompt.name={config.prompt.name} has an additional objective, which tasks cannot share; "
+        "with dart set prompt.fluency=0, or use another method": prompts[first].objectives(),
+    }
+    check_rules(rules)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PreparedTasks(Prepared[SharedRecord]):
+class PreparedTasks(PreparedWithWeights[SharedRecord]):
     """The examples of all tasks, and the backbone."""
 
     tasks: Tasks
-    loaded: Loaded
-
-    def without_weights(self) -> Self:
-        """Returns a copy without the loaded weights of the backbone."""
-        return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TasksJob(Job):
     """A job that trains on several tasks."""
 
-    weights: InitialParams  # before the first step
     scores: dict[str, ScoreSplit]  # by task
 
 
@@ -259,25 +254,21 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
     def check(self) -> None:
         """Checks the config of each task."""
         config = self.config
-        if is_grid(config):
-            raise InputError(
-                "config.runs and shared.tasks are both set, but a grid trains runs of one task; "
-                "empty one of the two"
-            )
+        rules = {
+            "config.runs and shared.tasks are both set, but a grid trains runs of one task; empty "
+            "one of the two": is_grid(config),
+            "prompt.start=labels uses the label words of one task; use vocab or text": (
+                "labels" in prompt_starts(config)
+            ),
+            f"cache.location={config.cache.location} caches states of one task; empty it for "
+            "shared.tasks": config.cache.location,
+        }
+        check_rules(rules)
         for name, task_config in task_configs(config).items():
             try:
                 check_config(task_config)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
-        if "labels" in prompt_starts(config):
-            raise InputError(
-                "prompt.start=labels uses the label words of one task; use vocab or text"
-            )
-        if config.cache.location:
-            raise InputError(
-                f"cache.location={config.cache.location} caches states of one task; empty it for "
-                "shared.tasks"
-            )
 
     def prepare(self, saved: SharedRecord | None, resume_step: int | None) -> PreparedTasks:
         """Loads and encodes the splits of all tasks, and loads the backbone."""
@@ -285,10 +276,12 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
         tasks = read_tasks(self.config)
         backbone, loaded = NO_INPUTS.load(tasks.backbone, tasks.placement)
         tasks = tasks.with_backbone(backbone)
-        backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
-        records_by_task = {name: task.record for name, task in tasks.by_name.items()}
-        seen = tasks.joined_scorer().model.prompt.seen
-        record = records.make_shared_record(self.config, records_by_task, seen, backbone_record)
+        record = SharedRecord(
+            tasks={name: task.record for name, task in tasks.by_name.items()},
+            seen=tasks.joined_scorer().model.prompt.seen,
+            backbone=BackboneRecord(backbone.family, loaded.report.fingerprint),
+            **records.init_fields(self.config),
+        )
         return PreparedTasks(
             placement=tasks.placement,
             steps_per_epoch=tasks.mix.steps_per_epoch,
@@ -325,61 +318,48 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
                 "dev", tasks.by_name, scores, trainable, weights.frozen
             ),
             value=lambda dev: dev["mean"],
-            weights=weights,
             scores=scores,
         )
 
     def lines(self, prepared: PreparedTasks, job: TasksJob, start_message: str) -> Iterator[str]:
         """Yields log lines: what was read of each task, and what trains."""
-        config, tasks, (trainable, frozen, report) = self.config, prepared.tasks, job.weights
-        yield (
-            f"backbone {config.backbone.path} ({tasks.backbone.family}), weights "
-            f"{report.fingerprint[:12]}"
-        )
+        config, tasks, backbone = self.config, prepared.tasks, prepared.record.backbone
+        weights = backbone.fingerprint[:12]
+        yield f"backbone {config.backbone.path} ({backbone.family}), weights {weights}"
         yield from init_notes(config, tasks.joined_scorer().model.backbone.dims)
         for name, task in tasks.by_name.items():
             share = tasks.mix.shares[name]
             yield f"task {name}, template {task.scorer.template!r}, {share:.1%} of the steps"
-            yield "  " + ", ".join(
-                f"{split_name} {split.size}" for split_name, split in task.splits.items()
-            )
-            for line in example_notes(task.scorer, task.splits, task.notes):
-                yield f"  {line}"
-        yield tree.parameter_table(trainable, frozen)
+            yield from split_lines(task.scorer, task.splits, task.notes)
+        yield tree.parameter_table(job.state.trainable, job.frozen)
         yield f"{prepared.milestones.total} steps, {start_message}"
 
     def finish(self, prepared: PreparedTasks, job: TasksJob, outcome: TrainOutcome) -> RunResult:
         """Evaluates on test once, and exports the prompt with the head of each task."""
         config, tasks = self.config, prepared.tasks.by_name
-        progress, best = outcome.progress, outcome.best
-        scorers, scores = {}, {}
-        for name, task in tasks.items():
-            scorers[name] = task.scorer.fitted(_select_scores(best.dev, name))
-            # A head with another threshold is another program; otherwise the compiled one is used.
-            is_same_head = scorers[name].head == task.scorer.head
-            scores[name] = (
-                job.scores[name]
-                if is_same_head
-                else make_metrics_fn(task.config, scorers[name], prepared.placement)
-            )
+        scorers = {
+            name: task.scorer.fitted(_select_scores(outcome.best.dev, name))
+            for name, task in tasks.items()
+        }
+        # A head with another threshold is another program; otherwise the compiled one is used.
+        scores = job.scores | {
+            name: make_metrics_fn(task.config, scorers[name], prepared.placement)
+            for name, task in tasks.items()
+            if scorers[name].head != task.scorer.head
+        }
         test: dict[str, float] = {}
         if config.train.test:
             test = _score_tasks("test", tasks, scores, outcome.trainable, job.frozen)
-        trained = tree.count(job.weights.trainable)
         if processes.is_first():
             self._export(prepared, job, scorers, outcome, test)
-        return RunResult(
+        return make_result(
+            config,
+            job,
+            outcome,
             method=config.prompt.name,
-            seed=config.seed,
             tasks=tuple(tasks),
-            trained=trained,
-            total=trained + tree.count(job.frozen),
-            steps=progress.steps,
-            skipped=progress.skipped,
-            best_step=best.step,
-            dev=best.dev,
+            dev=outcome.best.dev,
             test=test or None,
-            time=outcome.time,
         )
 
     def _export(
@@ -423,8 +403,8 @@ def _make_task_step(
     name: str, task: SharedTaskInputs, model: Model, tx: optax.GradientTransformation
 ) -> TrainStep:
     """Returns the train step of a task; `model` has the heads of all tasks."""
-    terms = build_objectives(task.config, task.scorer.model)
-    terms = [term._replace(head=name) for term in terms]
+    objectives = build_objectives(task.config, task.scorer.model)
+    terms = [term._replace(head=name) for term in objectives]
     return make_train_step(model, tx, terms, accumulate=task.config.optim.accumulate)
 
 
@@ -469,13 +449,12 @@ def _select_scores(scores: Mapping[str, float], name: str) -> dict[str, float]:
 
 def _select_params(flat: Flat, name: str) -> Flat:
     """Returns the parameters that one task uses, with its head as the only one."""
-    prefix, task_params = f"head/{name}/", {}
-    for path, value in flat.items():
-        if path.startswith(prefix):
-            task_params[f"head/main/{path.removeprefix(prefix)}"] = value
-        elif not path.startswith("head/"):
-            task_params[path] = value
-    return task_params
+    prefix = f"head/{name}/"
+    return {
+        path.replace(prefix, "head/main/", 1): value
+        for path, value in flat.items()
+        if path.startswith(prefix) or not path.startswith("head/")
+    }
 
 
 def _sum_counts(counts: Sequence[np.ndarray | None]) -> np.ndarray | None:
@@ -483,7 +462,5 @@ def _sum_counts(counts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     token_counts = [ids for ids in counts if ids is not None]
     if len(token_counts) < len(counts):
         return None
-    total = np.zeros(max(map(len, token_counts)), np.int64)
-    for ids in token_counts:
-        total[: len(ids)] += ids
-    return total
+    size = max(map(len, token_counts))
+    return np.sum([np.pad(ids, (0, size - len(ids))) for ids in token_counts], axis=0)

@@ -4,12 +4,11 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping
-
-import numpy as np
+from typing import TypedDict
 
 from jaxprompt.build.inheritance import origin_metadata
 from jaxprompt.build.initial_params import load_soft_tokens
-from jaxprompt.build.method import inherited_exports, prompt_files, prompt_starts
+from jaxprompt.build.method import inherited_exports, prompt_files
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.text.identity import check_fingerprints
@@ -23,73 +22,51 @@ from jaxprompt.training.run_folder import (
     read_result,
 )
 from jaxprompt.training.run_record import (
-    BackboneRecord,
-    PretrainingData,
-    PretrainingRecord,
     RunRecord,
-    SharedRecord,
-    SharedTask,
     TaskData,
     TaskRecord,
 )
 
 
-def make_record(config: RunConfig, data: TaskData, backbone: BackboneRecord) -> TaskRecord:
-    """Returns the record of a run that trains on a task."""
-    init, files = read_init(config), hash_init_files(config)
-    return TaskRecord(**vars(data), backbone=backbone, init=init, files=files)
+class InitFields(TypedDict):
+    """The fields of a record about what a run is initialised from."""
+
+    init: OriginMetadata | None  # the exports
+    files: dict[str, str]  # hashes of soft-token files, by path
 
 
-def make_shared_record(
-    config: RunConfig, tasks: Mapping[str, SharedTask], seen: str, backbone: BackboneRecord
-) -> SharedRecord:
-    """Returns the record of a run in which several tasks share a prompt."""
-    init, files = read_init(config), hash_init_files(config)
-    return SharedRecord(tasks=tasks, seen=seen, backbone=backbone, init=init, files=files)
-
-
-def make_pretraining_record(
-    config: RunConfig, data: PretrainingData, backbone: BackboneRecord
-) -> PretrainingRecord:
-    """Returns the record of a run that pre-trains a prompt on a corpus."""
-    init, files = read_init(config), hash_init_files(config)
-    return PretrainingRecord(**vars(data), backbone=backbone, init=init, files=files)
-
-
-def read_init(config: RunConfig) -> OriginMetadata | None:
-    """Returns which exports the trainable parameters are initialised from."""
+def init_fields(config: RunConfig) -> InitFields:
+    """Returns the fields of a record about what a run is initialised from."""
     origins = [origin_metadata(path) for path, _ in inherited_exports(config)]
-    return dataclasses.replace(origins[0], more=tuple(origins[1:])) if origins else None
-
-
-def hash_init_files(config: RunConfig) -> dict[str, str]:
-    """Returns hashes of the soft-token files that a prompt is initialised from, by path."""
-    return {path: _sha256(load_soft_tokens(path)[0]) for path in prompt_files(config)}
+    init = dataclasses.replace(origins[0], more=tuple(origins[1:])) if origins else None
+    files = {
+        path: hashlib.sha256(load_soft_tokens(path)[0].tobytes()).hexdigest()
+        for path in prompt_files(config)
+    }
+    return {"init": init, "files": files}
 
 
 def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathLike) -> None:
     """Raises InputError if an export or file that a run was initialised from has changed."""
-    init, files = read_init(config), hash_init_files(config)
-    if _digests(record.init) != _digests(init):
+    fields = init_fields(config)
+    init = fields["init"]
+    changes = [
+        f"{path}, whose soft tokens have changed"
+        for path, digest in record.files.items()
+        if fields["files"].get(path) != digest
+    ]
+    if init is not None and _digests(record.init) != _digests(init):
+        changes.append(f"{init.path}, which is another export now")
+    if changes:
         raise InputError(
-            f"{workdir} was initialised from {init and init.path}, which is another export now; "
-            "restore it, or train again in another workdir"
+            f"{workdir} was initialised from {changes[0]}; restore it, or train again in another "
+            "workdir"
         )
-    for path, digest in record.files.items():
-        if files.get(path) != digest:
-            raise InputError(
-                f"{workdir} was initialised from {path}, whose soft tokens have changed; restore "
-                "it, or train again in another workdir"
-            )
 
 
 def _digests(init: OriginMetadata | None) -> list[tuple[str, str | None]]:
     """Returns the exports by path and digest."""
     return [(origin.path, origin.sha256) for origin in (init, *init.more)] if init else []
-
-
-def _sha256(array: np.ndarray) -> str:
-    return hashlib.sha256(array.tobytes()).hexdigest()
 
 
 def check_same_data(workdir: str | os.PathLike, record: RunRecord) -> None:
@@ -119,43 +96,31 @@ def check_backbone(
 
 def changed_split_messages(record: TaskData, data: TaskData) -> tuple[str, ...]:
     """Returns a message for each split that differs from that of the run."""
-    lines = []
-    for name, split in data.splits.items():
-        saved_split = record.splits.get(name)
-        if saved_split is not None and saved_split.digest != split.digest:
-            same_size = saved_split.examples == split.examples
-            others = "those" if same_size else f"the {saved_split.examples}"
-            lines.append(f"{name}: {split.examples} examples, not {others} of the run")
-    return tuple(lines)
+    return tuple(
+        f"{name}: {split.examples} examples, not those of the run"
+        for name, split in data.splits.items()
+        if name in record.splits and record.splits[name].digest != split.digest
+    )
 
 
-def check_prompt_init(
-    config: RunConfig, record: TaskData, data: TaskData, workdir: str | os.PathLike
+def check_train_split(
+    record: TaskData, data: TaskData, workdir: str | os.PathLike, use: str
 ) -> None:
-    """Raises InputError if a frozen prompt would be initialised from different text.
+    """Raises InputError if training examples that restoring a run needs have changed.
 
-    It is not in the checkpoints, but is initialised again from the training split.
+    `use` says what the run does with its training split.
     """
     saved_split, split = record.splits.get("train"), data.splits["train"]
-    if saved_split is None or "task" not in prompt_starts(config):
-        return
-    if saved_split.digest != split.digest:
+    if saved_split is not None and saved_split.digest != split.digest:
         raise InputError(
-            f"{workdir} has a frozen prompt that was initialised from its training split "
-            f"(prompt.start=task) of {saved_split.examples} examples, which differ from the "
+            f"{workdir} {use} of {saved_split.examples} examples, which differ from the "
             f"{split.examples} examples now; restore them or train again in another workdir"
         )
 
 
 def check_demonstrations(record: TaskData, data: TaskData, workdir: str | os.PathLike) -> None:
     """Raises InputError if demonstrations would differ from those during training."""
-    saved_split, split = record.splits.get("train"), data.splits["train"]
-    if saved_split is not None and saved_split.digest != split.digest:
-        raise InputError(
-            f"{workdir} shows demonstrations from its training split: {saved_split.examples} "
-            f"examples, which differ from the {split.examples} now; restore them or train again in "
-            "another workdir"
-        )
+    check_train_split(record, data, workdir, "shows demonstrations from its training split")
     fingerprints = [task_data.sentence_encoder[:12] for task_data in (record, data)]
     if fingerprints[0] != fingerprints[1]:
         raise InputError(

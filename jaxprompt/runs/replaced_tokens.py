@@ -36,14 +36,12 @@ class Pair:
         model, backbone = self.discriminator, params["backbone"]
         if head == "generator":
             model, backbone = self.generator, tie_embeddings(params["generator"], backbone)
-        model_params = {"backbone": backbone}
-        return model.forward(model_params, batch, deterministic=deterministic, key=key)
+        return model.forward({"backbone": backbone}, batch, deterministic=deterministic, key=key)
 
 
 def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 2048) -> Pair:
     """Returns the pair of two encoders. Raises InputError if their embeddings differ in shape."""
-    names = ("vocab", "embed", "positions", "types", "offset")
-    for name in names:
+    for name in ("vocab", "embed", "positions", "types", "offset"):
         generator_size, discriminator_size = (
             getattr(encoder.cfg, name) for encoder in (generator, discriminator)
         )

@@ -32,8 +32,8 @@ from jaxprompt.runs.record import (
     check_backbone,
     check_demonstrations,
     check_origins,
-    check_prompt_init,
-    make_record,
+    check_train_split,
+    init_fields,
     read_trained,
 )
 from jaxprompt.training.checkpoint import Checkpoints
@@ -62,12 +62,8 @@ def is_zero_shot(config: RunConfig) -> bool:
 def _changeable_fields(config: RunConfig, from_text: bool) -> tuple[str, ...]:
     """Returns the fields that may differ from those of the run."""
     head_fields = [f"head.{name}" for name in get_head(config).CHANGEABLE]
-    after_training = [
-        field
-        for field in (*CHANGEABLE_AFTER_TRAINING, *head_fields)
-        if not (from_text and field in DATA_FIELDS)
-    ]
-    return (*CHANGEABLE_FIELDS, *after_training)
+    fixed = DATA_FIELDS if from_text else ()
+    return (*CHANGEABLE_FIELDS, *({*CHANGEABLE_AFTER_TRAINING, *head_fields} - {*fixed}))
 
 
 def restore_run(
@@ -91,8 +87,7 @@ def restore_run(
         record, best_step = read_trained(workdir, config, changeable, TaskRecord)
     placement = build_placement(config)
     backbone = open_checked_backbone(config, placement, restored=True)
-    if from_text:
-        split_names = (*split_names, "train")
+    split_names = (*split_names, "train") if from_text else split_names
     demo_splits = ("train",) if has_demos(config) else ()
     examples = read_examples(config, (*split_names, *demo_splits), record, inputs.rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
@@ -111,25 +106,25 @@ def restore_run(
             rng.key_for(config.seed, "init"), loaded.params, placement=placement
         )
         weights = InitialParams({}, tree.flatten(params), loaded.report)
-        fingerprint = loaded.report.fingerprint
-        record = make_record(config, data, BackboneRecord(backbone.family, fingerprint))
+        backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
+        record = TaskRecord(**vars(data), backbone=backbone_record, **init_fields(config))
         return RestoredRun(placement, scorer, splits, weights, None, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir, data.identity)
-    changed_splits = changed_split_messages(record, data)
     counts = None
     if from_text:
-        check_prompt_init(config, record, data, workdir)
+        # A frozen prompt is not in the checkpoints, but is initialised again.
+        if "task" in prompt_starts(config):
+            use = "has a frozen prompt that was initialised from its training split"
+            check_train_split(record, data, workdir, f"{use} (prompt.start=task)")
         counts = count_tokens(
             config, splits["train"], lambda: count_corpus(config, scorer, workdir)
         )
     weights = init_params(config, scorer, loaded, counts, placement, restored=True)
     if any(name.startswith("prompt/") for name in weights.frozen):  # not in the checkpoints
         check_origins(config, record, workdir)
-    checkpoints = Checkpoints(workdir)
-    trainable, evaluation = checkpoints.restore_best(weights.trainable, best_step, or_newer=True)
-    best = Evaluation(**evaluation)
-    weights = weights._replace(trainable=trainable)
-    scorer = scorer.fitted(best.dev)
-    return RestoredRun(
-        placement, scorer, splits, weights, best, backbone.family, record, changed_splits
+    trainable, evaluation = Checkpoints(workdir).restore_best(
+        weights.trainable, best_step, or_newer=True
     )
+    best, changes = Evaluation(**evaluation), changed_split_messages(record, data)
+    weights, scorer = weights._replace(trainable=trainable), scorer.fitted(best.dev)
+    return RestoredRun(placement, scorer, splits, weights, best, backbone.family, record, changes)

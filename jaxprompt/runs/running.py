@@ -1,20 +1,22 @@
 """Common parts of all runs: workdir, other processes, result."""
 
 import abc
+import dataclasses
 import hashlib
 import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import optax
 
-from jaxprompt import rng, signals
+from jaxprompt import rng, signals, tree
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.convert.artifact import package_versions
+from jaxprompt.convert.load import Loaded
 from jaxprompt.corpus import Corpus
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
@@ -35,6 +37,17 @@ _HOST_FIELDS = ("backbone.path", "data.cache_dir", "data.source", "data.files")
 # Data may be moved, because `run_stages` compares it with the record, even of a finished run. In a
 # grid or a sweep it may not: these accept a finished run by its config alone.
 _FREE = (*CHANGEABLE_FIELDS, "data.source", "data.files")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedWithWeights(Prepared[Record]):
+    """The inputs of a run whose parameters are initialised from those of a loaded backbone."""
+
+    loaded: Loaded
+
+    def without_weights(self) -> Self:
+        """Returns a copy without the loaded weights of the backbone."""
+        return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
 P = TypeVar("P", bound=Prepared)
@@ -85,6 +98,21 @@ def init_train_state(
     tx = build_optimizer(config, trainable, prepared.milestones, prepared.steps_per_epoch)
     key = rng.key_for(config.seed, "dropout", config.rng)
     return tx, place_state(prepared.placement, trainable, tx, key, donate=True)
+
+
+def make_result(config: RunConfig, job: Job, outcome: TrainOutcome, **fields: Any) -> RunResult:
+    """Returns the result of a run; `fields` are those of its kind, e.g. its scores."""
+    trained = tree.count(job.state.trainable)
+    return RunResult(
+        seed=config.seed,
+        trained=trained,
+        total=trained + tree.count(job.frozen),
+        steps=outcome.progress.steps,
+        skipped=outcome.progress.skipped,
+        best_step=outcome.best.step,
+        time=outcome.time,
+        **fields,
+    )
 
 
 def open_corpus(

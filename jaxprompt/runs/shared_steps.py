@@ -53,8 +53,7 @@ def make_shared_step(
             # The optimizer state has leaves of the same names, so one rule applies to both.
             path_keys = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
             heads = [name.split("/")[1] for name in path_keys if name.startswith("head/")]
-            is_other = any(head != task_batch.task for head in heads)
-            return previous if is_other else updated
+            return previous if any(head != task_batch.task for head in heads) else updated
 
         trainable, opt_state = [
             jax.tree_util.tree_map_with_path(select, *trees, is_leaf=is_schedule)
@@ -83,7 +82,7 @@ def mix_tasks(
 
     Args:
       sizes: number of examples by task.
-      rows: number of examples of a batch by task.
+      batch_sizes: number of examples of a batch by task.
       temperature: above 0.
     """
     # Computed from logarithms, because a power of 1 / 0.01 would be infinite.

@@ -18,7 +18,7 @@ from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
-from jaxprompt.convert.prompt_metadata import BackboneMetadata, PromptMetadata
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
@@ -162,20 +162,13 @@ def _convert_head(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], d
     """Converts the head of a PEFT adapter. Returns its tensors and its config block."""
     if not adapter.head:
         return {}, {}
-    task_type = adapter.config.get("task_type")
-    candidates = [head for head in _HEADS if head.task == task_type]
-    if not candidates:
-        raise InputError(
-            f"{path} has a head of task_type={brief(task_type)}, which is not supported; save the "
-            f"adapter with one of {', '.join(dict.fromkeys(head.task for head in _HEADS))}"
-        )
-    names = set(adapter.head)
-    match = next((head for head in candidates if names == set(head.tensors())), None)
+    task_type, names = adapter.config.get("task_type"), set(adapter.head)
+    match = next((x for x in _HEADS if x.task == task_type and names == set(x.tensors())), None)
     if match is None:
-        forms = " or ".join(", ".join(head.tensors()) for head in candidates)
+        forms = "; ".join(f"{head.task} with {', '.join(head.tensors())}" for head in _HEADS)
         raise InputError(
-            f"{path} has a head with {', '.join(sorted(names))}, which is not supported; "
-            f"{task_type} needs {forms}"
+            f"{path} has a head of task_type={brief(task_type)} with {', '.join(sorted(names))}, "
+            f"which is not supported; supported: {forms}"
         )
     tensors = {}
     for name, our_name in match.layers.items():
@@ -198,7 +191,7 @@ def make_peft_arguments(
     Raises:
       InputError: for a prompt that PEFT does not support; it puts soft tokens before the input.
     """
-    _check_single_prompt(scorer, tensors, metadata)
+    _check_supported(scorer, tensors, metadata)
     base = metadata.backbone
     adapter: dict[str, Any] = {
         "base": base.id,
@@ -214,7 +207,6 @@ def make_peft_arguments(
                 f"{metadata.template!r} has them elsewhere; {_USE_EXPORT}"
             )
         return adapter | {"soft": unscaled_soft_tokens(tensors, base.rescale)}
-    _check_prefix(base, metadata.prompt)
     adapter["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
     if base.family == "bert" and metadata.head.get("pooler") == "checkpoint":
         kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
@@ -222,60 +214,37 @@ def make_peft_arguments(
     return adapter
 
 
-def _check_single_prompt(
+def _check_supported(
     scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> None:
-    """Raises InputError if a run has more than soft tokens or a prefix, or neither."""
-    if scorer.demos is not None:
-        raise InputError(
-            f"--peft: the prompt uses demonstrations, which PEFT does not support; {_USE_EXPORT}"
-        )
-    if scorer.model.prompt.reads:
-        raise InputError(
-            f"--peft: {with_article(metadata.method)} prompt is computed from each text, which "
-            f"PEFT does not support; {_USE_EXPORT}"
-        )
+    """Raises InputError for a prompt that is not only soft tokens or only a prefix as in PEFT."""
     if tuned_names(tensors):
         raise InputError(
             "--peft: the run tuned weights of the backbone, which an adapter does not contain; "
             "also give --tuned=FOLDER, which writes the tuned backbone"
         )
-    if "prompt/rows" in tensors:
-        raise InputError(
-            f"--peft: {with_article(metadata.method)} prompt trains label rows, which PEFT does "
-            f"not support; {_USE_EXPORT}"
-        )
-    others = {name for name in tensors if name.startswith("prompt/")} - {"prompt/slots"}
-    if metadata.backbone.family == "t5" and others:
-        raise InputError(
-            "--peft: for a T5, PEFT only supports soft tokens of the encoder; use "
-            "prompt.safetensors"
-        )
-    if "prompt/slots" in tensors and others:
-        raise InputError(
-            f"--peft: {with_article(metadata.method)} prompt has soft tokens and a prefix, and "
-            f"PEFT supports only one of them; {_USE_EXPORT}"
-        )
-    if "prompt/slots" not in tensors and "prompt/k" not in tensors:
-        raise InputError(
-            f"--peft: {with_article(metadata.method)} run has no prompt; export it without --peft"
-        )
-
-
-def _check_prefix(base: BackboneMetadata, constant: OpenBlock) -> None:
-    """Raises InputError for a prefix in layers, positions or models that PEFT does not support."""
-    fields: Mapping[str, Any] = constant.fields
-    span = (fields["first"], fields["last"], fields["shift"])
-    if span != (0, base.dims.layers, fields["length"]):
-        raise InputError(
-            "--peft: a prefix of PEFT is in every layer and shifts positions by its length, and "
-            f"this one is in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}; {_USE_EXPORT}"
-        )
-    if base.family not in _PREFIX_FAMILIES:
-        raise InputError(
-            f"--peft: {with_article(base.family)} of transformers does not support a prefix; "
-            f"{_USE_EXPORT}"
-        )
+    base, prompt = metadata.backbone, metadata.prompt
+    has_soft, has_prefix = "prompt/slots" in tensors, "prompt/k" in tensors
+    is_deep = any(x.startswith("prompt/") and x != "prompt/slots" for x in tensors)
+    layers = prompt.get("first"), prompt.get("last")
+    problems = {
+        "demonstrations": scorer.demos is not None,
+        "a prompt that is computed from each text": scorer.model.prompt.reads,
+        "trained label rows": "prompt/rows" in tensors,
+        "the prompts of a T5, except soft tokens of its encoder": base.family == "t5" and is_deep,
+        "soft tokens and a prefix in one adapter": has_soft and is_deep,
+        "a run that has no prompt": not has_soft and not has_prefix,
+        "a prefix that is not in every layer": has_prefix and layers != (0, base.dims.layers),
+        "a prefix that does not shift positions by its length": (
+            has_prefix and prompt.get("shift") != prompt.get("length")
+        ),
+        f"a prefix of {with_article(base.family)}": (
+            has_prefix and base.family not in _PREFIX_FAMILIES
+        ),
+    }
+    for problem, has_problem in problems.items():
+        if has_problem:
+            raise InputError(f"--peft: PEFT does not support {problem}; {_USE_EXPORT}")
 
 
 def _are_first(scorer: Scorer) -> bool:

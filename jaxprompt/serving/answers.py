@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxprompt import tree
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encoded import count_cut
+from jaxprompt.data.text.encoded import Split, count_cut
 from jaxprompt.errors import InputError
 from jaxprompt.models.generation import check_generation
 from jaxprompt.models.scorer import Scorer, with_shared_prefix
@@ -38,13 +40,20 @@ def make_answers(
         split = scorer.encode(examples)
         batches = EvalBatches(split.rows, split.labels, scorer.layout)
         scores = predict({}, dict(params), batches, len(split.rows))
-        head.check_outputs(split.average(scores))
-        metrics, num_labelled = scorer.measure_known(split, scores)
-        columns = list(scorer.answers(examples, split, scores))
-        unmarked = split.metric_data.unmarked if split.metric_data else 0
-        return Answers(columns, metrics, num_labelled, count_cut(split.by_example()), unmarked)
+        return collect_answers(scorer, examples, split, scores)
 
     return answer
+
+
+def collect_answers(
+    scorer: Scorer, examples: Sequence[Example], split: Split, scores: np.ndarray
+) -> Answers:
+    """Returns the answers to encoded examples from the scores of their units."""
+    scorer.head.check_outputs(split.average(scores))
+    metrics, num_labelled = scorer.measure_known(split, scores)
+    columns = list(scorer.answers(examples, split, scores))
+    unmarked = split.metric_data.unmarked if split.metric_data else 0
+    return Answers(columns, metrics, num_labelled, count_cut(split.by_example()), unmarked)
 
 
 def mark_errors(

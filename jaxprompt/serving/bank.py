@@ -11,12 +11,13 @@ import numpy as np
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.prompt_artifact import join_params, scorer_from_metadata
 from jaxprompt.build.tuned_backbone import tuned_names
+from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.cells import describe_non_text, spelling
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encoded import Encoded, Split, count_cut
+from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, nearest, show_columns
 from jaxprompt.models.bank import (
@@ -30,7 +31,7 @@ from jaxprompt.models.bank import (
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.serving.answers import Answers, mark_errors
+from jaxprompt.serving.answers import Answers, collect_answers, mark_errors
 from jaxprompt.training.evaluation import StartPass, compile_step, dispatch_ahead
 from jaxprompt.types import NO_LIMIT, Batch, Injection
 
@@ -51,7 +52,7 @@ class PromptGroup(NamedTuple):
     injections: Injection
     head_groups: list[HeadParams]
     head_indices: list[int]  # index of each member's head in the bank
-    step: StartPass
+    step: Callable[..., Callable[..., Any]]  # see `bank_step`
 
 
 class PromptBank(NamedTuple):
@@ -109,13 +110,6 @@ def make_bank(
     scorers, prompt_params = [], []
     for name, export in prompts.items():
         trained_on = export.metadata.backbone
-        fingerprint = backbone.loaded.report.fingerprint
-        if trained_on.fingerprint != fingerprint and not force:
-            raise InputError(
-                f"prompt {name} was trained on weights {trained_on.fingerprint[:12]} "
-                f"({trained_on.id}), and this bank uses {fingerprint[:12]} ({opened.config.path}); "
-                "serve the prompt separately, or give --force (force=True)"
-            )
         if trained_on.rescale != opened.config.rescale:
             raise InputError(
                 f"prompt {name} was trained with rescale={trained_on.rescale}, the bank's backbone "
@@ -125,6 +119,7 @@ def make_bank(
             config=dataclasses.replace(opened.config, sentinel=trained_on.sentinel)
         )
         try:
+            check_fingerprint(trained_on, backbone.loaded.report.fingerprint, force=force)
             scorer = scorer_from_metadata(prompt_backbone, export.metadata, batch, force=force)
             scorer = scorer.with_backbone(prompt_backbone)
         except InputError as error:
@@ -153,18 +148,16 @@ def make_bank(
 
 
 def _check_supported(name: str, export: Export, scorer: Scorer) -> None:
-    advice = "; serve it separately"
-    if scorer.head.WRITES:
-        raise InputError(f"prompt {name} generates text, which a bank does not support{advice}")
-    if scorer.model.prompt.reads:
-        raise InputError(
-            f"prompt {name} is computed from each text, which a bank does not support{advice}"
-        )
-    if tuned_names(export.tensors):
-        raise InputError(
-            f"prompt {name} has tuned backbone weights, and the prompts of a bank share one "
-            f"backbone{advice}"
-        )
+    problems = {
+        "generates text": scorer.head.WRITES,
+        "is computed from each text": scorer.model.prompt.reads,
+        "has tuned backbone weights": bool(tuned_names(export.tensors)),
+    }
+    for problem, has_problem in problems.items():
+        if has_problem:
+            raise InputError(
+                f"prompt {name} {problem}, which a bank does not support; serve it separately"
+            )
 
 
 def _compute_injection(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
@@ -287,13 +280,8 @@ def answer_requests(bank: PromptBank, requests: Sequence[tuple[int, Record]]) ->
             )
     answers = {}
     for index, split in splits.items():
-        scorer, scores = bank.scorers[index], scores_by_prompt[index]
-        scorer.head.check_outputs(split.average(scores))
-        metrics, num_labelled = scorer.measure_known(split, scores)
-        columns = list(scorer.answers(_examples(records[index]), split, scores))
-        unmarked = split.metric_data.unmarked if split.metric_data else 0
-        answers[index] = Answers(
-            columns, metrics, num_labelled, count_cut(split.by_example()), unmarked
+        answers[index] = collect_answers(
+            bank.scorers[index], _examples(records[index]), split, scores_by_prompt[index]
         )
     return answers
 
@@ -341,38 +329,25 @@ def _score_group(
     unit_members = np.array(member_indices, np.int32)
     bank_params = group.injections, group.head_groups
     scores_by_head: dict[int, np.ndarray] = {}  # by kind of head
-    for unit_indices, head_scores in _score_batches(
-        group.step, bank_params, bank.backbone, batches, unit_members
+    score_batch = group.step(bank_params, bank.backbone)
+    for indices, scores_of_heads in dispatch_ahead(
+        score_batch(_with_prompts(batch, unit_members)) for batch in batches
     ):
+        unit_indices = np.asarray(indices)
         # Padding rows of the batch have index -1.
         is_example = unit_indices >= 0
-        for head_index, scores in enumerate(head_scores):
+        for head_index, scores in enumerate(scores_of_heads):
             if head_index not in scores_by_head:
-                scores_by_head[head_index] = np.full(
-                    (len(rows), *scores.shape[1:]), np.nan, np.float32
-                )
-            scores_by_head[head_index][unit_indices[is_example]] = scores[is_example]
+                shape = len(rows), *scores.shape[1:]
+                scores_by_head[head_index] = np.full(shape, np.nan, np.float32)
+            head_scores = np.asarray(scores, np.float32)
+            scores_by_head[head_index][unit_indices[is_example]] = head_scores[is_example]
     scores_by_prompt = {}
     for index in splits:
         member = group.members.index(index)
         # Every head has scored every row; only the scores of the prompt's own head are used.
         scores_by_prompt[index] = scores_by_head[group.head_indices[member]][unit_members == member]
     return scores_by_prompt
-
-
-def _score_batches(
-    step: Callable,
-    bank_params: Any,
-    params: Mapping[str, Any],
-    batches: EvalBatches,
-    prompts: np.ndarray,
-) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Yields for each batch the unit indices of its rows, and their scores by head."""
-    score_batch = step(bank_params, params)
-    for index, head_scores in dispatch_ahead(
-        score_batch(_with_prompts(batch, prompts)) for batch in batches
-    ):
-        yield np.asarray(index), [np.asarray(value, np.float32) for value in head_scores]
 
 
 def _with_prompts(batch: Batch, prompts: np.ndarray) -> Batch:

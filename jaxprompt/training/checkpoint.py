@@ -13,7 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, list_differences
 from jaxprompt.training.checkpoint_folders import (
     BEST,
     POSITION,
@@ -87,22 +87,19 @@ class Checkpoints:
             return self.restore_best(template, step)[0]
         return self._read(STATE, step, lambda p: _restore(p, STATE, template, "trainable/"))[0]
 
-    def find_best(self, step: int | None = None, *, state: int | None = None) -> int:
+    def find_best(self, step: int | None = None) -> int:
         """Returns the step of the best parameters up to `step`, by default the newest.
 
-        `state` is the step of the state that needs them. Raises InputError if they are missing or
-        damaged.
+        Raises InputError if they are missing or damaged.
         """
-        return self._read(BEST, step, lambda path: int(path.name), state)
+        return self._read(BEST, step, lambda path: int(path.name))
 
-    def _read(
-        self, item: str, step: int | None, read: Callable[[Path], Result], state: int | None = None
-    ) -> Result:
+    def _read(self, item: str, step: int | None, read: Callable[[Path], Result]) -> Result:
         """Reads one item of a step, the newest by default."""
         while True:
             newest = max(agreed_steps(self.folder, item), default=None)
             try:
-                return read(find_checkpoint(self.folder, item, step, state))
+                return read(find_checkpoint(self.folder, item, step))
             except (InputError, OSError, ValueError):
                 # With several processes, the others do not know of this error.
                 is_last = newest == max(agreed_steps(self.folder, item), default=None)
@@ -159,22 +156,16 @@ def _restore(path: Path, item: str, template: Tree, prefix: str = "") -> tuple[T
         )
         restored = checkpointer.restore(path / item, args=args)
     leaves = [restored[name] for name in expected]
-    tree = jax.tree.unflatten(jax.tree.structure(template), leaves)
-    return tree, _restore_position(path)
+    return jax.tree.unflatten(jax.tree.structure(template), leaves), _restore_position(path)
 
 
 def _check_same(path: Path, saved: dict, expected: dict) -> None:
-    def show(leaf: Any) -> str:
-        return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
-
-    differing = [
-        f"{name} (saved {show(saved.get(name))}, wanted {show(expected.get(name))})"
-        for name in sorted(saved.keys() | expected.keys())
-        if show(saved.get(name)) != show(expected.get(name))
+    shapes = [
+        {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
+        for leaves in (saved, expected)
     ]
-    if differing:
-        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    if differing := list_differences(*shapes):
         raise InputError(
-            f"checkpoint {path} belongs to a different model or optimizer: {differing[0]}{more}; "
+            f"checkpoint {path} belongs to a different model or optimizer: {differing}; "
             "use the config that it was saved with, or another workdir"
         )

@@ -38,16 +38,8 @@ def checkpoint_folder(workdir: str | os.PathLike) -> Path:
 
 def list_steps(folder: Path, item: str = STATE) -> list[int]:
     """Returns the complete steps of a folder that have an item, in order."""
-    if not folder.is_dir():
-        return []
-    steps = [path for path in folder.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
-    return sorted(int(path.name) for path in steps if _has(path, item))
-
-
-def _has(path: Path, item: str) -> bool:
-    if item == STATE:  # a folder without known items counts, so that its error is reported
-        return (path / STATE).is_dir() or not (path / BEST).is_dir()
-    return (path / item).is_dir()
+    names = (path.parent.name for path in folder.glob(f"*/{item}") if path.is_dir())
+    return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
 
 def agreed_steps(folder: Path, item: str = STATE) -> list[int]:
@@ -125,22 +117,26 @@ def write_checksums(path: Path) -> None:
     write_atomic(path / CHECKSUMS, json.dumps({name: x for name, x in sums.items() if "/" in name}))
 
 
-def find_checkpoint(folder: Path, item: str, step: int | None, state: int | None = None) -> Path:
+def find_checkpoint(folder: Path, item: str, step: int | None) -> Path:
     """Returns the checkpoint of `step` with an item, the newest by default.
 
-    `state` is the step of the state that needs a best. Raises InputError if the item is missing or
-    damaged.
+    Raises InputError if the item is missing or damaged.
     """
     steps = agreed_steps(folder, item)
     newest = max(steps, default=None) if step is None else step
-    advice = _advice(folder, steps, newest, item, state)
-    if newest is None or newest not in steps:
-        saved = f"saved steps: {', '.join(map(str, steps))}" if steps else "nothing is saved"
+    if newest is None:
+        raise InputError(
+            f"no checkpoint in {folder}; train first, until dev is evaluated, or use another "
+            "workdir"
+        )
+    # Deleting only the checkpoints would leave a result, and the run would count as finished.
+    advice = f"delete {folder.parent} to train again"
+    if newest not in steps:
         item_name = "best parameters" if item == BEST else "checkpoint"
-        missing = "no checkpoint" if step is None else f"no {item_name} of step {step}"
-        is_lost = step is not None and item == BEST  # a state or a result refers to it
-        train_first = "train first, until dev is evaluated, or give another workdir"
-        raise InputError(f"{missing} in {folder} ({saved}); {advice if is_lost else train_first}")
+        raise InputError(f"no {item_name} of step {step} in {folder} (saved: {steps}); {advice}")
+    older = [other for other in steps if other < newest]
+    if item == STATE and older:
+        advice = f"delete {folder / str(newest)} to resume from step {older[-1]}"
     path = folder / str(newest)
     # Every process reads a part, so the folder must be visible to each.
     _check_visible(path)
@@ -148,36 +144,21 @@ def find_checkpoint(folder: Path, item: str, step: int | None, state: int | None
     return path
 
 
-def _advice(folder: Path, steps: list[int], step: int | None, item: str, state: int | None) -> str:
-    """Returns what to delete if an item of `step` is missing or damaged."""
-    older: list[int] = []
-    if step is not None and item == STATE:
-        older, state = [s for s in steps if s < step], step
-    elif step is not None and state is not None:  # a state from before this best, with another
-        states = [s for s in agreed_steps(folder, STATE) if s < step]
-        older = [s for s in states if any(best <= s for best in steps)]
-    if older:
-        return f"delete {folder / str(state)} to resume from step {older[-1]}"
-    # Deleting only the checkpoints would leave a result, and the run would count as finished.
-    return f"delete {folder.parent} to train again"
-
-
 def _check_checksums(path: Path, item: str, advice: str) -> None:
+    # Only of this item and the position: a state is larger than its best parameters.
+    prefixes = f"{item}/", f"{POSITION}/"
     try:
         recorded = parse_json((path / CHECKSUMS).read_bytes())
-        # Only of this item and the position: a state is larger than its best parameters.
+        expected = {name: crc for name, crc in recorded.items() if name.startswith(prefixes)}
         actual = {
-            f"{folder}/{name}": checksum
-            for folder in (item, POSITION)
-            for name, checksum in folder_checksums(path / folder).items()
+            prefix + name: crc
+            for prefix in prefixes
+            for name, crc in folder_checksums(path / prefix).items()
         }
-        names = {name for name in recorded if name.startswith((f"{item}/", f"{POSITION}/"))}
-        wrong = [
-            name for name in sorted(names | actual.keys()) if recorded.get(name) != actual.get(name)
-        ]
-        reason = f"{wrong[0]} is missing, truncated or changed" if wrong else ""
-    except (OSError, ValueError, AttributeError) as error:
-        reason = f"{CHECKSUMS} cannot be read, {error}"
+        differing = [name for name, _ in sorted(expected.items() ^ actual.items())]
+        reason = f"{differing[0]} is missing, truncated or changed" if differing else ""
+    except (OSError, ValueError) as error:
+        reason = str(error)
     if reason:
         raise InputError(
             f"checkpoint {path} is damaged or belongs to another run ({reason}); {advice}"

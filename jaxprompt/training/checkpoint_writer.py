@@ -13,7 +13,6 @@ import asyncio
 import collections
 import contextlib
 import copy
-import errno
 import itertools
 import logging
 import os
@@ -21,7 +20,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -45,7 +43,6 @@ from jaxprompt.training.checkpoint_folders import (
 )
 
 STEP_OVERHEAD, ARRAY_OVERHEAD = 16384, 2048  # maximum bytes for shapes, checksums and the like
-MAX_FILES = 128  # files and folders of a step
 _WRITER_IDS = itertools.count()
 
 
@@ -62,8 +59,6 @@ class CheckpointWriter:
         Keeps the newest `keep` states when saving. Raises InputError if the folder is not writable,
         and if several processes do not share it.
         """
-        if keep < 1:
-            raise InputError(f"{keep=} checkpoints leave nothing to resume from; use at least 1")
         self.saved = Checkpoints(workdir)
         self._folder = checkpoint_folder(workdir)
         processes.run_on_first(lambda: make_folder(self._folder))
@@ -97,13 +92,9 @@ class CheckpointWriter:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         """Waits for all saves; an error of the block takes precedence."""
-        del kind, traceback
         try:
             self.wait_for_saves()
         except Exception as failure:
@@ -220,7 +211,6 @@ class _Manager(ocp.CheckpointManager):
 
     def reached_preemption(self, step: int) -> bool:
         """Returns False."""
-        del step
         return False
 
 
@@ -232,7 +222,6 @@ class _KeepNeeded(ocp.checkpoint_managers.PreservationPolicy):
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns for each checkpoint whether it is kept."""
-        del context
         old = outdated_steps(self._steps[STATE], self._steps[BEST], self._keep)
         return [checkpoint.step not in old for checkpoint in checkpoints]
 
@@ -316,9 +305,6 @@ def _check_disk_space(path: Path, trees: Mapping[str, Tree]) -> None:
         with tempfile.TemporaryFile(dir=path.parent) as file:
             if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, size)
-            stats = os.fstatvfs(file.fileno())
-            if stats.f_files and stats.f_favail < MAX_FILES:
-                raise OSError(errno.ENOSPC, f"no room for {MAX_FILES} more files")
     except OSError as error:
         raise write_error(path, error) from error
 

@@ -147,8 +147,7 @@ def predict_scores(
                 # NaN marks an example that no batch contains.
                 scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
             scores[index[index >= 0]] = value[index >= 0]
-    if scores is None:
-        raise ValueError("there is no batch to score")
+    assert scores is not None  # a split has a batch
     return scores
 
 

@@ -72,20 +72,9 @@ class RunLog:
         Call it before the first write. Raises InputError for any other invalid line.
         """
         self._tracker.resume(step)
-        if not self._enabled or not self._path.exists():
-            return
-        *lines, _incomplete = self._path.read_bytes().split(b"\n")
-        records = []
-        for number, line in enumerate(lines, 1):
-            try:
-                if parse_json(line)["step"] <= step:
-                    records.append(line + b"\n")
-            except (ValueError, TypeError, KeyError) as error:
-                raise InputError(
-                    f"{self._path}:{number} is not a valid log record ({error}); "
-                    "fix or delete the file, or use another workdir"
-                ) from error
-        write_atomic(self._path, b"".join(records))
+        if self._enabled and self._path.exists():
+            records = [x for x in read_metrics(self._path.parent) if x["step"] <= step]
+            write_atomic(self._path, "".join(f"{dumps(record)}\n" for record in records))
 
     def write(self, step: int, **values: Any) -> None:
         """Appends one record: numbers, strings, and dicts and lists of them; "time" is a dict."""
@@ -126,9 +115,7 @@ class RunLog:
         if self._start_time is None or step < self._newest_step:
             # The first step compiles; the speed is measured from its end.
             self._start_time, self._first_step = time.monotonic(), step
-            if self._bar is not None:  # it measures the speed of another run
-                self._bar.close()
-                self._bar = None
+            self._close_bar()  # it measures the speed of another run
         self._newest_step = step
         self._end_time = time.monotonic() if step == self._total else None
         if self._terminal:
@@ -148,9 +135,7 @@ class RunLog:
         self._closed.set()
         if self._reporter is not None:
             self._reporter.join()
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            bar.close()
+        self._close_bar()
         self._tracker.close()
 
     def __enter__(self) -> "RunLog":
@@ -167,6 +152,11 @@ class RunLog:
         except InputError:
             if kind is None:
                 raise
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def _update_bar(self, step: int) -> None:
         if self._bar is None:

@@ -18,7 +18,6 @@ _MAX_AHEAD = 8
 class StepActions(NamedTuple):
     """What to do after a step."""
 
-    last: bool
     logs: bool
     evaluates: bool
     saves: bool
@@ -36,7 +35,7 @@ class Milestones(NamedTuple):
         last = step == self.total
         evaluates = step % self.evaluate == 0 or last
         saves = self.save > 0 and step % self.save == 0
-        return StepActions(last, step % log_steps == 0 or last, evaluates, saves)
+        return StepActions(step % log_steps == 0 or last, evaluates, saves)
 
 
 class DispatchedSteps:

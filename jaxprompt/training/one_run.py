@@ -20,7 +20,7 @@ from jaxprompt.training.checkpoint import Checkpoints, abstract_leaf
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Milestones, StepBatch
-from jaxprompt.training.profiling import Profiler, profiled
+from jaxprompt.training.profiling import Profiler
 from jaxprompt.training.progress import DescribeStep, Evaluation, Metrics, Progress, log_step
 from jaxprompt.training.run_folder import Record
 from jaxprompt.training.state import TrainState
@@ -157,9 +157,8 @@ class OneRun:
             # The step returns the maximum of the signals that the processes have received.
             self._flags = sharding.put_flag(self._placement, self._stop_signal())
         self._profiler.before(self.step)
-        device_batch = sharding.put_batch(self._placement, batch)
         self.state, metrics, signal = self._train_step(
-            self.state, job.frozen, device_batch, self._flags
+            self.state, job.frozen, sharding.put_batch(self._placement, batch), self._flags
         )
         self.step += 1
         is_last = self.step == self.milestones.total
@@ -230,8 +229,7 @@ class OneRun:
             self._raise_broken(self._last_counts)
         progress = self.progress
         progress.steps, progress.skipped = self.step, int(self.state.skipped)
-        if progress.best is None:
-            raise RuntimeError("the run ended before its first evaluation")
+        assert progress.best is not None  # dev is evaluated after the last step
         # From disk: memory has the parameters of the last step.
         saved = self._checkpoints.saved
         trainable, best = saved.restore_best(self.state.trainable, progress.best.step)
@@ -272,7 +270,7 @@ def train_job(
         trace_steps = settings.profile if processes.is_first() else 0
         with (
             signals.deferred() as stop_signal,
-            profiled(workdir, trace_steps, run_state.step) as profiler,
+            contextlib.closing(Profiler(workdir, trace_steps, run_state.step)) as profiler,
             contextlib.closing(feed.batches),
             checkpoints,
         ):
@@ -303,7 +301,7 @@ def restore_run_state(state: TrainState, feed: Feed, workdir: str) -> RunState:
         progress, seconds = Progress.from_json(position), position.get("seconds", 0.0)
         if progress.best is not None:
             # Checked at the start, not when the run is done and needs it.
-            checkpoints.find_best(progress.best.step, state=checkpoint_step)
+            checkpoints.find_best(progress.best.step)
         feed.batches.set_state(position["data"])
     return RunState(feed, state, progress, checkpoint_step or 0, seconds)
 

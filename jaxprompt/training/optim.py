@@ -51,7 +51,7 @@ def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedu
     warmup_steps = schedule.warmup(total)
     if isinstance(schedule, InverseSqrt):
         return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup_steps))
-    if not 0 <= warmup_steps < total:
+    if warmup_steps >= total:
         raise InputError(
             f"optim.schedule.warmup_steps={warmup_steps} must be less than the {total} steps of "
             "the run"
@@ -217,8 +217,7 @@ def make_optimizer(
 
     `lrs` maps the first part of a flat name ("prompt", "head", "backbone"), or the first two
     ("head/topics"), to its learning rate; a `scaled` Adafactor multiplies it by each matrix's
-    root mean square. Learning rates and weight decay are leaves of the state. Raises InputError for
-    an unknown name.
+    root mean square. Learning rates and weight decay are leaves of the state.
     """
     mask = decay_mask(no_decay)
 
@@ -227,12 +226,10 @@ def make_optimizer(
             make(lr, weight_decay), _record_lr(lambda count: lr * schedule(count))
         )
 
-    if name == "adamw":
-        make = _adamw(schedule, mask, b1, b2, eps)
-    elif name == "adafactor":
+    if name == "adafactor":
         make = _adafactor(schedule, mask, decay_rate, scaled)
     else:
-        raise InputError(f"unknown optim.name {name!r}; {nearest(name, OPTIMIZERS)}")
+        make = _adamw(schedule, mask, b1, b2, eps)
     # Learning rates are leaves of the state, so that runs of a grid share one program.
     parts = {
         part: optax.inject_hyperparams(with_recorded_lr(make))(lr=lr, weight_decay=weight_decay)

@@ -26,10 +26,9 @@ class ProgressReporter:
         self._last_report = now
         speed = (self._done - self._first) / (now - self._start)
         speed_text = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
-        remaining = format_seconds((self._total - self._done) / speed)
         self._report(
             f"{self._activity} {self._done:,}/{self._total:,} {self._unit}, {speed_text} a second, "
-            f"{remaining} left"
+            f"{format_seconds((self._total - self._done) / speed)} left"
         )
 
 

@@ -46,11 +46,9 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
 
     The best step of a finished run is marked; its metric may be one where lower is better.
     """
-    from matplotlib.figure import Figure
-
     curves, result = read_curves(workdir), read_result(workdir)
     best = None if result is None else result.best_step
-    figure = Figure(figsize=(6.4, 1.6 + 2.2 * len(curves)), layout="constrained")
+    figure = new_figure(6.4, 1.6 + 2.2 * len(curves))
     axes = figure.subplots(max(len(curves), 1), sharex=True, squeeze=False)[:, 0]
     for index, (axis, (name, points)) in enumerate(zip(axes, curves.items(), strict=False)):
         steps, values = zip(*points, strict=True)
@@ -59,13 +57,7 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)
         if best is not None and name.startswith("dev") and best in steps:
-            axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
-            axis.annotate(
-                f"best {dict(points)[best]:.3f} at step {best}",
-                (0.98, 0.06),
-                ha="right",
-                xycoords="axes fraction",
-            )
+            mark_best(axis, best, f"best {dict(points)[best]:.3f} at step {best}", 0.06)
     axes[-1].set_xlabel("step")
     if title:
         axes[0].set_title(title)
@@ -77,8 +69,6 @@ def draw_chart(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Pat
 
     Bars are the population standard deviation over the runs of a row; points are the runs.
     """
-    from matplotlib.figure import Figure
-
     from jaxprompt.scoring.metrics import mean_std  # imported here, because it imports numpy
 
     runs = [result for results in rows.values() for result in results]
@@ -88,7 +78,7 @@ def draw_chart(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Pat
         raise InputError("--plot: the runs have no score in common; give runs with the same metric")
     split = common[0]
     metric = next(iter(getattr(runs[0], split)))
-    figure = Figure(figsize=(7.2, 1.4 + 0.42 * len(rows)), layout="constrained")
+    figure = new_figure(7.2, 1.4 + 0.42 * len(rows))
     axis = figure.subplots()
     for position, results in enumerate(rows.values()):
         values = [next(iter(getattr(result, split).values())) for result in results]
@@ -105,13 +95,26 @@ def draw_chart(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Pat
     return save_figure(figure, Path(path))
 
 
+def new_figure(width: float, height: float) -> Any:
+    """Returns an empty figure of matplotlib, which is imported only here; sizes in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def mark_best(axis: Any, step: int, text: str, height: float) -> None:
+    """Marks the best step of a curve; `height` is that of the text, as a share of the axis."""
+    axis.axvline(step, color="#999999", linestyle=":", linewidth=1)
+    axis.annotate(text, (0.98, height), ha="right", xycoords="axes fraction")
+
+
 def save_figure(figure: Any, path: Path) -> Path:
     """Saves a figure. Raises InputError for an unknown format or a failed write."""
     try:
         # Without the date, so that equal runs write equal bytes.
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:  # ValueError: unknown format
-        if isinstance(error, OSError):
-            raise write_error(path, error) from error
+    except OSError as error:
+        raise write_error(path, error) from error
+    except ValueError as error:  # unknown format
         raise InputError(f"{path}: {error}; use the ending .png, .svg or .pdf") from error
     return path

@@ -1,12 +1,10 @@
 """Traces a few steps, and tabulates the slowest operations."""
 
-import contextlib
 import glob
 import os
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -66,16 +64,6 @@ class Profiler:
         if self._is_tracing:
             self._is_tracing = False
             jax.profiler.stop_trace()
-
-
-@contextlib.contextmanager
-def profiled(workdir: str, steps: int, start_step: int) -> Iterator[Profiler]:
-    """Yields a profiler; its trace stops with the block."""
-    profiler = Profiler(workdir, steps, start_step)
-    try:
-        yield profiler
-    finally:
-        profiler.close()
 
 
 def read_operations(folder: str) -> list[OperationKind]:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from jaxprompt.config.documents import fields_to_plain
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.optim import shown_lr
 
@@ -48,7 +47,7 @@ class Progress:
 
     def to_json(self) -> dict[str, object]:
         """Returns the fields as a dict."""
-        return fields_to_plain(self)
+        return dataclasses.asdict(self)
 
     def note_dev(
         self, step: int, value: float, dev: Mapping[str, float], *, last: bool, patience: int

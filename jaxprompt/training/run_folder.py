@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from jaxprompt import signals
-from jaxprompt.errors import InputError
+from jaxprompt.config.block import flatten_config
+from jaxprompt.errors import InputError, list_differences
 from jaxprompt.files import (
     CONFIG,
     LOCK,
@@ -24,7 +25,6 @@ from jaxprompt.files import (
     add_checksum,
     dumps,
     make_folder,
-    parse_json,
     pop_checksum,
     read_json,
     remove_scratch,
@@ -38,7 +38,6 @@ from jaxprompt.training.run_result import RunResult
 Record = TypeVar("Record", bound=RunRecord)
 RECORD, RESULT = "record.json", "result.json"
 _RUN_FILES = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
-_MAX_DIFFERENCES = 3  # differences that a message names
 # Characters that break checkpoints below a path. Orbax searches it by patterns: [ab] and ** match
 # nothing, * and ? also the files of other runs. tensorstore reads a backslash as a slash, and etils
 # gs:/ as gs://.
@@ -90,66 +89,48 @@ def bind_workdir(
     Arguments and errors as in `check_workdir`; also InputError if the folder is not writable.
     """
     make_folder(workdir)
-    old_text = check_workdir(workdir, resolved, ignored)
-    text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
-    if not processes.is_first():
-        return
-    remove_scratch(workdir)
-    if text != old_text:
-        write_atomic(Path(workdir) / CONFIG, text)
+    check_workdir(workdir, resolved, ignored)
+    if processes.is_first():
+        remove_scratch(workdir)
+        write_atomic(Path(workdir) / CONFIG, json.dumps(resolved, indent=2, sort_keys=True) + "\n")
 
 
 def check_workdir(
     workdir: str | os.PathLike, resolved: Mapping[str, object], ignored: tuple[str, ...] = ()
-) -> str | None:
-    """Compares a resolved config with config.json of `workdir`. Returns its text, None without it.
+) -> None:
+    """Compares a resolved config with config.json of `workdir`, if it exists.
 
     `ignored` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with
     the fields that differ, for a path that orbax cannot write to, and for a folder with files of a
     run but no config.json. Any other folder without one is accepted.
     """
-    _check_path(os.path.abspath(workdir))
-    path = Path(workdir) / CONFIG
-    try:
-        old_text = path.read_text() if path.exists() else None
-        saved = _leaves(parse_json(old_text)) if old_text is not None else {}
-    except (OSError, ValueError) as error:
+    full_path, path = os.path.abspath(workdir), Path(workdir) / CONFIG
+    if forbidden := [part for part in _FORBIDDEN if part in full_path]:
         raise InputError(
-            f"{path} is not a readable config ({error}); restore it, or use another workdir"
-        ) from error
-    if old_text is None:
-        _check_no_run_files(Path(workdir))
-        return None
+            f"{full_path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
+            "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
+        )
+    if not os.path.exists(path):
+        # A run writes config.json before these files.
+        if foreign := [name for name in _RUN_FILES if os.path.exists(path.with_name(name))]:
+            raise InputError(
+                f"{workdir} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; "
+                "use another workdir"
+            )
+        return
+    saved = flatten_config(read_json(path, "the unchanged file of the run, or another workdir"))
     # Through JSON, so that a tuple equals the saved list.
-    current = _leaves(json.loads(json.dumps(resolved)))
+    current = flatten_config(json.loads(json.dumps(resolved)))
     if not saved.keys() & current.keys():
         raise InputError(f"{path} is not the config of a run; use another workdir")
-    if differing := _differences(saved, current, "given", ignored):
+    prefixes = tuple(f"{field}." for field in ignored)
+    is_checked = lambda leaf: not f"{leaf[0]}.".startswith(prefixes)
+    if differing := list_differences(
+        dict(filter(is_checked, saved.items())), dict(filter(is_checked, current.items()))
+    ):
         raise InputError(
             f"{workdir} contains a run with a different config: {differing}; "
             "use the saved values, or another workdir"
-        )
-    return old_text
-
-
-def _check_path(path: str) -> None:
-    """Raises InputError for a path that orbax or tensorstore would misread."""
-    forbidden = [part for part in _FORBIDDEN if part in path]
-    if path.startswith("//"):
-        forbidden.append("//")
-    if forbidden:
-        raise InputError(
-            f"{path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
-            "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
-        )
-
-
-def _check_no_run_files(folder: Path) -> None:
-    # A run writes config.json before these files.
-    if foreign := [name for name in _RUN_FILES if (folder / name).exists()]:
-        raise InputError(
-            f"{folder} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; use "
-            "another workdir"
         )
 
 
@@ -203,7 +184,9 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
         if list_steps(checkpoint_folder(workdir)):
             require_record(workdir, workdir)
         return
-    if differing := _differences(_leaves(saved.to_json()), _leaves(record.to_json()), "now"):
+    if differing := list_differences(
+        flatten_config(saved.to_json()), flatten_config(record.to_json())
+    ):
         raise InputError(
             f"{workdir} contains a run that was trained on different data: {differing}; restore "
             "that data, or use another workdir"
@@ -229,33 +212,3 @@ def read_result(workdir: str | os.PathLike) -> RunResult | None:
 
 def _read_object(path: Path, advice: str) -> dict[str, object] | None:
     return read_json(path, f"the unchanged file of the run; {advice}") if path.exists() else None
-
-
-# -- comparison -----------------------------------------------------------------------------------
-
-
-def _differences(
-    saved: dict, current: dict, current_name: str, ignored: tuple[str, ...] = ()
-) -> str:
-    """Lists the first leaves that differ, "" if none does."""
-
-    def format_value(leaves: dict, name: str) -> str:
-        return repr(leaves[name]) if name in leaves else "nothing"
-
-    prefixes = tuple(f"{field}." for field in ignored)
-    differing = [
-        f"{name} (saved {format_value(saved, name)}, {current_name} {format_value(current, name)})"
-        for name in sorted(saved.keys() | current.keys())
-        if (name in saved, saved.get(name)) != (name in current, current.get(name))
-        and not f"{name}.".startswith(prefixes)
-    ]
-    count = len(differing) - _MAX_DIFFERENCES
-    return ", ".join(differing[:_MAX_DIFFERENCES]) + (f" and {count} more" if count > 0 else "")
-
-
-def _leaves(tree: object, name: str = "") -> dict[str, object]:
-    """Returns the leaves of nested objects by dotted name."""
-    if not isinstance(tree, dict) or (name and not tree):
-        return {name: tree}
-    prefix = name + "." if name else ""
-    return {k: v for key, sub in tree.items() for k, v in _leaves(sub, prefix + key).items()}

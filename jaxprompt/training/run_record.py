@@ -76,8 +76,8 @@ class RunRecord(Document):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskRecord(TaskData, RunRecord):
-    """Record of a run that trains on a task."""
+class PromptRecord(RunRecord):
+    """Record of a run that trains a prompt."""
 
     backbone: BackboneRecord
     init: OriginMetadata | None = None
@@ -85,14 +85,16 @@ class TaskRecord(TaskData, RunRecord):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SharedRecord(RunRecord):
+class TaskRecord(TaskData, PromptRecord):
+    """Record of a run that trains on a task."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedRecord(PromptRecord):
     """Record of a run in which several tasks share a prompt."""
 
     tasks: Mapping[str, SharedTask]
     seen: str = ""  # words of the examples of all tasks
-    backbone: BackboneRecord
-    init: OriginMetadata | None = None
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # a field of other kinds
@@ -101,12 +103,8 @@ class SharedRecord(RunRecord):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainingRecord(PretrainingData, RunRecord):
+class PretrainingRecord(PretrainingData, PromptRecord):
     """Record of a run that pre-trains a prompt on a corpus."""
-
-    backbone: BackboneRecord
-    init: OriginMetadata | None = None
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -219,14 +219,14 @@ def make_generate_step(model: Model, **settings: Any):
     return step
 
 
-def make_eval_step(model: Model, head: str = "main"):
+def make_eval_step(model: Model):
     """Returns (trainable, frozen, batch) -> scores [B, C], without dropout.
 
     The optional last argument is the result of `Model.run_shared_prefix` for these parameters.
     """
 
     def step(trainable: Flat, frozen: Flat, batch: Batch, shared_kv: KeyValues | None = None):
-        return model.forward(merge(trainable, frozen), batch, head=head, shared_kv=shared_kv)
+        return model.forward(merge(trainable, frozen), batch, shared_kv=shared_kv)
 
     return step
 
@@ -240,9 +240,8 @@ def make_count_step(model: StepModel, objectives: Sequence[Objective]):
     def step(trainable: Flat, frozen: Flat, batch: Batch, key) -> dict[str, dict[str, Any]]:
         params, sums_by_name = merge(trainable, frozen), {}
         for index, objective in enumerate(objectives):
-            objective_key = jax.random.fold_in(key, index)
             total, (n, sums, after) = _evaluate(
-                model, params, batch, objective, objective_key, deterministic=True
+                model, params, batch, objective, jax.random.fold_in(key, index), deterministic=True
             )
             sums_by_name[objective.name] = {"loss": total, "n": n, **sums}
             batch = batch if after is None else after

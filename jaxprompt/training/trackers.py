@@ -7,7 +7,6 @@ A package is imported only if its tracker is used.
 import abc
 import contextlib
 import contextvars
-import hashlib
 import importlib
 import os
 import secrets
@@ -21,6 +20,7 @@ from typing import Any
 
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.tree import flatten
 
 _IDENTITY = "tracker.id"
 PROJECT = "jaxprompt"  # of all runs, unless WANDB_PROJECT is set
@@ -171,8 +171,7 @@ class Trackio(_Service):
     def _open(self, package: ModuleType, workdir: Path, run_id: str) -> Any:
         # trackio identifies a run by its name, and ends the previous one of the same context.
         name = f"{workdir.name}-{run_id[:8]}"
-        new = contextvars.Context()
-        return new.run(package.init, project=PROJECT, name=name, resume="allow")
+        return contextvars.Context().run(package.init, project=PROJECT, name=name, resume="allow")
 
 
 def _run_id(workdir: Path) -> str:
@@ -182,14 +181,9 @@ def _run_id(workdir: Path) -> str:
     another run, and so is the same path on another machine.
     """
     path = workdir / _IDENTITY
-    run_id = path.read_text().strip() if path.exists() else ""
-    if not run_id:
-        # Runs of versions without this file are identified by their path.
-        is_old = (workdir / "metrics.jsonl").exists()
-        path_id = hashlib.sha256(os.fsencode(workdir)).hexdigest()[:16]
-        run_id = path_id if is_old else secrets.token_hex(8)
-        write_atomic(path, run_id + "\n")
-    return run_id
+    if not path.exists():
+        write_atomic(path, secrets.token_hex(8) + "\n")
+    return path.read_text().strip()
 
 
 TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "none": Tracker}
@@ -206,16 +200,10 @@ def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
     return tracker(workdir) if enabled else Tracker(workdir)
 
 
-def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def flat_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers of nested values by name, e.g. {"dev/accuracy": 0.5}."""
-    numbers: dict[str, float] = {}
-    for name, value in values.items():
-        value = value.tolist() if hasattr(value, "tolist") else value
-        if isinstance(value, dict):
-            numbers |= flat_numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)):
-            numbers[prefix + name] = float(value)
-    return numbers
+    plain = {name: x.tolist() if hasattr(x, "tolist") else x for name, x in flatten(values).items()}
+    return {name: float(x) for name, x in plain.items() if isinstance(x, int | float)}
 
 
 def _import_package(name: str) -> ModuleType:

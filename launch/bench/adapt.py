@@ -108,7 +108,7 @@ def time_ours(args: argparse.Namespace) -> None:
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.devices import find_device
-    from jaxprompt.runs import denoising
+    from jaxprompt.runs import adapt
     from jaxprompt.training import steps
     from jaxprompt.training.state import place_state
 
@@ -122,11 +122,11 @@ def time_ours(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         c = c.replace({"backbone.init": str(Path(folder) / "config.json")})
         Path(c.backbone.init).write_text(json.dumps(case.hf))
-        head = denoising.NEEDS[case.objective][1]
+        head = adapt.NEEDS[case.objective][1]
         backbone = backbone_from_config(c.backbone, Path(folder), case.hf, (head,))
         backbone = backbone._replace(config=c.backbone.replace({"dtype": "float32"}))
         placement = build_placement(c)
-        adapted = denoising.load_adaptable(c, backbone, placement)
+        adapted = adapt.load_adaptable(c, backbone, placement)
     plan = make_milestones(c.train, KINDS, case.batch)
     tx = build_optimizer(c, adapted.trainable, plan, KINDS)
     step = steps.make_train_step(adapted.model, tx, adapted.objectives)
@@ -145,7 +145,7 @@ def time_ours(args: argparse.Namespace) -> None:
         jax.block_until_ready((state, measured))
 
     batch, device = next(batches), find_device(jax.devices()[0].device_kind)
-    flop = denoising.count_adapt_flops(adapted, batch, case.batch, placement)
+    flop = adapt.count_adapt_flops(adapted, batch, case.batch, placement)
     facts = {"flop": flop, "peak": device.peak(args.dtype) if device else 0.0}
     serve(run, lambda: facts | {"loss": float(measured["loss"])})
 

@@ -26,7 +26,7 @@ from jaxprompt.cli import sweep
 from jaxprompt.cli.evaluate import evaluate, majority
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import SweepRun
-from jaxprompt.config.load import flatten_config
+from jaxprompt.config.block import flatten_config
 from jaxprompt.config.run import CHANGEABLE_FIELDS
 from jaxprompt.errors import InputError, check_known, escape
 from jaxprompt.files import make_folder, write_atomic

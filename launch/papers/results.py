@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt.cli.results import SweepRun
-from jaxprompt.config.load import flatten_config
+from jaxprompt.config.block import flatten_config
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.runs.grid.expand import SEEDS
 from jaxprompt.training.run_folder import RESULT, read_result

@@ -23,7 +23,7 @@ from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import step_shapes
 from jaxprompt.planning.published import published_checkpoints
 from jaxprompt.prompts import make_prompt
-from jaxprompt.runs.denoising import NEEDS
+from jaxprompt.runs.adapt import NEEDS
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_step
 from jaxprompt.runs.replaced_tokens import (
     generator_config,

@@ -30,6 +30,12 @@ def rows():
 
 
 @pytest.fixture(scope="session")
+def texts(rows):
+    """The texts of the dev rows."""
+    return [row["text"] for row in rows[1]]
+
+
+@pytest.fixture(scope="session")
 def small():
     """The fields of a run of seconds."""
     return {"max_len": 24, "multiple": 24, "batch": 16, "epochs": 0, "steps": 3}

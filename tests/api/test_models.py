@@ -15,6 +15,7 @@ from reference_peft import peft
 from tiny_run import ROOT, jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
+from jaxprompt.api.rows import make_rows
 from jaxprompt.convert.peft import write_peft
 from jaxprompt.training.evaluation import scoring_step
 
@@ -25,11 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:Futur
 @pytest.fixture(scope="module")
 def model(backbone, trained):
     return jp.attach(backbone, trained.prompt)
-
-
-@pytest.fixture(scope="module")
-def texts(rows):
-    return [row["text"] for row in rows[1]]
 
 
 def test_predictions_are_those_of_the_command(model, trained, texts, tmp_path, capsys):
@@ -82,6 +78,8 @@ def test_numbers_of_classes_are_read_by_the_names_of_their_file(
     assert jp.evaluate(model, by_number) == expected
     held = datasets.Dataset.from_parquet(str(by_number))
     assert jp.evaluate(model, held) == expected
+    # As training reads them.
+    assert list(make_rows(by_number, "dev", model.scorer.task)) == rows[1]
     folder = tmp_path / "export"
     jp.save_prompt(trained.prompt, folder)
     words = ("evaluate", f"--prompt={folder}", f"--input={by_number}")
@@ -98,13 +96,6 @@ def test_numbers_of_classes_are_read_by_the_names_of_their_file(
 def relabelled(card):
     """The card of a task whose label stands in another column."""
     return card | {"task": card["task"] | {"label": "team"}}
-
-
-def test_training_chooses_by_the_names_of_a_file(backbone, rows, small, by_number):
-    own = dict(method=jp.prefix(4), **small)
-    expected = jp.train(backbone, *rows, **own)
-    found = jp.train(backbone, rows[0], by_number, **own)
-    assert found.result["dev"] == expected.result["dev"]
 
 
 def test_dev_is_measured_as_in_training(model, trained, rows):
@@ -397,9 +388,7 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
     """A path in the place of what is loaded, a head in that of a method, and the like."""
     for call, told in (
         (lambda: jp.attach(backbone, "runs/a"), "prompt='runs/a' is a str; give the result of jp."),
-        (lambda: jp.attach(backbone, ["runs/b"]), "prompt='runs/b' is a str"),
         (lambda: jp.attach("x", trained.prompt), "backbone='x' is a str; give jp.load_backbone"),
-        (lambda: jp.train("y", *rows), "backbone='y' is a str"),
         (lambda: jp.train(backbone, *rows, method="prefix"), "method='prefix' is not a method"),
         (lambda: jp.train(backbone, *rows, method=jp.linear()), "method=jp.linear() is not a "),
         (lambda: jp.train(backbone, *rows, head=jp.prefix(2)), "head=jp.prefix() is not a head"),
@@ -408,25 +397,12 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
         (lambda: jp.train(backbone, *rows, task=5), "task=5 is a int; give the name of a task"),
         (lambda: jp.train(backbone, *rows, workdir=5), "workdir 5 is a int; give a str or a Path"),
         (lambda: jp.train(backbone, *rows, workdir=""), "workdir is empty; give a folder, or None"),
-        (lambda: jp.load_backbone("x", mesh=5), "mesh=5 must be two whole numbers"),
-        (lambda: jp.load_backbone("x", mesh="11"), "mesh='11' must be two whole numbers"),
-        (lambda: jp.save_prompt(None, tmp_path / "x"), "prompt=None is a NoneType; give a prompt"),
         (lambda: jp.save_prompt(model, tmp_path / "x"), "is a PromptedModel; give a prompt"),
         (lambda: jp.save_prompt(trained.prompt, 5), "path 5 is a int; give a str or a Path"),
-        (lambda: jp.save_prompt(trained.prompt, "a\0b"), "contains a NUL character"),
-        (
-            lambda: jp.save_prompt(trained.prompt, tmp_path / "x", "peft", backbone="x"),
-            "backbone='x'",
-        ),
         (lambda: jp.attach(backbone, trained.prompt, by="team"), "by='team' is only valid"),
         (lambda: jp.attach(backbone, {1: trained.prompt}), "the prompt name 1 is not a string"),
         (lambda: jp.generate(trained.prompt, ["a"]), "is a Prompt; give the result of attach"),
-        (lambda: jp.attach(backbone, jp.Prompt({})), "the prompt has no metadata; give "),
         (lambda: jp.load_prompt(trained), "give the path of a prompt; "),
-        (lambda: jp.load_prompt(None), "path=None is a NoneType; give the path of a prompt"),
-        (lambda: jp.load_backbone(None), "path=None is a NoneType; give a folder, a .gguf file"),
-        (lambda: jp.scores(model.params, model, ["a text"]), "the result of model.encode(rows)"),
-        (lambda: jp.scores({}, model, model.encode(["a"])), "params lack 'backbone'; give model.p"),
     ):
         with pytest.raises(jp.InputError, match=re.escape(told)):
             call()
@@ -449,7 +425,7 @@ class Polars:
 def test_what_is_no_row_is_named_with_what_is(model, tmp_path, monkeypatch):
     pandas = pytest.importorskip("pandas")
     twice = pandas.DataFrame([["the cat", "the rice"]], columns=["text", "text"])
-    with refused("the DataFrame has the column 'text' twice; rename or drop one"):
+    with refused("the columns .'text', 'text'. of the DataFrame must"):
         jp.predict(model, twice)
     with refused("cannot be read as rows; give a list of texts, a list of dicts, a datasets.Data"):
         jp.predict(model, {"text": "a"})

@@ -121,7 +121,7 @@ def test_tags_that_are_numbers_with_names():
 
 def test_a_column_without_a_name_is_refused():
     frame = pandas.DataFrame([["a text", "b"]])
-    with pytest.raises(jp.InputError, match="train: the DataFrame has the column name 0, which"):
+    with pytest.raises(jp.InputError, match="train: the columns .0, 1. of the DataFrame must"):
         make_rows(frame, "train", TASK)
 
 

@@ -91,7 +91,7 @@ def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
     changed = [*rows[0][:-1], {"text": "another hammer", "label": "tool"}]
     with pytest.raises(jp.InputError, match="was trained on different data"):
         jp.train(backbone, changed, rows[1], **run)
-    with pytest.raises(jp.InputError, match="another config.*optim.lr"):
+    with pytest.raises(jp.InputError, match="different config.*optim.lr"):
         jp.train(backbone, *rows, **run, lr=0.5)
 
 
@@ -171,13 +171,12 @@ WRONG = {
     "the backbone's": (dict(backbone__dtype="bfloat16"), "give it to load_backbone"),
     "a grid": (dict(seeds=(0, 1)), "train supports one run"),
     "a method's typo": (dict(method=lambda: jp.prefix(lenght=3)), "prefix .*lenght.*length"),
+    "a head's length": (dict(head=lambda: jp.linear(4)), "jp.linear has no field length"),
     "a head's typo": (dict(head=lambda: jp.linear(poolr="cls")), "linear .*poolr.*pooler"),
     "a field twice": (dict(lr=0.1, learning_rate=0.1), "lr and learning_rate are the same field"),
     "a value": (dict(lr="fast"), "optim.lr='fast' must be a number"),
     "no rows": (dict(train=[]), "has no rows"),
     "no dicts": (dict(train=["a text"]), "'a text' cannot be read as rows; give a list of dicts"),
-    "a number": (dict(train=7), "7 cannot be read as rows"),
-    "no column": (dict(task="news"), "unknown task 'news'"),
     "words in lists": (
         dict(task=lambda: jp.task("text", words=[["cat", "dog"], ["rice"], ["saw"]])),
         "task.words=.*must be a list of texts",
@@ -195,15 +194,8 @@ def test_what_is_wrong_is_named(case, backbone, rows, small):
         jp.train(backbone, **given)
 
 
-def test_a_field_of_a_head_goes_by_its_name():
-    """Only a method's length may stand without one."""
-    with pytest.raises(jp.InputError, match=r"jp.linear\('mean'\): fields of a head"):
-        jp.linear("mean")
-    assert jp.prefix(4).values == {"length": 4}
-
-
 def test_a_backbone_has_its_own_fields(folder):
-    with pytest.raises(jp.InputError, match="load_backbone has no argument dtyp; nearest: dtype"):
+    with pytest.raises(jp.InputError, match="backbone.dtyp'; nearest: dtype"):
         jp.load_backbone(str(folder), dtyp="float32")
     with pytest.raises(jp.InputError, match="dtype"):
         jp.load_backbone(str(folder), dtype="float8")

@@ -26,9 +26,15 @@ def config(folder, *, train=ROWS, dev=None, test=None, task=None, seed=0, protoc
     return load_config("base").replace(changes)
 
 
-def texts(c, wanted=("train", "dev")):
+def texts(c, wanted=("train", "dev"), field="t"):
     splits = read_examples(c, wanted).splits
-    return {name: [example.fields["t"] for example in part] for name, part in splits.items()}
+    return {name: [example.fields[field] for example in part] for name, part in splits.items()}
+
+
+def listed(folder, **rows):
+    """Writes which rows are sampled. -> arguments of `config`"""
+    (folder / "rows.jsonl").write_text(json.dumps({"seed": 0} | rows) + "\n")
+    return {"protocol": "listed", "rows": str(folder / "rows.jsonl")}
 
 
 def shuffled(seed, label):
@@ -76,9 +82,7 @@ def test_dev_is_needed_where_it_is_wanted(tmp_path):
     with pytest.raises(InputError, match="has no dev split here"):
         read_examples(c, ("train", "dev"))
     assert texts(c, ("train",)).keys() == {"train"}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"seed": 0, "train": [0, 1], "dev": []}) + "\n")
-    c = config(tmp_path, protocol="listed", rows=str(path))
+    c = config(tmp_path, **listed(tmp_path, train=[0, 1], dev=[]))
     with pytest.raises(InputError, match="all 2 examples for train .*: data.protocol.rows$"):
         read_examples(c)
     assert texts(c, ("train",)) == {"train": ["t0", "t1"]}
@@ -131,6 +135,40 @@ def test_questions_are_not_divided_between_train_and_dev(tmp_path):
         read_examples(c)
     c = c.replace({"task.metric": "accuracy"})
     assert [len(part) for part in texts(c).values()] == [5, 3]
+
+
+# -- rows that a file lists are those of the training file, whatever is left out or spread ---------
+
+
+def test_rows_of_another_column_still_count(tmp_path):
+    rows = [{"t": f"t{i}", "src": "ab"[i % 2], "label": "xy"[i // 2 % 2]} for i in range(12)]
+    c = config(tmp_path, train=rows, **listed(tmp_path, train=[5, 1], dev=[11]))
+    c = c.replace({"data.only": "src=b"})
+    assert texts(c) == {"train": ["t5", "t1"], "dev": ["t11"]}
+    listed(tmp_path, train=[1, 2], dev=[3])
+    with pytest.raises(InputError, match="rows.jsonl:1: row 2 is not in train"):
+        read_examples(c, ("train", "dev"))
+
+
+def test_rows_without_an_agreed_label_still_count(tmp_path):
+    labels = (0, -1, 1, 2, 0)
+    rows = [{"premise": f"p{i}", "hypothesis": "h", "label": x} for i, x in enumerate(labels)]
+    c = config(tmp_path, train=rows, **listed(tmp_path, train=[0, 2], dev=[3]))
+    c = c.replace({"task.name": "snli", "task.fields": ()})
+    assert texts(c, field="premise") == {"train": ["p0", "p2"], "dev": ["p3"]}
+
+
+def test_a_row_of_candidates_is_all_of_them(tmp_path):
+    rows = [{"s": f"{i} ___", "options": ["x", "y"], "right": ["x"]} for i in range(3)]
+    task = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
+    task |= {"candidates": ("options", "right"), "metric": "answer_f1"}
+    named = listed(tmp_path, train=[2], dev=[0])
+    c = config(tmp_path, train=rows, task=task, **named)
+    assert texts(c, field="s") == {"train": ["2 x", "2 y"], "dev": ["0 x", "0 y"]}
+    rows[1]["right"] = []
+    config(tmp_path, train=rows, task=task, **named)
+    with pytest.raises(InputError, match="train.jsonl:2: column 'right' lists no correct"):
+        read_examples(c, ("train", "dev"))
 
 
 # -- the task of a config --------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_the_tokenizer_may_be_in_another_folder(config, tmp_path):
 
 @pytest.mark.parametrize("change, head, message", [
     (dict(model_type="opt"), "mlm", "small.json contains a model of type 'opt'"),
-    (dict(model_type=None), "mlm", "small.json: the config has no model_type"),
+    (dict(model_type=None), "mlm", "small.json contains a model of type ''"),
     (dict(hidden_size=None), "mlm", "small.json: the config has hidden_size=None"),
     (dict(hidden_act="swish2"), "mlm", "small.json: hidden_act='swish2'"),
     ({}, "rtd", "small.json: .*rtd"),

@@ -42,7 +42,7 @@ def test_rows_of_other_objects_are_left_out(bert):
     assert count == "2 of 5" and rows.origin(2) == "f.jsonl:4"
     assert [read_example(task, row, "x:1").label for row in rows] == [2, 0, 1]
     # What is no label is no object outside of the list: it is refused where it is read.
-    for value, said in ((None, "null"), (["Rome"], "the list"), (" ", "is empty")):
+    for value, said in ((None, "null"), (["Rome"], "['Rome']"), (" ", "is empty")):
         (row,), _ = drop_unlisted(task, facts(value))
         assert said in refuse_line(read_example, task, row, "f.jsonl:1")
     (row,), _ = drop_unlisted(task, Rows([{"sub_label": "x", "object": "Rome"}], "f.jsonl"))
@@ -74,7 +74,7 @@ def test_each_word_of_a_list_is_read_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, said", [(b"", "is empty"), (b" \n\n", "is empty"), (b"\xff\n", "not UTF-8")]
+    "content, said", [(b"", "is empty"), (b" \n\n", "is empty"), (b"\xff\n", "utf-8")]
 )
 def test_lists_that_cannot_be_read(tmp_path, content, said):
     file = tmp_path / "words.txt"

@@ -50,7 +50,7 @@ def test_a_folder_as_it_is_downloaded(name, backbone, tmp_path, capsys):
     code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=dev")
     assert code == 0 and json.loads(out)[metric] == result["dev"][metric], err
     code, _, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
-    assert (code, len(err.splitlines())) == (2, 1) and "no label column 'label'" in err
+    assert (code, len(err.splitlines())) == (2, 1) and "no column 'label'" in err
     folder, form = tmp_path / "submission", "glue" if name == "rte" else "superglue"
     words = (f"--input={hidden}", f"--format={form}", f"--output={folder}/")
     code, _, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", *words)

@@ -67,15 +67,15 @@ def test_blocks_have_all_that_a_method_has():
     "fields, parts",
     [
         (dict(prompt__name="soft", prompt__layers="1-2"),
-         ["'prompt.layers'", "prompt.name=ipt or prefix; ", "decoder, file, init, "]),
-        (dict(prompt__top=5), ["prompt.top", "prompt.name=prefix has the fields cross, "]),
-        (dict(prompt__length=3, prompt__name="none"), ["name=none has no other fields"]),
+         ["'prompt.layers'", "prompt.name=ipt or prefix; "]),
+        (dict(prompt__top=5), ["prompt.top", "prompt.name=soft; "]),
+        (dict(prompt__length=3, prompt__name="none"), ["name=none has the fields: none"]),
         (dict(prompt__name="sotf"), ["unknown method prompt.name='sotf'; nearest: soft"]),
         (dict(prompt__name="soft", prompt__lenght=3), ["'prompt.lenght'; nearest: prompt.length"]),
         (dict(head__name="verbalizer", head__pooler="cls"),
-         ["'head.pooler'", "head.name=linear or regression; ", "the fields name, pieces"]),
-        (dict(head__span="target"), ["with head.name=verbalizer; ", "the fields dropout, name, p"]),
-        (dict(head__name="text", head__dropout=0), ["head.name=text has no other fields"]),
+         ["'head.pooler'", "head.name=linear or regression; "]),
+        (dict(head__span="target"), ["with head.name=verbalizer; "]),
+        (dict(head__name="text", head__dropout=0), ["head.name=text has the fields: none"]),
     ],
 )  # fmt: skip
 def test_fields_of_others_are_refused_by_name(fields, parts):
@@ -136,7 +136,7 @@ def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
     file.write_text("from configs.base import get_config as base\n\ndef get_config():\n"
                    "    c = base()\n    c.seed = 7\n    return c\n")  # fmt: skip
     assert load_config("configs/quickstart.py").seed == 7
-    with pytest.raises(InputError, match="'quikstart' does not exist.*nearest: quickstart"):
+    with pytest.raises(InputError, match="'quikstart' is not a file.*nearest: quickstart"):
         load_config("quikstart:prefix")
 
 

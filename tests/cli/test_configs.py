@@ -254,12 +254,12 @@ def test_the_released_template_of_dpt_has_the_word_of_each_task(task, word):
     [
         ("end_to_end:rte,randm", "the system 'randm' is unknown; nearest: random"),
         ("end_to_end:rte,ppt,prefix", "the system on prefix 'ppt' is unknown"),
-        ("end_to_end:rte,cnn,prompt,5", "4 parts; give TASK,SYSTEM,PLACE$"),
+        ("end_to_end:rte,cnn,prompt,5", "4 parts; use TASK,SYSTEM,PLACE$"),
         ("prompt_length:rte,task,prompt,7", "the length '7' is unknown"),
-        ("utilization:boolq,cnn,prompt,4", "the percentage '4' is unknown"),
+        ("utilization:boolq,cnn,prompt,4", "the percent '4' is unknown"),
         ("few_shot:rte,random,prefix,4", "the fold '4' is unknown"),
         ("knowledge:rte,random", "the task 'rte' is unknown; known: ag_news, imdb, sst2"),
-        ("encoder_sizes:rte,cnn,prompt,big", "the size of an encoder is a whole number"),
+        ("encoder_sizes:rte,cnn,prompt,big", "the hidden 'big' is unknown"),
         ("topics:cnn,prompt,rte", "the task 'rte' is unknown"),
     ],
 )

@@ -29,7 +29,7 @@ from jaxprompt.errors import InputError
         (["train", f"--config={BASE}"], ["--workdir is missing", "--help"]),
         (["train", "--confg=x"], ["unrecognized arguments: --confg=x", "--help"]),
         (["train", f"--config={BASE}", "--config.seed"], ["--config.seed has no value"]),
-        (["train", "--config=no.py", "--workdir=w"], ["config 'no.py' does not exist"]),
+        (["train", "--config=no.py", "--workdir=w"], ["config 'no.py' is not a file"]),
         (["train", "--config=no.json", "--workdir=w"], ["no.json does not exist"]),
         (["export", f"--config={BASE}"], ["--workdir is missing"]),
         (["train", f"--config={BASE}", "--workdir="], ["--workdir is missing", "empty"]),
@@ -112,7 +112,7 @@ CONFIG = [
     ({"prompt.layers": "17_24"}, ["prompt.layers='17_24' must be FIRST-LAST"]),
     ({"backbone.path": ""}, ["backbone.path is empty", "give a folder"]),
     ({"task.fields": ""}, ["task.fields is empty"]),
-    ({"task.labels": "one"}, ["task.labels has one class, 'one'", "2 or more"]),
+    ({"task.labels": "one"}, ["task.labels=one must be", "2 or more"]),
     ({"optim.accumulate": 3}, ["data.batch=16 must be divisible by optim.accumulate=3"]),
     ({"train.total_steps": 0}, ["exactly one total must be above 0", "=0; set one above 0"]),
     ({"train.total_steps": -3}, ["train.total_steps=-3 must be at least 0"]),
@@ -153,7 +153,7 @@ def test_rows_of_a_soft_prompt_must_fit(train, tmp_path):
     for array, message in (
         (np.zeros((4, WIDTH + 1), np.float32), f"has shape [4, {WIDTH + 1}]"),
         (np.zeros((3, WIDTH), np.float32), f"[3, {WIDTH}], but the prompt needs [4, {WIDTH}]"),
-        (np.zeros((4, WIDTH), int), "has dtype int64"),
+        (np.zeros((4, WIDTH), int), "is not a single array of floats"),
     ):
         np.save(rows, array)
         line = train(**fields)

@@ -20,7 +20,7 @@ REFUSED = [
     ({"data.source": "/no/where"}, "data folder /no/where does not exist"),
     ({"task.fields": "text,label"}, "task.fields includes 'label', the label column"),
     ({"task.labels": "beast,food"}, "train.jsonl:3: label 'tool' is not a label"),
-    ({"task.label": "lable"}, "no label column 'lable'; columns: text, label"),
+    ({"task.label": "lable"}, "no column 'lable'; columns: text, label"),
     ({"task.fields": "txt"}, "columns: text, label"),
     ({"task.metric": "f1"}, "metric f1 needs 2 classes, but the task has 3; use macro_f1"),
     # Protocols.

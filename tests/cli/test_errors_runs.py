@@ -29,7 +29,7 @@ def test_a_workdir_of_another_config(refused, no_reading, run, command):
     no_reading()
     before = files(run)
     line = refused(*again(run, command, "--config.seed=7"))
-    assert f"{run} contains a run with a different config: seed (saved 0, given 7)" in line
+    assert f"{run} contains a run with a different config: seed (saved 0, now 7)" in line
     assert files(run) == before
 
 
@@ -111,12 +111,12 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
     write_card(card, spoilt)
     assert "unknown field 'layout.max_length'" in predict("--text=a")
     card.write_text(text[:50])
-    assert f"{card} is not complete JSON" in predict("--text=a")
+    assert f"{card} is not valid JSON" in predict("--text=a")
     card.write_text(text)
     tensors.write_bytes(tensors.read_bytes()[:-10])
-    assert f"{tensors} is not a complete safetensors file" in predict("--text=a")
+    assert f"{tensors} is damaged, or from another export" in predict("--text=a")
     tensors.unlink()
-    assert "has no export; run python -m jaxprompt export" in predict("--text=a")
+    assert f"cannot read {tensors}: No such file" in predict("--text=a")
 
 
 def test_predicting_on_other_weights(predict, run, other_backbone, capsys):
@@ -194,4 +194,4 @@ def test_an_output_that_would_replace_the_data_of_a_run(refused, no_reading, run
 def test_input_rows_without_the_field(predict, tmp_path):
     path = write_rows(tmp_path / "in.jsonl", [{"text": "cat"}, {"txt": "cat"}])
     line = predict(f"--input={path}")
-    assert f"{path}:2: column 'text'" in line and "columns: txt" in line
+    assert f"{path}:2: there is no column 'text'" in line and "columns: txt" in line

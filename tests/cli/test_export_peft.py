@@ -228,15 +228,15 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
 PREFIX = ("prompt/k", "prompt/v")
 REFUSED = [
     ("bert", ("prompt/slots", *PREFIX), {}, "soft tokens and a prefix"),
-    ("bert", ("prompt/slots", "prompt/rows"), {}, "trains label rows"),
+    ("bert", ("prompt/slots", "prompt/rows"), {}, "trained label rows"),
     ("bert", ("prompt/slots", "backbone/embed/word/table"), {}, "tuned weights of the backbone"),
-    ("bert", (), {}, "run has no prompt"),
-    ("bert", PREFIX, {"shift": 0}, "is in layers 1-2 and shifts by 0"),
-    ("bert", PREFIX, {"first": 1}, "is in layers 2-2 and shifts by 4"),
-    ("t5", PREFIX, {}, "for a T5"),
-    ("t5", ("prompt/slots", "prompt/decoder_slots"), {}, "for a T5"),
-    ("albert", PREFIX, {}, "an albert of transformers does not support a prefix"),
-    ("deberta", PREFIX, {}, "a deberta of transformers"),
+    ("bert", (), {}, "run that has no prompt"),
+    ("bert", PREFIX, {"shift": 0}, "does not shift positions"),
+    ("bert", PREFIX, {"first": 1}, "not in every layer"),
+    ("t5", PREFIX, {}, "prompts of a T5"),
+    ("t5", ("prompt/slots", "prompt/decoder_slots"), {}, "prompts of a T5"),
+    ("albert", PREFIX, {}, "a prefix of an albert"),
+    ("deberta", PREFIX, {}, "a prefix of a deberta"),
 ]
 
 
@@ -256,9 +256,9 @@ def stub(demos=None, reads=False):
 
 def test_what_depends_on_the_text_is_no_adapter():
     tensors, metadata = {"prompt/slots": np.ones((4, 32))}, make_metadata(method="ipt")
-    with pytest.raises(InputError, match="uses demonstrations"):
+    with pytest.raises(InputError, match="not support demonstrations"):
         make_peft_arguments(stub(demos=object()), tensors, metadata)
-    with pytest.raises(InputError, match="an ipt prompt is computed from each text"):
+    with pytest.raises(InputError, match="computed from each text"):
         make_peft_arguments(stub(reads=True), tensors, metadata)
 
 

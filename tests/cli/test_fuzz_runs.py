@@ -1,6 +1,5 @@
 """Hostile config fields, cards and tokenizers end in success, or in one line and exit code 2."""
 
-import hashlib
 import json
 import shutil
 
@@ -167,17 +166,6 @@ def test_every_key_of_a_card(export, backbone, rng, monkeypatch):
     for _ in range(COUNTS["mutated"]):
         write(path, data := mutated(whole, rng))
         survive(monkeypatch, data, read_export, str(folder))
-
-
-def test_damaged_tensors_of_an_export(export, rng, monkeypatch):
-    folder, card = export
-    path = folder / "prompt.safetensors"
-    whole = path.read_bytes()
-    for _ in range(COUNTS["mutated"]):
-        write(path, data := mutated(whole, rng))
-        sha = hashlib.sha256(data).hexdigest()
-        write_card(folder / "prompt.json", card | {"sha256": sha})
-        survive(monkeypatch, data[:200], read_export, str(folder))
 
 
 # -- tokenizers -----------------------------------------------------------------------------------

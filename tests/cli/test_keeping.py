@@ -77,7 +77,7 @@ def test_progress_of_what_is_kept_is_reported(folders, data, tmp_path, capsys, m
     monkeypatch.setattr("jaxprompt.training.pace.REPORT_SECONDS", -1.0)
     start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__location="host")
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]
-    counts = [re.search(r"reads: (\d+)/(\d+) examples, ", line).groups() for line in lines]
+    counts = [re.search(r"splits: (\d+)/(\d+) examples, ", line).groups() for line in lines]
     done = [int(number) for number, _ in counts]
     total = sum(len(read_lines(data / f"{name}.jsonl")) for name in ("train", "dev"))
     assert done == sorted(set(done)) and done[-1] == total
@@ -175,10 +175,10 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
     assert "earlier" not in err
     before = (tmp_path / "kept/train.states").stat().st_mtime_ns
     out, err = train("run")
-    assert "resumed at step 2" in err and "(reused from an earlier run: train, dev)" in err
+    assert "resumed at step 2" in err and "(2 reused from an earlier run)" in err
     assert timeless(json.loads(out)) == timeless(whole)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "off"), rtol=1e-5)
-    assert "(reused from an earlier run: train, dev)" in train("seed", seed=3)[1]
+    assert "(2 reused from an earlier run)" in train("seed", seed=3)[1]
     assert (tmp_path / "kept/train.states").stat().st_mtime_ns == before
 
 
@@ -192,21 +192,21 @@ def test_a_folder_of_something_else_is_refused(config, refused, data, other_back
 
     message = line(cache__dtype="bfloat16")
     assert message.startswith(f"{tmp_path / 'kept'} has states cached for a different setup: ")
-    assert "cache.dtype (cached 'float32', now 'bfloat16'); use another cache.folder" in message
-    assert "the backbone's weights (cached '" in line(backbone__path=other_backbone)
-    assert "the first positions (cached '4 and 0', now '5 and 0')" in line(prompt__length=5)
+    assert "cache.dtype (saved 'float32', now 'bfloat16'); use another cache.folder" in message
+    assert "the backbone's weights (saved '" in line(backbone__path=other_backbone)
+    assert "the first positions (saved '4 and 0', now '5 and 0')" in line(prompt__length=5)
     # The weights are the same: what config.json says of the layers is not.
     mended = shutil.copytree(run_config["backbone"]["path"], tmp_path / "mended")
     hf = json.loads((mended / "config.json").read_text())
     (mended / "config.json").write_text(json.dumps(hf | {"layer_norm_eps": 1e-3}))
-    assert "the backbone's layers (cached '" in line(backbone__path=mended)
+    assert "the backbone's layers (saved '" in line(backbone__path=mended)
     (tmp_path / "rows").mkdir()
     for name in ("train", "dev", "test"):
         text = (data / f"{name}.jsonl").read_text()
         (tmp_path / "rows" / f"{name}.jsonl").write_text(text.replace("very", "quite"))
-    assert "the data (cached '48 examples, CRC " in line(data__source=tmp_path / "rows")
+    assert "the data (saved '48 examples, CRC " in line(data__source=tmp_path / "rows")
     changed = {"task.template": "{text} ."}
-    assert "the template (cached '{text}', now '{text} .')" in line(**changed)
+    assert "the template (saved '{text}', now '{text} .')" in line(**changed)
     states = tmp_path / "kept/dev.states"
     states.write_bytes(states.read_bytes()[:-4])
     assert "dev.states is damaged; delete" in line()

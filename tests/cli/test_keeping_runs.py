@@ -128,7 +128,7 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
     times = [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
     grid_of(folder, *args, **fields | DISK)
     err = capsys.readouterr().err
-    assert "resumed at step" in err and "(reused from an earlier run: 3 splits)" in err
+    assert "resumed at step" in err and "(3 reused from an earlier run)" in err
     assert times == [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
     same_ends(folder, whole)
     assert not (folder / "kept" / "train.states").exists()

@@ -40,7 +40,6 @@ def spoil(monkeypatch):
             return batches
 
         monkeypatch.setattr(train, "train_batches", train_batches)
-        monkeypatch.setattr("jaxprompt.runs.grid.train.train_batches", train_batches)
 
     return call
 

@@ -98,7 +98,7 @@ def test_answers_in_the_words_of_pre_training(task):
         ("cells.py:rte,ppt,masked-dep", " 'masked-dep' is unknown; nearest: masked-deep"),
         ("cells.py:rte,pptt", "the method 'pptt' is unknown; nearest: ppt"),
         ("t5_base.py:rtee", "the task 'rtee' is unknown; nearest: rte"),
-        ("t5_base.py:rte,ppt,t5", "'rte,ppt,t5' has 3 parts; give TASK,METHOD$"),
+        ("t5_base.py:rte,ppt,t5", "'rte,ppt,t5' has 3 parts; use TASK,METHOD$"),
         ("annotator.py:sst", "the data set 'sst' is unknown; nearest: sst5"),
     ],
 )

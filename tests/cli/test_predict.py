@@ -159,7 +159,7 @@ BROKEN = [
     b'{"text": null}', b"caf\xe9", b'{"text": "a saw", "id": 5}',
 ]  # fmt: skip
 WHY = {
-    3: "broken JSON", 6: "column 'text' of task custom is missing", 7: "'text' is null",
+    3: "broken JSON", 6: "no column 'text'", 7: "'text' is null",
     8: "not UTF-8 (byte 0xe9 at column 4)",
 }  # fmt: skip
 

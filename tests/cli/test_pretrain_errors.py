@@ -146,4 +146,4 @@ def test_labels_that_changed_places_under_a_run(refused, tmp_path_factory, tmp_p
     line = refused(*words, started=True)
     assert f"ppt.annotations={labels} has different labels than the saved run" in line
     assert (workdir / "metrics.jsonl").read_bytes() == before
-    assert "data.max_len (saved 24, given 50)" in refused(*words, "--config.data.max_len=50")
+    assert "data.max_len (saved 24, now 50)" in refused(*words, "--config.data.max_len=50")

@@ -229,7 +229,7 @@ def test_other_data_may_be_evaluated_and_that_is_said(place, capsys):
     write_rows(place / "data/dev.jsonl", rows[:-1])
     code, out, err = jaxprompt(capsys, *again("evaluate"))
     assert code == 0 and json.loads(out)["examples"] == 29
-    assert err == "dev: 29 examples, not the 30 of the run\n"
+    assert err == "dev: 29 examples, not those of the run\n"
     write_rows(place / "data/dev.jsonl", rows[::-1])
     assert "dev: 30 examples, not those of the run" in jaxprompt(capsys, *again("evaluate"))[2]
 

@@ -311,7 +311,7 @@ def test_chunks(why, config, grid, tmp_path, capsys):
 def test_a_damaged_list_of_chunks_is_told(config, tmp_path):
     for damage in ("{", '{"size": 0}'):
         (tmp_path / "chunks.json").write_text(damage)
-        with pytest.raises(InputError, match="chunks.json .*or delete it and run"):
+        with pytest.raises(InputError, match="chunks.json.*or delete it and run"):
             train_grid(config, str(tmp_path))
 
 

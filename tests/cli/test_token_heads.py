@@ -83,7 +83,7 @@ def test_a_test_split_that_hides_every_answer_is_not_scored(hidden, tmp_path):
     assert list(found.splits) == ["train", "dev"]
     assert found.notes == (f"test is not scored: no row of {path} states a label",)
     write_rows(path, [{"query": row["question"], "context": row["context"]} for row in rows])
-    with pytest.raises(InputError, match="test.jsonl:1: column 'question' of task"):
+    with pytest.raises(InputError, match="test.jsonl:1: there is no column 'question'"):
         read_examples(c)  # misread, not hidden
     write_rows(path, [*rows, *asked(2, 1)])
     found = read_examples(c)
@@ -105,7 +105,7 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
         "only its words are compared",
     )
     write_rows(tmp_path / "train.jsonl", rows)
-    with pytest.raises(InputError, match="'a beast' does not occur in .*; 1 of 3 rows have"):
+    with pytest.raises(InputError, match="train.jsonl:2: the answer 'a beast' does not occur"):
         read_examples(c)
     rows[1]["answers"] = {"text": rows[1]["answers"]["text"][1:], "answer_start": [-1]}
     write_rows(tmp_path / "train.jsonl", rows)
@@ -189,7 +189,7 @@ def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, ca
     where = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
     code, out, err = jaxprompt(capsys, *where, "--format=squad", f"--output={tmp_path}/to/")
     if kind == "tags":
-        assert code == 2 and "--format=squad is only valid for spans" in err
+        assert code == 2 and "--format=squad takes one span per question" in err
         return
     assert code == 0 and f"wrote {tmp_path}/to/predictions.json" in err, err
     code, plain, _ = jaxprompt(capsys, *where)
@@ -241,7 +241,7 @@ def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
     given = {"backbone.path": backbone, "task.name": "custom", "task.fields": "text",
              "data.source": tmp_path, "data.max_len": 24}  # fmt: skip
     line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(given))
-    assert "task.tags=label with head.name=tags" in line
+    assert "set task.tags" in line
 
 
 @pytest.mark.long

@@ -5,9 +5,7 @@ import errno
 import hashlib
 import json
 import os
-import struct
 
-import ml_dtypes
 import numpy as np
 import pytest
 from exports import make_metadata
@@ -20,7 +18,6 @@ from jaxprompt.convert.artifact import (
     write_npy,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.files import json_checksum
 
 METADATA = make_metadata()
 FINGERPRINT = METADATA.backbone.fingerprint
@@ -34,22 +31,6 @@ def make_tensors():
         "head/bias": rng.normal(size=5).astype(np.float16),
         "count": np.int32(7),
     }
-
-
-def with_checksum(values):
-    return values | {"checksum": json_checksum(values)}
-
-
-def refused(path):
-    with pytest.raises(InputError) as error:
-        read_artifact(path)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def test_the_folder_above_an_export_names_that_in_it(tmp_path):
-    write_artifact(tmp_path / "run" / "export", make_tensors(), METADATA)
-    assert f"use {tmp_path / 'run' / 'export'}, which exists" in refused(tmp_path / "run")
 
 
 def test_reads_back_exactly(tmp_path):
@@ -72,14 +53,6 @@ def test_reads_back_exactly(tmp_path):
         assert document == metadata.to_json()
 
 
-def test_torch_reads_the_same_numbers(tmp_path):
-    torch_reader = pytest.importorskip("safetensors.torch")
-    tensors = make_tensors()
-    path, _ = write_artifact(tmp_path, tensors, METADATA)
-    for name, tensor in torch_reader.load_file(path).items():
-        np.testing.assert_array_equal(tensor.numpy(), tensors[name])
-
-
 def test_bytes_depend_on_the_numbers_alone(tmp_path):
     tensors = make_tensors()
     # Other order of names, Fortran order, a strided view, the other byte order.
@@ -95,69 +68,6 @@ def test_bytes_depend_on_the_numbers_alone(tmp_path):
         assert again.read_bytes() == first.read_bytes()
     numbers = sum(array.nbytes for array in tensors.values())
     assert first.stat().st_size < numbers + 500
-
-
-def test_tensors_are_numbers(tmp_path):
-    for array in (np.array([None]), np.array(["a"]), np.zeros(3, ml_dtypes.bfloat16)):
-        with pytest.raises(ValueError, match=f"not {array.dtype}"):
-            write_artifact(tmp_path, {"x": array}, METADATA)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_files_that_are_not_whole_are_refused(tmp_path):
-    tensors, metadata = write_artifact(tmp_path, make_tensors(), METADATA)
-    data, text = tensors.read_bytes(), metadata.read_text()
-
-    (header,) = struct.unpack("<Q", data[:8])
-    broken = [b"", data[:5], data[: len(data) // 2], data[:-1], data + b"x"]
-    broken += [struct.pack("<Q", header * 10**6) + data[8:], data[:8] + b"?" + data[9:], b"PK" * 99]
-    for content in broken:
-        tensors.write_bytes(content)
-        assert "is not a complete safetensors file" in refused(tmp_path)
-    tensors.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert "and prompt.json are from different exports" in refused(tmp_path)
-    tensors.unlink()
-    assert "prompt.safetensors: No such file" in refused(tmp_path)
-    tensors.write_bytes(data)
-
-    for content in ("", text[: len(text) // 2], "\x00\xff"):
-        metadata.write_text(content)
-        assert "is not complete JSON" in refused(tmp_path)
-    for content in ("[]", "{}", '{"model_type": "bert"}'):
-        metadata.write_text(content)
-        assert "does not contain the metadata of a prompt" in refused(tmp_path)
-    whole = json.loads(text)
-    metadata.write_text(json.dumps(with_checksum({**whole, "format": 2})))
-    assert "has format 2, but this version reads format 1; update jaxprompt" in refused(tmp_path)
-    for name in ("template", "checksum"):
-        fields = {k: v for k, v in whole.items() if k not in (name, "checksum")}
-        metadata.write_text(json.dumps(fields if name == "checksum" else with_checksum(fields)))
-        assert f"{name} is missing; export the prompt again" in refused(tmp_path)
-    metadata.unlink()
-    assert "prompt.json: No such file" in refused(tmp_path)
-    assert "cannot read" in refused(tmp_path / "absent")
-
-
-def test_metadata_with_a_flipped_bit_are_refused(tmp_path):
-    """One that makes "good" of "food", say; the layout of the JSON may change."""
-    _, path = write_artifact(tmp_path, make_tensors(), METADATA)
-    data, metadata = path.read_bytes(), read_artifact(tmp_path)[1]
-    refusals = 0
-    for place, byte in enumerate(data):
-        path.write_bytes(data[:place] + bytes([byte ^ 1 << place % 8]) + data[place + 1 :])
-        try:
-            assert read_artifact(tmp_path)[1] == metadata
-        except InputError:
-            refusals += 1
-    assert refusals > 0.9 * len(data)
-    edited = json.loads(data) | {"template": "another"}
-    path.write_text(json.dumps(edited))
-    assert "is damaged or was edited: its contents do not" in refused(tmp_path)
-    path.write_text(json.dumps(json.loads(data), sort_keys=True))
-    assert read_artifact(tmp_path)[1] == metadata
-    # A change on purpose is written with a new checksum.
-    write_artifact(tmp_path, make_tensors(), dataclasses.replace(metadata, template="another"))
-    assert read_artifact(tmp_path)[1].template == "another"
 
 
 def test_failed_write_leaves_the_earlier_export(tmp_path, monkeypatch):
@@ -185,48 +95,82 @@ def test_fingerprint():
         check_fingerprint(METADATA.backbone, f"int8-{other}", force=False)
 
 
+@pytest.mark.parametrize(
+    "file, change, message",
+    [
+        ("prompt.safetensors", lambda data: data[:-1], "is damaged, or from another export"),
+        ("prompt.safetensors", None, "prompt.safetensors: No such file"),
+        ("prompt.json", lambda data: data[: len(data) // 2], "is not valid JSON"),
+        ("prompt.json", lambda data: b'{"model_type": "bert"}', "has format None, .*; update jaxp"),
+        ("prompt.json", lambda data: data.replace(b"good", b"food"), "is damaged or was edited"),
+        ("prompt.json", None, "prompt.json does not exist; give the folder that `export` wrote"),
+    ],
+)
+def test_an_export_that_is_not_whole_is_refused(tmp_path, file, change, message):
+    write_artifact(tmp_path, make_tensors(), METADATA)
+    data = (tmp_path / file).read_bytes()
+    (tmp_path / file).unlink()
+    if change is not None:
+        (tmp_path / file).write_bytes(change(data))
+    with pytest.raises(InputError, match=message):
+        read_artifact(tmp_path)
+
+
+def test_the_folder_above_exports_names_them(tmp_path):
+    for name in ("a", "b"):
+        write_artifact(tmp_path / name, make_tensors(), METADATA)
+    with pytest.raises(InputError, match=f"give {tmp_path / 'a'} or {tmp_path / 'b'}$"):
+        read_artifact(tmp_path)
+
+
+def test_metadata_may_have_another_layout(tmp_path):
+    _, path = write_artifact(tmp_path, make_tensors(), METADATA)
+    metadata = read_artifact(tmp_path)[1]
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    assert read_artifact(tmp_path)[1] == metadata
+
+
 def test_npy_round_trip(tmp_path):
     prompt = np.random.default_rng(1).normal(size=(20, 8)).astype(np.float32)
     path = tmp_path / "prompt.npy"
     write_npy(path, np.asfortranarray(prompt))
-    data = path.read_bytes()
-    assert data[:8] == b"\x93NUMPY\x01\x00"
-    assert b"'descr': '<f4', 'fortran_order': False, 'shape': (20, 8)" in data
-    assert data[-prompt.nbytes :] == prompt.tobytes()
+    header = b"'descr': '<f4', 'fortran_order': False, 'shape': (20, 8)"
+    assert header in path.read_bytes()
     np.testing.assert_array_equal(import_npy(path, 8), prompt)
     for dtype in (np.float16, np.float64, ">f4"):
         np.save(path, prompt.astype(dtype))
-        found = import_npy(path, 8)
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, prompt.astype(dtype).astype(np.float32))
+        vectors = import_npy(path, 8)
+        assert vectors.dtype == np.float32
+        np.testing.assert_array_equal(vectors, prompt.astype(dtype).astype(np.float32))
 
 
-def test_npy_of_another_kind_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "array, message",
+    [
+        (np.zeros((4, 9)), r"has shape \[4, 9\]; use \[length, 8\]"),
+        (np.zeros(8), r"has shape \[8\]"),
+        (np.zeros((0, 8)), r"has shape \[0, 8\]"),
+        (np.zeros((4, 8), np.int64), "is not a single array of floats"),
+        (np.full((4, 8), np.nan), "NaN or infinity"),
+        (np.full((4, 8), 1e39), "NaN or infinity"),
+        (np.array([{"code": 1}]), "cannot read .* save it with numpy.save"),
+    ],
+)
+def test_npy_of_another_kind_is_refused(tmp_path, array, message):
+    np.save(tmp_path / "prompt.npy", array, allow_pickle=True)
+    with pytest.raises(InputError, match=message):
+        import_npy(tmp_path / "prompt.npy", 8)
+
+
+def test_files_that_are_no_npy_are_refused(tmp_path):
     path = tmp_path / "prompt.npy"
-
-    def refusal():
-        with pytest.raises(InputError) as error:
-            import_npy(path, 8)
-        assert "\n" not in str(error.value)
-        return str(error.value)
-
-    assert "No such file" in refusal()
-    for content in (b"", b"hello", b"\x93NUMPY\x01\x00"):
+    with pytest.raises(InputError, match="cannot read .*No such file"):
+        import_npy(path)
+    for content in (b"", b"hello"):
         path.write_bytes(content)
-        assert "save it with numpy.save" in refusal()
-    np.save(path, np.zeros((4, 8)))
-    path.write_bytes(path.read_bytes()[:-8])
-    assert "save it with numpy.save" in refusal()
-    np.save(path, np.array([{"code": 1}]), allow_pickle=True)
-    assert "save it with numpy.save" in refusal()
-    for shape in ((4, 9), (8,), (1, 4, 8), (0, 8)):
-        np.save(path, np.zeros(shape))
-        assert f"has shape {list(shape)}; this backbone needs [length, 8]" in refusal()
-    np.save(path, np.zeros((4, 8), np.int64))
-    assert "has dtype int64" in refusal()
-    for value in (np.nan, 1e39):
-        np.save(path, np.full((4, 8), value))
-        assert "NaN or infinity" in refusal()
+        with pytest.raises(InputError, match="cannot read .*; save it with numpy.save"):
+            import_npy(path)
     with open(path, "wb") as file:
         np.savez(file, prompt=np.zeros((4, 8)))
-    assert "is an .npz archive" in refusal()
+    with pytest.raises(InputError, match="is not a single array of floats"):
+        import_npy(path)

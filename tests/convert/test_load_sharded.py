@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from folders import load_folder, random_model
-from jax.sharding import PartitionSpec as P
 from load_job import hashes
 from processes import Processes
 from safetensors.numpy import load_file, save_file
@@ -123,15 +122,6 @@ def leaf_size(flat):
     return next(iter(flat.values())).dtype.itemsize
 
 
-def test_the_specs_of_a_t5(saved):
-    placement = make_placement(2, 4, fsdp=True)
-    found = tree.flatten(load_folder(saved / "t5", placement=placement).params)
-    query = found["decoder_layers/cross/query/kernel"]
-    assert query.sharding.spec == P(None, "data", "model", None)
-    assert query.addressable_shards[0].data.shape == (3, 8, 1, 3)
-    assert found["lm/table"].addressable_shards[0].data.shape == (14, 8)
-
-
 def test_torch_files(saved, tmp_path, placement):
     folder = tmp_path / "torch"
     files = [load_file(path) for path in (saved / "t5").glob("*.safetensors")]
@@ -171,12 +161,6 @@ def test_equal_shards_share_the_hosts_memory(saved):
     for name, leaf in found.items():
         places = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
         assert len(places) == 1, name
-
-
-def test_an_axis_inside_a_merged_one_cannot_be_divided(saved, monkeypatch):
-    monkeypatch.setattr("jaxprompt.parallel.sharding.RULES", {"kv": "model"})
-    with pytest.raises(ValueError, match="of the axes ND only the first can be divided"):
-        load_folder(saved / "bert", placement=make_placement(4, 2))
 
 
 @pytest.mark.default_cases("model")

@@ -59,14 +59,14 @@ def test_blocks_are_typed_and_absent_fields_have_their_defaults():
     [
         ("method", 1), ("hyper", "prefix"), ("prompt", {}), ("head.name", None), ("seed", True),
         ("backbone", []), ("backbone.rescale", 0), ("backbone.quantize", "int2"),
-        ("backbone.fingerprint", None), ("backbone.dims.layers", -1), ("backbone.dims.depth", 1),
+        ("backbone.fingerprint", None), ("backbone.dims.depth", 1),
         ("backbone.dims.width", "16"), ("task.fields", "text"), ("task.labels", [1]),
         ("task.derive", {"a": ["b"]}), ("task.spaced", 1), ("template", None),
         ("label_words", [["a"], "b"]), ("layout.max_len", 0), ("layout.side", "top"),
         ("layout.max_length", 5), ("generate.num_beams", 0), ("metrics.dev", 0.5), ("versions", []),
         ("created", 5), ("step", "7"), ("pretrained", []), ("sha256", 1), ("init", {}),
         ("init.more", [{}]), ("init.init.seed", "1"), ("demos", {}), ("demos.samples", 0),
-        ("demos.total", 1), ("demos.examples", []), ("demos.examples", [{"fields": {}}]),
+        ("demos.examples", [{"fields": {}}]),
         ("task.labels", ["one"]),
     ],
 )  # fmt: skip

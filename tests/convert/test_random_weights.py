@@ -246,13 +246,7 @@ def test_a_head_that_the_family_has_not_is_an_error(family, head, known):
 BAD = [
     ("bert", dict(initializer_range="0.02"), "initializer_range='0.02', which must be above 0"),
     ("bert", dict(initializer_range=0), "initializer_range=0, which must be above 0"),
-    ("bert", dict(initializer_range=10**400), "which must be above 0"),
-    ("bert", dict(pad_token_id=10**6), "pad_token_id=1000000, but"),
     ("roberta", dict(pad_token_id=[1]), "pad_token_id=.*, which must be a token id"),
-    ("bert", dict(initializer_range=math.inf), "initializer_range=inf, which must be"),
-    ("t5", dict(initializer_factor=True), "initializer_factor=True, which must be above 0"),
-    ("bert", dict(hidden_size=None), "hidden_size=None, which must be an integer"),
-    ("gpt2", dict(n_head=5), "n_embd=48 must be divisible by n_head=5"),
 ]
 
 

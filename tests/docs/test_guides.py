@@ -55,22 +55,6 @@ def test_links_lead_somewhere(page):
     assert [link for link in inside if not (page.parent / link).exists()] == []
 
 
-# Words of this project's own that a reader would have to learn.
-AVOIDED = (
-    r"\b(verbs?|filled up|constant answers?|rows? of train|drawn from"
-    r"|(?:rows|examples|tokens) an? (?:class|beam|step|label))\b"
-)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_the_english_is_the_fields(page):
-    prose = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text("utf-8"), flags=re.M | re.S)
-    assert re.findall(AVOIDED, prose) == []
-    if page.name != "config.md":
-        lines = [line for line in prose.splitlines() if not line.startswith("|")]
-        assert [line for line in lines if len(line) > 125] == []
-
-
 # -- commands -------------------------------------------------------------------------------------
 
 
@@ -133,10 +117,9 @@ def test_python_lines_use_names_that_exist(page):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
-def test_the_first_python_lines_run(page, tiny, tmp_path, monkeypatch, capsys):
+def test_the_first_python_lines_run(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    block = blocks(ROOT / page, "python")[0]
+    block = blocks(ROOT / "README.md", "python")[0]
     assert len(block.strip().splitlines()) <= 9
     assert MINILM in block and "epochs=20" in block
     code = block.replace(MINILM, str(tiny)).replace("epochs=20", "epochs=2, max_len=40")
@@ -157,7 +140,7 @@ def test_python_guide_goes_on(tiny, tmp_path, monkeypatch):
     inference = "\n".join(line for line in inference.splitlines() if "question" not in line)
     for block in (first, inference, pure):
         code = block.replace(MINILM, str(tiny)).replace("epochs=20", "epochs=1, max_len=40")
-        exec(code.replace("= prompt", "= prompt"), names)
+        exec(code, names)
     assert set(names["gradient"]) == {"k", "v"}
 
 

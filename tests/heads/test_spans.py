@@ -313,9 +313,9 @@ def test_an_answer_elsewhere_is_taken_from_the_nearest_place(start, found):
         ({"text": ["Gansu"], "answer_start": []}, "r:9: column 'answers' must be {\"text\": [.."),
         ({"text": "Gansu", "answer_start": 19}, "r:9: column 'answers' must be"),
         ("Gansu", "r:9: column 'answers' must be"),
-        ({"text": ["Gansu"], "answer_start": ["19"]}, "r:9: answer_start ['19'] must be whole n"),
+        ({"text": ["Gansu"], "answer_start": ["19"]}, "r:9: column 'answers' must be"),
         ({"text": [" "], "answer_start": [8]}, "r:9: column 'answers' has an empty answer"),
-        (None, "r:9: column 'answers' is null"),
+        (None, "r:9: column 'answers' must be"),
     ],
 )
 def test_answers_that_are_wrong(answers, message):

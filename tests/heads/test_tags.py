@@ -129,12 +129,12 @@ def test_what_tags_without_a_scheme_do_not_have(fields, message):
         ({"tokens": ["a", "b"], "tags": ["O"]}, "r:9: 2 words in column 'tokens', but 1 tags in"),
         ({"tokens": ["a"], "tags": ["B-NEW"]}, "r:9: tag 'B-NEW' is not one of task custom: O, B-"),
         ({"tokens": ["a"], "tags": ["I-LOC"]}, "r:9: word 1 has 'I-LOC' after 'the beginning'"),
-        ({"tokens": ["a"], "tags": [3]}, "r:9: tag 1 of column 'tags' is 3; write it as text"),
+        ({"tokens": ["a"], "tags": [3]}, "r:9: column 'tags' has the tag 3; write"),
         ({"tokens": ["a"], "tags": {"a": 1}}, "r:9: column 'tags' must be a list of"),
-        ({"tokens": ["a"]}, "r:9: there are no tags in column 'tags'; columns: tokens"),
+        ({"tokens": ["a"]}, "r:9: there is no column 'tags'; columns: tokens"),
         ({"tokens": ["a", " "], "tags": ["O", "O"]}, "r:9: column 'tokens' has an empty word"),
         ({"tokens": [], "tags": []}, "r:9: column 'tokens' has an empty word, or no words"),
-        ({"words": ["a"], "tags": ["O"]}, "r:9: column 'tokens' of task custom is missing"),
+        ({"words": ["a"], "tags": ["O"]}, "r:9: there is no column 'tokens'"),
     ],
 )
 def test_rows_that_are_wrong(row, message):
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_refused():
         custom_task(fields=("a", "b"), tags="tags")
     with pytest.raises(InputError, match="task.tags='t' and task.choices are both set"):
         custom_task(fields=("a",), tags="t", choices=("c",))
-    with pytest.raises(InputError, match="has only O in the training rows"):
+    with pytest.raises(InputError, match="has only one tag in the training rows, 'O'"):
         read([{"tokens": ["a"], "tags": ["O"]}])
     with pytest.raises(InputError, match="must contain the words once and without modifiers"):
         make_head("tags").check_template(parse("{tokens|lower}"))

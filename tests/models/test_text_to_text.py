@@ -21,12 +21,10 @@ from jaxprompt.build.task import build_objectives
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import BackboneConfig, GenerateConfig
-from jaxprompt.convert.folder import end_ids
 from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.tokenizer import encode_texts
-from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.evaluation import compile_step, make_answer_fn, write_texts
@@ -324,8 +322,3 @@ def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
     assert scorer.layout.ends == (last, 2, end)
     # The id is a plain word of the tokenizer, and no part of the text that it ends.
     assert found and found != free and free.startswith(found)
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    with pytest.raises(
-        InputError, match="config.json: eos_token_id='</s>' must be an id or a list"
-    ):
-        end_ids(folder, hf | {"eos_token_id": "</s>"})

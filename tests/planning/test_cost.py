@@ -219,14 +219,14 @@ def test_codes_stay_codes(make_run):
 
 
 def test_a_run_that_cannot_evaluate_does_not_fit(make_run):
-    run = make_run(T5, data__batch=4, data__max_len=64, data__eval_batch=256)
+    run = make_run(ELECTRA, data__batch=4, data__max_len=64, data__eval_batch=256)
     alone = plan_as_configured(run, small_device(2**40), 1)
     assert alone.fits and alone.cost.bytes < alone.evaluation
     little = small_device((alone.cost.bytes + alone.evaluation) / 2)
     plan = plan_as_configured(run, little, 1)
     assert plan.trains and not plan.evaluates and not plan.fits
     assert fastest(run, little, 1) is None
-    assert smallest(run, little, 4, {}).mesh.devices > 1
+    assert smallest(run, little, 4, {1: None}).mesh.devices > 1
     plans = {"as configured": plan, "fastest": None, "smallest": None}
     text = format_plans(plans_to_json(run, plans, 1))
     assert "evaluation of 256 examples at once does not fit; lower data.eval_batch" in text

@@ -43,7 +43,7 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
     work._export = lambda prepared, job, fitted, ended, test: exported.append(fitted)
     prepared = SimpleNamespace(tasks=SimpleNamespace(by_name=tasks), placement=None)
     compiled = {name: f"compiled {name}" for name in tasks}
-    job = SimpleNamespace(scores=compiled, frozen={}, weights=SimpleNamespace(trainable={}))
+    job = SimpleNamespace(scores=compiled, frozen={}, state=SimpleNamespace(trainable={}))
     dev = {"mean": 0.5, "qa/f1": 0.6, "qa/threshold": 0.2, "ner/threshold": 0.7, "nli/accuracy": 1}
     ended = TrainOutcome(
         Progress(steps=9), Evaluation(step=7, value=0.5, dev=dev), trainable={}, time={}

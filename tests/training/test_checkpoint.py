@@ -105,37 +105,28 @@ def test_only_large_arrays_are_divided_among_the_devices_that_write(tmp_path, mo
     assert restored["large"].sharding == replicated
 
 
-def test_keeps_the_newest_and_restores_any_kept_step(tmp_path):
+def test_any_kept_step_is_restored(tmp_path):
+    """Its state, or its trained parameters without the optimizer's."""
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest() is None
-    with CheckpointWriter(tmp_path, -1, keep=2) as writer:
-        for step in (2, 9, 10, 100):
-            writer.save(step, {"at": step}, state=make_state(seed=step))
+    assert checkpoints.latest() is None and checkpoints.steps() == []
+    with CheckpointWriter(tmp_path, -1, keep=3) as writer:
+        for step in (2, 5, 9, 10, 100):
+            state = make_state(seed=step)
+            best = state.trainable if step in (5, 10) else None
+            writer.save(step, {"best": {"step": step}}, state=state, best=best)
     assert checkpoints.latest() == 100
-    assert names(tmp_path / "checkpoints") == ["10", "100"]
+    assert checkpoints.steps() == [5, 9, 10, 100]  # 5 is the best of its time of step 9
+    for step in checkpoints.steps():
+        trainable = checkpoints.restore_trainable(make_state().trainable, step)
+        assert_same(trainable, make_state(seed=step).trainable)
     state, position = checkpoints.restore(make_state(), 10)
     assert_same(state, make_state(seed=10))
-    assert position == {"at": 10}
-    with pytest.raises(InputError, match=r"no checkpoint of step 9 .*saved steps: 10, 100"):
-        checkpoints.restore(make_state(), 9)
-
-
-def test_trained_numbers_of_any_kept_step_are_read_without_the_optimizers(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    with CheckpointWriter(tmp_path, -1, keep=3) as writer:
-        for step in (2, 4, 6, 8):
-            state = make_state(seed=step)
-            best = state.trainable if step in (2, 6) else None
-            writer.save(step, {"best": {"step": step}}, state=state, best=best)
-    assert checkpoints.steps() == [2, 4, 6, 8]  # 2 is the best of its time of step 4
-    for step in checkpoints.steps():
-        found = checkpoints.restore_trainable(make_state().trainable, step)
-        assert_same(found, make_state(seed=step).trainable)
-    with pytest.raises(InputError, match="no checkpoint of step 3"):
-        checkpoints.restore_trainable(make_state().trainable, 3)
+    assert position == {"best": {"step": 10}}
+    for read in (checkpoints.restore, checkpoints.restore_trainable):
+        with pytest.raises(InputError, match=r"no checkpoint of step 3 .*saved: \[5, 9, 10, 100\]"):
+            read(make_state().trainable, 3)
     with pytest.raises(InputError, match="a different model or optimizer: trainable/prompt/table"):
-        checkpoints.restore_trainable(make_state(width=8).trainable, 4)
-    assert Checkpoints(tmp_path / "none").steps() == []
+        checkpoints.restore_trainable(make_state(width=8).trainable, 9)
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -188,9 +179,8 @@ def test_what_was_saved_later_and_what_kills_left_is_removed_at_the_start(tmp_pa
         assert checkpoints.latest() is None and checkpoints.best() is None
 
 
-@pytest.mark.parametrize("width", [64, 18432])  # 18432: P-tuning v2 at BERT-base shape, P = 20
-def test_holds_three_numbers_for_each_trained_one(tmp_path, width):
-    state = make_state(width)
+def test_holds_three_numbers_for_each_trained_one(tmp_path):
+    state = make_state(18432)  # P-tuning v2 at BERT-base shape, P = 20
     numbers = sum(x.size for x in jax.tree.leaves(state.trainable))
     save(tmp_path, 1, state, POSITION)
     files = [p for p in (tmp_path / "checkpoints").rglob("*") if p.is_file()]
@@ -236,7 +226,7 @@ def test_sigkill_at_any_moment_leaves_the_last_complete_checkpoint(tmp_path):
     script = KILLED.format(repo=str(Path(__file__).parents[2]), workdir=str(tmp_path))
     delays = random.Random(0)
     done = 0
-    for _ in range(4):
+    for _ in range(2):
         run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         started = int(run.stdout.readline())
         assert started >= done  # it went on from what was known to be saved, or later
@@ -246,7 +236,7 @@ def test_sigkill_at_any_moment_leaves_the_last_complete_checkpoint(tmp_path):
         rest = run.communicate()[0].splitlines(keepends=True)
         done = max(said + [int(line) for line in rest if "\n" in line])
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest() >= done >= 12
+    assert checkpoints.latest() >= done >= 6
     template = {"prompt": jnp.zeros(5000), "step": jnp.int32(0)}
     trainable, info = checkpoints.restore_best(template)
     assert int(trainable["step"]) == info["step"] == checkpoints.best()
@@ -418,12 +408,11 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(InputError, match="no checkpoint in .*train first"):
         checkpoints.restore(state)
-    (tmp_path / "checkpoints/5").mkdir(parents=True)
-    (tmp_path / "checkpoints/00007").mkdir()  # no name that a run gives
+    (tmp_path / "checkpoints/00007/state").mkdir(parents=True)  # no name that a run gives
     (tmp_path / "checkpoints/6/best").mkdir(parents=True)
     again = f"delete {tmp_path} to train again"
     for read, name in (
-        (lambda: checkpoints.restore(state), "checkpoints/5"),
+        (lambda: checkpoints.restore(state, 6), "step 6"),
         (lambda: checkpoints.restore_best({}, 6), "checkpoints/6"),
         (lambda: checkpoints.restore_best({}, 4), "step 4"),
     ):
@@ -432,15 +421,12 @@ def test_foreign_checkpoints_are_refused(tmp_path):
 
     save(tmp_path, 1, state, {})
     line = refuse_line(checkpoints.restore, make_state(65))
-    assert "opt_state/0/mu/prompt/table (saved float32[20, 64], wanted float32[20, 65])" in line
-    assert "and 2 more" in line
-    with pytest.raises(InputError, match="saved float32.*wanted bfloat16"):
+    assert "opt_state/0/mu/prompt/table (saved 'float32[20, 64]', now 'float32[20, 65]')" in line
+    with pytest.raises(InputError, match="saved 'float32.*now 'bfloat16"):
         checkpoints.restore(make_state(dtype=jnp.bfloat16))
     renamed = State(state.step, {"prompt/other": state.step}, ())
     with pytest.raises(InputError, match="to a different model or optimizer"):
         checkpoints.restore(renamed)
-    with pytest.raises(InputError, match="keep=0"):
-        CheckpointWriter(tmp_path, -1, keep=0)
 
 
 def test_the_best_that_is_asked_for(tmp_path):
@@ -458,7 +444,7 @@ def test_the_best_that_is_asked_for(tmp_path):
         assert checkpoints.restore_best(wider, asked, or_newer=True)[1] == {"step": 5}
     assert checkpoints.find_best() == checkpoints.find_best(5) == 5
     shutil.rmtree(tmp_path / "checkpoints/5")
-    with pytest.raises(InputError, match="no best parameters of step 5 .*saved steps: 2"):
+    with pytest.raises(InputError, match=r"no best parameters of step 5 .*saved: \[2\]"):
         checkpoints.find_best(5)
 
 
@@ -483,31 +469,3 @@ def test_a_step_that_a_training_removes_while_it_is_read_is_no_error(tmp_path, m
         shutil.rmtree(tmp_path / "checkpoints/2/best")
         with pytest.raises(InputError, match="no checkpoint in"):
             Checkpoints(tmp_path).restore_best(make_state().trainable)
-
-
-def test_where_a_best_is_lost_the_message_names_a_state_that_does_not_need_it(tmp_path):
-    checkpoints, state = Checkpoints(tmp_path), make_state()
-    with CheckpointWriter(tmp_path, -1, keep=3) as writer:
-        for step in (2, 4, 6):
-            best = state.trainable if step < 6 else None
-            writer.save(step, {"best": {"step": min(step, 4)}}, state=state, best=best)
-    assert checkpoints.find_best(4, state=6) == 4
-    folder = tmp_path / "checkpoints"
-    damages = (folder / "4/checksums.json").unlink, lambda: shutil.rmtree(folder / "4/best")
-    for damage in damages:
-        damage()
-        with pytest.raises(InputError, match=f"delete {folder}/6 to resume from step 2"):
-            checkpoints.find_best(4, state=6)
-    shutil.rmtree(folder / "2/best")
-    with pytest.raises(InputError, match=f"delete {tmp_path} to train again"):
-        checkpoints.find_best(4, state=6)
-
-
-def test_a_disk_without_room_for_files_is_full(tmp_path, monkeypatch):
-    fstatvfs = os.fstatvfs
-    few = lambda file: os.statvfs_result([*fstatvfs(file)[:5], 1000, 9, 9, 0, 255])
-    with CheckpointWriter(tmp_path, -1) as writer:
-        monkeypatch.setattr(os, "fstatvfs", few)
-        with pytest.raises(InputError, match="cannot write .*checkpoints/1: no room for"):
-            writer.save(1, {}, state=make_state())
-    assert names(tmp_path / "checkpoints") == []

@@ -67,11 +67,3 @@ def test_nan_scores_are_no_result():
     scores = predict_scores(lambda *_: broken, {}, {}, batches([3, 2], [1, 0]), 4)
     with pytest.raises(InputError, match="of 1 of 4 examples are NaN, first in example 3; "):
         make_head("linear").check_outputs(scores)
-
-
-def test_a_split_is_measured():
-    scores = predict_scores(step, {}, {}, batches([3, 2], [1, 0]), 4)
-    split = Split([], np.array([0, 0, 1, 0]), np.full(4, 2), [()] * 4)
-    measured = make_head("linear").measure("accuracy", split, scores, 2)
-    assert measured["accuracy"] == pytest.approx(0.75)
-    assert scores.shape == (4, 2)

@@ -11,7 +11,6 @@ import pytest
 from refusing import refuse_line
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import dumps
 from jaxprompt.training.log import RunLog, read_metrics
 
 
@@ -77,9 +76,7 @@ def test_failed_write_is_one_error(tmp_path):
         RunLog(tmp_path / "file", tracker="none")
 
 
-def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, clock):
     log = RunLog(tmp_path, tracker="none", terminal=False, total=125)
     log.resume(49)
     for step in range(50, 126):
@@ -101,10 +98,9 @@ def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypat
     ]
 
 
-def test_plain_progress_is_a_line_at_regular_times(tmp_path, monkeypatch):
+def test_plain_progress_is_a_line_at_regular_times(tmp_path, monkeypatch, clock):
     """Also while nothing is done; a line at an evaluation counts."""
-    clock, lines = [0.0], []
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    lines = []
     stderr = SimpleNamespace(
         write=lambda text: text == "\n" or lines.append((clock[0], text)), flush=lambda: None
     )
@@ -172,9 +168,7 @@ def test_a_terminal_without_room_gets_plain_lines(tmp_path, monkeypatch, size, i
         assert (b"|" in screen.read(10_000)) == is_bar
 
 
-def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, clock):
     log = RunLog(tmp_path, tracker="none", terminal=False, total=100)
     for seconds in (1.0, 0.25):
         for step in range(1, 101):
@@ -208,21 +202,6 @@ def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
     assert "best at 20\n" in err
 
 
-def test_other_processes_write_nothing(tmp_path, capsys):
-    with RunLog(tmp_path / "run", enabled=False, terminal=True) as log:
-        log.resume(3)
-        log.write(4, loss=1.0)
-        log.progress(4)
-        log.info("hello")
-    assert list((tmp_path / "run").iterdir()) == []
-    assert capsys.readouterr() == ("", "")
-
-
-def test_results_are_json_too():
-    text = dumps({"loss": float("inf"), "accuracy": np.float32(0.5), "of": [float("nan")]})
-    assert json.loads(text) == {"loss": "Infinity", "accuracy": 0.5, "of": ["NaN"]}
-
-
 def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path):
     assert read_metrics(tmp_path) == []
     path = tmp_path / "metrics.jsonl"
@@ -234,10 +213,9 @@ def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path
         assert "metrics.jsonl:2" in refuse_line(RunLog(tmp_path, tracker="none").resume, 2)
 
 
-def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, monkeypatch):
+def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, clock):
     """Of those that it was given the host knows no time: the first eight take it none."""
-    clock, done = [0.0], [None]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    done = [None]
     log = RunLog(tmp_path, tracker="none", terminal=False, total=40)
     log.finished_step = lambda: done[0]
     for step in range(1, 9):

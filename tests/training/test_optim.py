@@ -278,13 +278,9 @@ def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
     np.testing.assert_allclose(rates, first, rtol=1e-6)
 
 
-def test_bad_names_and_numbers_say_what_is_meant():
+def test_a_warmup_longer_than_the_run_is_refused():
     with pytest.raises(InputError, match="schedule.warmup_steps=8 must be less than the 8"):
         make_schedule(WarmupLinear(warmup_steps=8), total=8, epoch=1)
-    with pytest.raises(InputError, match="schedule.warmup_steps=-1 must be"):
-        make_schedule(Cosine(warmup_steps=-1), total=8, epoch=1)
-    with pytest.raises(InputError, match="'adam'.*nearest: adamw"):
-        make_optimizer("adam", constant, EQUAL)
 
 
 def test_each_part_that_trains_has_its_rate():

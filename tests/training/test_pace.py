@@ -3,12 +3,11 @@
 from jaxprompt.training.pace import ProgressReporter
 
 
-def test_progress_is_reported_every_ten_seconds(monkeypatch):
-    clock, said = [100.0], []
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_progress_is_reported_every_ten_seconds(clock):
+    said = []
     pace = ProgressReporter(said.append, "labelled", 1_400, "units", done=400)
     for second, count in ((4, 100), (12, 140), (15, 60), (23, 160), (30, 540)):
-        clock[0] = 100.0 + second
+        clock[0] = float(second)
         pace.add(count)
     assert said == [
         "labelled 640/1,400 units, 20 a second, 0:38 left",
@@ -16,9 +15,8 @@ def test_progress_is_reported_every_ten_seconds(monkeypatch):
     ]
 
 
-def test_a_rate_below_one_and_nothing_done_yet(monkeypatch):
-    clock, said = [0.0], []
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_a_rate_below_one_and_nothing_done_yet(clock):
+    said = []
     pace = ProgressReporter(said.append, "scored", 100, "examples")
     for second, count in ((11, 0), (40, 10)):
         clock[0] = float(second)

@@ -74,27 +74,6 @@ def case(request):
     return model, params, packed, lay(alone, objective, len(alone) + 1)
 
 
-def test_the_loss_is_that_of_the_documents(case):
-    model, params, packed, alone = case
-    assert len(alone.index) > 2 * len(packed.index) and alone.encoder.segments is None
-    forward = jit(model.forward)
-
-    def terms(batch):
-        each = [text_loss(row[None], None, weight[None]) for row, weight in
-                zip(forward(params, batch), batch.weights, strict=True)]  # fmt: skip
-        return np.array(each).T  # sums, counts
-
-    sums, counts = terms(packed)
-    part_sums, part_counts = terms(alone)
-    assert counts[-1] == part_counts[-1] == 0 and counts[:-1].min() > 0
-    ends = np.cumsum([len(row) for row in ROWS])
-    for row, (low, high) in enumerate(zip(ends - [len(r) for r in ROWS], ends, strict=True)):
-        shares = part_counts[low:high] / counts[row]
-        means = part_sums[low:high] / np.maximum(part_counts[low:high], 1)
-        assert shares.sum() == pytest.approx(1)
-        assert_close(sums[row] / counts[row], (shares * means).sum())
-
-
 def test_a_step_is_that_of_the_documents(case):
     model, params, packed, alone = case
     rate = 1e-2

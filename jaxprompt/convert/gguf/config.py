@@ -105,14 +105,10 @@ class _Metadata:
             if self.get(key, ignored[0]) not in ignored:
                 raise self.unsupported(key, " or ".join(map(str, ignored)))
 
-    def _vocab_size(self) -> int:
+    def _vocab_size(self) -> int | None:
         """Returns the number of rows of the word table."""
         table = self.header.tensors.get("token_embd.weight")
-        if table is None or len(table.shape) != 2:
-            raise InputError(
-                f"{self.header.path} has no embedding matrix token_embd.weight; download it again"
-            )
-        return table.shape[0]
+        return table.shape[0] if table else None
 
     def _common_fields(self) -> dict[str, Any]:
         """Returns the fields of architectures other than Gemma."""
@@ -165,8 +161,6 @@ class _Metadata:
         key = f"{self.architecture}.attention.sliding_window_pattern"
         if isinstance(self.header.fields.get(key), ArrayField):
             local = self.header.array(key)
-            if len(local) != layers:
-                raise self.unsupported("attention.sliding_window_pattern", f"{layers} flags", local)
         else:
             default = _GLOBAL_EVERY[self.architecture]
             every = self.read_int("attention.sliding_window_pattern", default)
@@ -269,15 +263,13 @@ class _Metadata:
     def read_positive(self, key: str, default: float | None = None) -> float | None:
         """Returns a number above 0, or `default` if the field is missing."""
         value = self.get(key, default)
-        if value is not None and not (is_kind(value, float) and value > 0):
-            raise self.unsupported(key, "a number above 0", value)
-        return value
+        return None if value is None else self.require_positive(key, value)
 
     def require_positive(self, key: str, default: float | None = None) -> float:
         """Returns a number above 0. Raises InputError if it is missing without a default."""
-        value = self.read_positive(key, default)
-        if value is None:
-            raise self.unsupported(key, "a number above 0")
+        value = self.get(key, default)
+        if not is_kind(value, float) or value <= 0:
+            raise self.unsupported(key, "a number above 0", value)
         return value
 
     def unsupported(self, key: str, supported: str, value: Any = None) -> InputError:

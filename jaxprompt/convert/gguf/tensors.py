@@ -4,16 +4,15 @@ llama.cpp changes some tensors: it reorders the rows of Llama's queries and keys
 Gemma norm as the factor 1 + w. Both changes are undone on reading.
 """
 
-import functools
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
-from jaxprompt.convert.blocks import ReadBlock, TensorEntry, as_matrix, make_reader, read_error
+from jaxprompt.convert.blocks import ReadBlock, TensorEntry, as_matrix, make_reader
 from jaxprompt.convert.gguf.config import ADVICE, GEMMAS, read_gguf_config
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import Header, TensorInfo, read_header
@@ -36,13 +35,12 @@ _LAYER_NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_HEAD_NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 # Of Gemmas whose layers also have norms after the attention and the MLP.
 _SANDWICH_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
@@ -61,16 +59,6 @@ _CODE_TYPES = {
 }
 
 
-class _ItemType(NamedTuple):
-    """How values of a tensor type are stored: rows consist of items, a value or a block each."""
-
-    num_values: int  # of an item
-    item: np.dtype
-    dtype: str  # of the values that are read
-    # items [n, m] -> float32 [n, m * num_values]; None = not quantized
-    dequantize: Callable[[np.ndarray], np.ndarray] | None
-
-
 def open_gguf(path: Path, stack: ExitStack) -> dict[str, TensorEntry]:
     """Opens a GGUF file, which `stack` closes.
 
@@ -81,101 +69,110 @@ def open_gguf(path: Path, stack: ExitStack) -> dict[str, TensorEntry]:
       InputError: if the file is damaged or cut short, or contains an unsupported model or a tensor
         type that the gguf package cannot dequantise.
     """
-    header = read_header(path)
-    hf = read_gguf_config(path)
-    try:
-        file = stack.enter_context(path.open("rb"))
-    except OSError as error:
-        raise read_error(path, error) from error
-    for name in header.tensors:
-        if name not in _IGNORED and not _is_known(name, hf):
+    header, hf = read_header(path), read_gguf_config(path)
+    file = stack.enter_context(path.open("rb"))
+    entries = {}
+    for name, place in header.tensors.items():
+        if name in _IGNORED:
+            continue
+        hf_name = _hf_name(name, hf)
+        if hf_name is None:  # llama.cpp would compute with it
             raise InputError(
                 f"{path} has {name}, which is not supported for {hf['model_type']}; {ADVICE}"
             )
-    return {
-        _rename(header.architecture, name): _tensor_entry(header, file, hf, name, place)
-        for name, place in header.tensors.items()
-        if name not in _IGNORED
-    }
+        entries[hf_name] = _tensor_entry(header, file, hf, name, place)
+    return entries
 
 
-def _is_known(name: str, hf: dict[str, Any]) -> bool:
-    """Returns whether the model that the metadata describe has a tensor."""
-    first, *rest = name.split(".")
-    if first != "blk" or len(rest) != 3:
-        return first in _MODEL_NAMES and rest == ["weight"]
-    _, part, suffix = rest
-    model_type = hf["model_type"]
-    if suffix == "bias":
-        has_bias = hf.get("mlp_bias") if part.startswith("ffn") else hf.get("attention_bias")
-        return bool(has_bias) or (model_type == "qwen2" and part in ("attn_q", "attn_k", "attn_v"))
-    if part in ("attn_q_norm", "attn_k_norm"):
-        return model_type in ("qwen3", "gemma3_text")
-    is_sandwich = model_type in ("gemma2", "gemma3_text")
-    return part in _LAYER_NAMES or (part in _SANDWICH_NAMES and is_sandwich)
-
-
-def _rename(architecture: str, name: str) -> str:
-    """Returns the name in transformers, or the same name if transformers has no such tensor."""
-    first, *rest = name.split(".")
-    if first == "blk" and len(rest) == 3:
-        layer, part, suffix = rest
-        sandwich = _SANDWICH_NAMES if architecture in ("gemma2", "gemma3") else {}
-        if module := sandwich.get(part) or _LAYER_NAMES.get(part):
-            return f"model.layers.{layer}.{module}.{suffix}"
-    if first in _MODEL_NAMES and len(rest) == 1:
-        return f"{_MODEL_NAMES[first]}.{rest[0]}"
-    return name
+def _hf_name(name: str, hf: dict[str, Any]) -> str | None:
+    """Returns the name in transformers, None if the model has no such tensor."""
+    stem, _, suffix = name.rpartition(".")
+    *layer, part = stem.split(".")
+    if not layer:
+        is_known = part in _MODEL_NAMES and suffix == "weight"
+        return f"{_MODEL_NAMES[part]}.weight" if is_known else None
+    modules, model_type = dict(_LAYER_NAMES), hf["model_type"]
+    if model_type in ("gemma2", "gemma3_text"):
+        modules |= _SANDWICH_NAMES
+    if model_type in ("qwen3", "gemma3_text"):
+        modules |= _HEAD_NORM_NAMES
+    has_bias = hf.get("mlp_bias") if part.startswith("ffn") else hf.get("attention_bias")
+    has_bias = has_bias or (model_type == "qwen2" and part in ("attn_q", "attn_k", "attn_v"))
+    if part not in modules or (suffix == "bias" and not has_bias):
+        return None
+    return f"model.layers.{layer[-1]}.{modules[part]}.{suffix}"
 
 
 def _tensor_entry(
     header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place: TensorInfo
 ) -> TensorEntry:
     path, (rows, width) = header.path, as_matrix(place.shape)
-    item_type = _item_type(path, name, place.kind)
-    if width % item_type.num_values:
-        raise InputError(
-            f"{name} in {path} has rows of {width} values, which do not divide into blocks of "
-            f"{item_type.num_values}; the file is damaged: download it again"
-        )
-    items = width // item_type.num_values
-    end = place.start + rows * items * item_type.item.itemsize
+    num_values, item = _item_layout(path, name, place.kind)
+    items = width // num_values
+    end = place.start + rows * items * item.itemsize
     if end > header.size:
         raise InputError(
             f"{path} is cut short: {name} ends at byte {end:,}, but the file has only "
             f"{header.size:,} bytes; download it again"
         )
-    read, read_planes = make_reader(path, file, place.start, items, item_type.item), None
-    order, is_vector = _row_order(header, hf, name, place), len(place.shape) == 1
-    if order is not None and not is_vector:
-        # Before dequantization, so that only requested rows are dequantized.
-        read = _in_head_order(read, order)
-    if item_type.dequantize is not None:
-        read_planes = _make_planes_reader(read, place.kind)
-        read = _dequantized(read, item_type.dequantize, item_type.num_values)
-    # A bias is one row, so its values are permuted like the kernel's rows.
-    if order is not None and is_vector:
-        read = _vector_in_order(read, order, width)
-    dtype = item_type.dtype
-    # Our Gemma adds the 1 itself, as in transformers.
-    if header.architecture in GEMMAS and name.endswith("norm.weight"):
-        read, dtype = _minus_one(read), "float32"
-    is_quantized = item_type.dequantize is not None
-    return TensorEntry(path, place.shape, dtype, read, is_quantized, read_planes)
+    is_norm = header.architecture in GEMMAS and name.endswith("norm.weight")
+    tensor = _GgufTensor(
+        read_items=make_reader(path, file, place.start, items, item),
+        kind=place.kind,
+        num_values=num_values,
+        vector=width if len(place.shape) == 1 else 0,
+        order=_row_order(header, hf, name),
+        has_one=is_norm,
+    )
+    is_quantized = place.kind not in _FLOAT_TYPES
+    dtype = "float32" if is_quantized or is_norm else item.name
+    read_planes = tensor.read_planes if place.kind in _CODE_TYPES else None
+    return TensorEntry(path, place.shape, dtype, tensor.read, is_quantized, read_planes)
 
 
-def _make_planes_reader(
-    read: ReadBlock, kind: int
-) -> Callable[[slice, slice, int], Planes | None] | None:
-    """Returns a function that reads codes, scales and minima; None for a type without them."""
-    if kind not in _CODE_TYPES:
+def _row_order(header: Header, hf: dict[str, Any], name: str) -> np.ndarray | None:
+    """Returns the order of a head's rows in the file for a Llama's queries and keys, [D], or None.
+
+    llama.cpp rotates dimensions 2j and 2j + 1 of a head together, transformers j and j + D/2.
+    """
+    parts = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
+    if header.architecture not in ("llama", "mistral") or not name.endswith(parts):
         return None
-    layout, file_bits = _CODE_TYPES[kind]
+    # Our row j is the file's row 2j, our row j + D/2 its row 2j + 1.
+    return np.arange(hf["head_dim"]).reshape(-1, 2).T.reshape(-1)
 
-    def read_planes(rows: slice, columns: slice, bits: int) -> Planes | None:
+
+@dataclass(frozen=True)
+class _GgufTensor:
+    """Reads blocks of a tensor in our order, quantised ones as float32.
+
+    Rows in the file consist of items, a value or a block of values each.
+    """
+
+    read_items: ReadBlock
+    kind: int
+    num_values: int  # of an item
+    vector: int  # its size; 0 = a matrix
+    order: np.ndarray | None  # see `_row_order`
+    has_one: bool  # whether the file contains 1 + w
+
+    def read(self, rows: slice, columns: slice) -> np.ndarray:
+        if self.order is not None and self.vector:
+            # A bias is one row, so its values are permuted like the kernel's rows.
+            heads = self._values(rows, slice(0, self.vector)).reshape(-1, len(self.order))
+            values = np.ascontiguousarray(heads[:, self.order].reshape(1, -1)[:, columns])
+        else:
+            values = self._values(rows, columns)
+        # Our Gemma adds the 1 itself, as in transformers.
+        return values.astype(np.float32) - np.float32(1) if self.has_one else values
+
+    def read_planes(self, rows: slice, columns: slice, bits: int) -> Planes | None:
+        """Reads codes, scales and minima."""
+        layout, file_bits = _CODE_TYPES[self.kind]
         if bits < file_bits:
             return None
-        blocks = read(rows, slice(columns.start // BLOCK, columns.stop // BLOCK)).view(layout)
+        span = slice(columns.start // BLOCK, columns.stop // BLOCK)
+        blocks = self._items(rows, span).view(layout)
         codes, scale = blocks["codes"], blocks["scale"]  # [rows, blocks, bytes], [rows, blocks]
         if file_bits == 8:  # signed
             codes = codes.view(np.uint8) ^ 128
@@ -190,102 +187,51 @@ def _make_planes_reader(
             return None
         return Planes(np.ascontiguousarray(codes).reshape(len(codes), -1), scale, minimum)
 
-    return read_planes
+    def _values(self, rows: slice, columns: slice) -> np.ndarray:
+        if self.kind in _FLOAT_TYPES:
+            return self._items(rows, columns)
+        first = columns.start // self.num_values
+        items = self._items(rows, slice(first, -(-columns.stop // self.num_values)))
+        offset = first * self.num_values
+        values = _dequantize(items, self.kind)[:, columns.start - offset : columns.stop - offset]
+        return np.ascontiguousarray(values)
 
-
-def _dequantized(
-    read: ReadBlock, dequantize: Callable[[np.ndarray], np.ndarray], num_values: int
-) -> ReadBlock:
-    """Returns a reader of values, which dequantizes whole items."""
-
-    def read_values(rows: slice, columns: slice) -> np.ndarray:
-        first = columns.start // num_values
-        block = dequantize(read(rows, slice(first, -(-columns.stop // num_values))))
-        start = first * num_values
-        return np.ascontiguousarray(block[:, columns.start - start : columns.stop - start])
-
-    return read_values
-
-
-def _minus_one(read: ReadBlock) -> ReadBlock:
-    return lambda rows, columns: read(rows, columns).astype(np.float32) - np.float32(1)
-
-
-def _row_order(
-    header: Header, hf: dict[str, Any], name: str, place: TensorInfo
-) -> np.ndarray | None:
-    """Returns the order of a head's rows in the file for a Llama's queries and keys, [D], or None.
-
-    llama.cpp rotates dimensions 2j and 2j + 1 of a head together, transformers j and j + D/2.
-    """
-    fields = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-    part = name.split(".")[2:3]
-    if header.architecture not in ("llama", "mistral") or not part or part[0] not in fields:
-        return None
-    heads = hf[fields[part[0]]]
-    rows = place.shape[0] if place.shape else 1
-    if rows % (2 * heads):
-        raise InputError(
-            f"{name} in {header.path} has {rows} rows, which must be divisible by twice the "
-            f"{heads} heads of its metadata; download the file again"
-        )
-    # Our row j is the file's row 2j, our row j + D/2 its row 2j + 1.
-    return np.arange(rows // heads).reshape(-1, 2).T.reshape(-1)
-
-
-def _in_head_order(read: ReadBlock, order: np.ndarray) -> ReadBlock:
-    """Returns a reader of rows in our order, which reads whole heads."""
-    size = len(order)
-
-    def read_rows(rows: slice, columns: slice) -> np.ndarray:
+    def _items(self, rows: slice, columns: slice) -> np.ndarray:
+        """Reads whole items, of a matrix in our order."""
+        if self.order is None or self.vector:
+            return self.read_items(rows, columns)
+        size = len(self.order)
         start = rows.start // size * size
-        block = read(slice(start, -(-rows.stop // size) * size), columns)
-        heads, rows_in_head = np.divmod(np.arange(rows.start, rows.stop), size)
-        return block[heads * size + order[rows_in_head] - start]
-
-    return read_rows
+        heads = self.read_items(slice(start, -(-rows.stop // size) * size), columns)
+        head, row = np.divmod(np.arange(rows.start, rows.stop), size)
+        return heads[head * size + self.order[row] - start]
 
 
-def _vector_in_order(read: ReadBlock, order: np.ndarray, width: int) -> ReadBlock:
-    def read_vector(rows: slice, columns: slice) -> np.ndarray:
-        vector = read(rows, slice(0, width)).reshape(-1, len(order))[:, order]
-        return np.ascontiguousarray(vector.reshape(1, -1)[:, columns])
-
-    return read_vector
-
-
-def _item_type(path: Path, name: str, kind: int) -> _ItemType:
+def _item_layout(path: Path, name: str, kind: int) -> tuple[int, np.dtype]:
+    """Returns the number of values of an item, and its dtype: opaque for a quantised block."""
     if kind in _FLOAT_TYPES:
-        return _ItemType(1, _FLOAT_TYPES[kind], _FLOAT_TYPES[kind].name, None)
+        return 1, _FLOAT_TYPES[kind]
+    import gguf
+
     try:
-        return _quantized_type(kind)
-    except ImportError:
-        raise InputError(
-            f"{name} in {path} is quantised, and the package gguf, which dequantises it, is not "
-            "installed; run: pip install gguf"
-        ) from None
+        num_values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+        item = np.dtype((np.void, size))
+        # A trial, because gguf also knows the sizes of types that it cannot dequantize.
+        _dequantize(np.zeros((1, 1), item), kind)
     except (ValueError, KeyError, RuntimeError) as error:
         raise InputError(
             f"{name} in {path} has a type ({error}) that the installed package gguf cannot "
             "dequantise; run: pip install -U gguf, or use a file of another type, e.g. Q8_0"
         ) from error
+    return num_values, item
 
 
-@functools.cache
-def _quantized_type(kind: int) -> _ItemType:
-    """Looks up a type. Raises ValueError, KeyError or RuntimeError if gguf cannot dequantize it."""
+def _dequantize(items: np.ndarray, kind: int) -> np.ndarray:
+    """Dequantizes items [n, m] to float32 [n, m * values of an item]."""
     import gguf.quants
 
-    ggml_type = gguf.GGMLQuantizationType(kind)
-    num_values, size = gguf.GGML_QUANT_SIZES[ggml_type]
-
-    def dequantize(items: np.ndarray) -> np.ndarray:
-        data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
-        # The caller checks for values that are not finite, and names the tensor.
-        with np.errstate(all="ignore"):
-            return gguf.quants.dequantize(data, ggml_type).astype(np.float32, copy=False)
-
-    item = np.dtype((np.void, size))  # an opaque block
-    # A trial, because gguf also knows the sizes of types that it cannot dequantize.
-    dequantize(np.zeros((1, 1), item))
-    return _ItemType(num_values, item, "float32", dequantize)
+    data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
+    # The caller checks for values that are not finite, and names the tensor.
+    with np.errstate(all="ignore"):
+        values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(kind))
+    return values.astype(np.float32, copy=False)

@@ -29,8 +29,6 @@ def read_terms(config: Mapping[str, Any]) -> tuple[str, ...]:
         raise InputError(
             f"pos_att_type={brief(terms)} is not supported; give a list of {', '.join(TERMS)}"
         )
-    if len(set(terms)) < len(terms):
-        raise InputError(f"pos_att_type={brief(terms)} has a term twice; list it once")
     return tuple(terms)
 
 
@@ -75,23 +73,19 @@ def _derive(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, in
 
 
 def _traits(config: Mapping[str, Any]) -> set[str]:
-    traits = {"legacy" if read_flag(config, "legacy", True) else "modern"}
-    if read_flag(config, "position_biased_input", True):
-        traits.add("positioned")
-    else:
-        traits.add("unpositioned")
-    if _num_types(config):
-        traits.add("typed")
-    if read_flag(config, "relative_attention", False):
-        traits.add("relative")
-        # With share_att_key the projections of the contents are used for the positions too.
-        if not read_flag(config, "share_att_key", False):
-            traits.update(read_terms(config))
-    if norms_positions(config):
-        traits.add("relative_norm")
-    if conv_width(config):
-        traits.add("convolved")
-    return traits
+    relative = read_flag(config, "relative_attention", False)
+    positioned = read_flag(config, "position_biased_input", True)
+    traits = {
+        "legacy" if read_flag(config, "legacy", True) else "modern",
+        "positioned" if positioned else "unpositioned",
+        "typed" if _num_types(config) else "",
+        "relative" if relative else "",
+        "relative_norm" if norms_positions(config) else "",
+        "convolved" if conv_width(config) else "",
+    }
+    # With share_att_key the projections of the contents are used for the positions too.
+    has_projections = relative and not read_flag(config, "share_att_key", False)
+    return traits.union(read_terms(config) if has_projections else ())
 
 
 def as_v1(config: Mapping[str, Any]) -> dict[str, Any]:

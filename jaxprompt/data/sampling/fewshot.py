@@ -9,23 +9,17 @@ import itertools
 import logging
 import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxprompt.config.run import (
-    Balanced,
-    Fraction,
-    HoldOut,
-    KFold,
-    KShot,
-    Listed,
-    Protocol,
-)
+from jaxprompt.config.run import Balanced, Fraction, HoldOut, KFold, KShot, Listed, Protocol
 from jaxprompt.data.sampling.listed_rows import read_listed
-from jaxprompt.errors import InputError, at_least, check_known
+from jaxprompt.errors import InputError, at_least
 
+_Key = TypeVar("_Key", bound=Hashable)
+_LOG = logging.getLogger(__name__)
+_OR_USE_FEWER = ", or set data.protocol.on_shortage=use_fewer"
 ON_SHORTAGE = ("raise", "use_fewer")  # of a class with fewer rows than kshot asks for
 
 
@@ -66,26 +60,24 @@ def sample_split(
         return holdout(labels, protocol.size, seed)
     if isinstance(protocol, Listed):
         numbers, total = rows or (None, len(labels))
-        return listed_rows(protocol.rows, seed, total, numbers)
+        return _split_rows(*read_listed(protocol.rows, seed, total, numbers))
     if isinstance(protocol, KFold):
-        k, fold = protocol.k or None, protocol.fold
-        parts = kfold(
-            labels, protocol.folds, seed, k=k, names=names, on_shortage=protocol.on_shortage
-        )
-        if not 0 <= fold < len(parts):
+        folds, k, shortage = protocol.folds, protocol.k or None, protocol.on_shortage
+        parts = kfold(labels, folds, seed, k=k, names=names, on_shortage=shortage)
+        if protocol.fold >= folds:
             raise InputError(
-                f"data.protocol.fold={fold} is out of range; folds count from 0 to {len(parts) - 1}"
+                f"data.protocol.fold={protocol.fold} is out of range; folds count from 0 to "
+                f"{folds - 1}"
             )
-        return parts[fold]
+        return parts[protocol.fold]
     if isinstance(protocol, KShot):
         k, dev_k = protocol.k, protocol.dev_k or None
         sampled = kshot(labels, k, seed, dev_k=dev_k, names=names, on_shortage=protocol.on_shortage)
     elif isinstance(protocol, Balanced):
         sampled = balanced(labels, protocol.n, seed, names=names)
-    elif isinstance(protocol, Fraction):
-        sampled = fraction(labels, protocol.ratio, seed, holdout=protocol.holdout, names=names)
     else:
-        raise TypeError(f"{protocol} samples nothing")
+        assert isinstance(protocol, Fraction)
+        sampled = fraction(labels, protocol.ratio, seed, holdout=protocol.holdout, names=names)
     return sampled if groups is None else _with_grouped_dev(sampled, groups, seed)
 
 
@@ -97,9 +89,8 @@ def keeps_groups(protocol: Protocol) -> bool:
 
 
 def _by_group(protocol: Protocol, groups: Sequence[Hashable], seed: int) -> SplitRows:
-    rows, needed = _rows_of_groups(groups, range(len(groups))), 2
+    rows, needed = list(_rows_by_key(groups, range(len(groups))).values()), 2
     if isinstance(protocol, HoldOut):
-        at_least("data.protocol.size", protocol.size, 1)
         sizes = np.cumsum([len(rows[group]) for group in _shuffled(len(rows), seed)])
         size = int(np.searchsorted(sizes, protocol.size)) + 1
         protocol, needed = dataclasses.replace(protocol, size=size), size + 1
@@ -124,7 +115,7 @@ def _with_grouped_dev(sampled: SplitRows, groups: Sequence[Hashable], seed: int)
         return sampled
     train_groups = {groups[row] for row in sampled.train}
     remaining = [row for row in range(len(groups)) if groups[row] not in train_groups]
-    rows = _rows_of_groups(groups, remaining)
+    rows = list(_rows_by_key(groups, remaining).values())
     dev: list[int] = []
     for group in _shuffled(len(rows), seed):
         dev += rows[group] if len(dev) < len(sampled.dev) else []
@@ -134,13 +125,6 @@ def _with_grouped_dev(sampled: SplitRows, groups: Sequence[Hashable], seed: int)
             "set data.files.dev"
         )
     return sampled._replace(dev=np.array(sorted(dev), np.int64))
-
-
-def _rows_of_groups(groups: Sequence[Hashable], rows: Iterable[int]) -> list[list[int]]:
-    rows_by_group: dict[Hashable, list[int]] = {}
-    for row in rows:
-        rows_by_group.setdefault(groups[row], []).append(row)
-    return list(rows_by_group.values())
 
 
 def kshot(
@@ -160,24 +144,13 @@ def kshot(
     """
     dev_k = k if dev_k is None else dev_k
     at_least("data.protocol.k", k, 1)
-    at_least("data.protocol.dev_k", dev_k, 0)
-    groups = _with_absent(_by_class(labels, _shuffled(len(labels), seed)), names)
-    check_known("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
+    groups = _with_absent(_rows_by_key(labels, _shuffled(len(labels), seed)), names)
     if on_shortage == "raise":
         request = f"data.protocol.k={k} and {dev_k} for dev"
-        _check_counts(groups, dict.fromkeys(groups, k + dev_k), request, names, can_use_fewer=True)
+        _check_counts(groups, k + dev_k, request, names, _OR_USE_FEWER)
     for label, rows in groups.items():
         if len(rows) < k + dev_k:
-            logging.getLogger(__name__).warning(
-                "class %s has %d examples, fewer than data.protocol.k=%d plus %d for dev: train "
-                "gets %d, dev %d",
-                _name(label, names),
-                len(rows),
-                k,
-                dev_k,
-                len(rows[:k]),
-                len(rows[k:]),
-            )
+            _warn_of_shortage(label, names, len(rows), len(rows[:k]), len(rows[k:]))
     train = [row for rows in groups.values() for row in rows[:k]]
     return _split_rows(train, [row for rows in groups.values() for row in rows[k : k + dev_k]])
 
@@ -191,11 +164,9 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
     the 16 neutral examples of CB's training split; a class of `names` with fewer than 2 is an
     error.
     """
-    groups = _by_class(labels, _shuffled(len(labels), seed))
-    all_groups = _with_absent(groups, names)
-    _check_counts(
-        all_groups, dict.fromkeys(all_groups, 2), "one example for train and one for dev", names
-    )
+    groups = _rows_by_key(labels, _shuffled(len(labels), seed))
+    request = "one example for train and one for dev"
+    _check_counts(_with_absent(groups, names), 2, request, names)
     if len(groups) > 5:
         n = 8 * len(groups)
     at_least("data.protocol.n", n, len(groups))
@@ -204,18 +175,8 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
     for position, (label, rows) in enumerate(groups.items()):
         share = n // len(groups) + (position < n % len(groups))
         if len(rows) < 2 * share:
-            half = len(rows) // 2
-            logging.getLogger(__name__).warning(
-                "class %s has %d examples, but data.protocol.n=%d over %d classes, with as many "
-                "for dev, needs %d: train and dev get %d each",
-                _name(label, names),
-                len(rows),
-                n,
-                len(groups),
-                2 * share,
-                half,
-            )
-            share = half
+            share = len(rows) // 2
+            _warn_of_shortage(label, names, len(rows), share, share)
         train += rows[:share]
         dev += rows[share : 2 * share]
     return _split_rows(train, dev)
@@ -240,24 +201,17 @@ def fraction(
             f"data.protocol.ratio={ratio} is invalid; give a share in (0, 1], or a number of "
             "examples per class: 2, 3, ..."
         )
-    if not 0 <= holdout < 1:
-        raise InputError(f"data.protocol.holdout={holdout} must be a share of each class in [0, 1)")
-    groups = _by_class(labels, range(len(labels)))
+    request = f"data.protocol.ratio={ratio} with data.protocol.holdout={holdout}"
     train: list[int] = []
     dev: list[int] = []
-    train_counts, dev_counts, totals = {}, {}, {}
-    for label, rows in groups.items():
-        train_counts[label] = int(ratio) if ratio >= 2 else max(1, int(ratio * len(rows)))
-        dev_counts[label] = max(1, int(holdout * len(rows))) if holdout else 0
-        totals[label] = train_counts[label] + dev_counts[label]
-    _check_counts(
-        groups, totals, f"data.protocol.ratio={ratio} with data.protocol.holdout={holdout}", names
-    )
     generator = random.Random(seed)  # each class continues its stream, as released
-    for label, rows in groups.items():
+    for label, rows in _rows_by_key(labels, range(len(labels))).items():
+        num_train = int(ratio) if ratio >= 2 else max(1, int(ratio * len(rows)))
+        num_dev = max(1, int(holdout * len(rows))) if holdout else 0
+        _check_counts({label: rows}, num_train + num_dev, request, names)
         generator.shuffle(rows)
-        train += rows[: train_counts[label]]
-        dev += rows[train_counts[label] : totals[label]]
+        train += rows[:num_train]
+        dev += rows[num_train : num_train + num_dev]
     return _split_rows(sorted(train), sorted(dev) if holdout else None)
 
 
@@ -277,26 +231,13 @@ def kfold(
     class with fewer rows than folds, unless it has none.
     """
     at_least("data.protocol.folds", folds, 2)
-    check_known("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
-    groups = _by_class(labels, _shuffled(len(labels), seed))
-    if k is not None:
-        at_least("data.protocol.k", k, 1)
-        if on_shortage == "raise":
-            all_groups = _with_absent(groups, names)
-            _check_counts(
-                all_groups,
-                dict.fromkeys(all_groups, k),
-                f"data.protocol.k={k}",
-                names,
-                can_use_fewer=True,
-            )
+    groups = _rows_by_key(labels, _shuffled(len(labels), seed))
+    if k is not None and on_shortage == "raise":
+        all_groups = _with_absent(groups, names)
+        _check_counts(all_groups, k, f"data.protocol.k={k}", names, _OR_USE_FEWER)
     groups = {label: rows[:k] for label, rows in groups.items()}
-    _check_counts(
-        groups,
-        dict.fromkeys(groups, folds),
-        f"data.protocol.folds={folds} (one example in each)",
-        names,
-    )
+    request = f"data.protocol.folds={folds} (one example in each)"
+    _check_counts(groups, folds, request, names)
     rows_in_order = np.array([row for rows in groups.values() for row in rows], np.int64)
     # Dealt like cards, class after class, so that each part gets its share of every class.
     parts = [np.sort(rows_in_order[fold::folds]) for fold in range(folds)]
@@ -313,19 +254,12 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     Without classes, all labels are equal.
     """
     total = len(labels)
-    at_least("data.protocol.size", size, 1)
-    if size >= total:
+    groups = _rows_by_key(labels, _shuffled(total, seed))
+    if size > total - len(groups):
         raise InputError(
-            f"data.protocol.size={size} leaves none of {total} examples for train; use e.g. "
-            f"{max(total // 5, 1)}"
-        )
-    groups = _by_class(labels, _shuffled(total, seed))
-    max_size = total - len(groups)
-    if size > max_size:
-        advice = f"use {max_size} or less" if max_size else "set data.files.dev instead"
-        raise InputError(
-            f"data.protocol.size={size} leaves train without examples of at least one class: there "
-            f"are {total} examples of {len(groups)} classes; {advice}"
+            f"data.protocol.size={size} leaves none of a class for train: there are {total} "
+            f"examples of {len(groups)} classes, so dev can have {total - len(groups)}; use a "
+            "smaller size, or set data.files.dev"
         )
     shares = _shares({label: len(rows) for label, rows in groups.items()}, size)
     dev = [row for label, rows in groups.items() for row in rows[: shares[label]]]
@@ -333,27 +267,19 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     return _split_rows(sorted(train), sorted(dev))
 
 
-def listed_rows(
-    path: str | Path, seed: int, total: int, numbers: Sequence[int] | None = None
-) -> SplitRows:
-    """Returns the examples whose rows a file lists for `seed`; see `listed_rows.read_listed`."""
-    return _split_rows(*read_listed(path, seed, total, numbers))
-
-
 def _shuffled(count: int, seed: int) -> list[int]:
-    if not 0 <= seed < 2**32:
-        raise InputError(f"data seed {seed} is out of range; use 0 to {2**32 - 1}")
     rows = list(range(count))
     # A seeded shuffle of the list, as in LM-BFF's generate_k_shot_data.py.
     np.random.RandomState(seed).shuffle(rows)
     return rows
 
 
-def _by_class(labels: Sequence[int], order: Sequence[int]) -> dict[int, list[int]]:
-    groups: dict[int, list[int]] = {}
+def _rows_by_key(keys: Sequence[_Key], order: Iterable[int]) -> dict[_Key, list[int]]:
+    """Lists the rows of each class or group; these are in the order of their first row."""
+    rows_by_key: dict[_Key, list[int]] = {}
     for row in order:
-        groups.setdefault(int(labels[row]), []).append(row)
-    return groups
+        rows_by_key.setdefault(keys[row], []).append(row)
+    return rows_by_key
 
 
 def _with_absent(groups: dict[int, list[int]], names: Sequence[str]) -> dict[int, list[int]]:
@@ -379,23 +305,29 @@ def _split_rows(train: Sequence[int], dev: Sequence[int] | None) -> SplitRows:
 
 
 def _check_counts(
-    groups: dict[int, list[int]],
-    needs: dict[int, int],
+    groups: Mapping[int, list[int]],
+    need: int,
     request: str,
     names: Sequence[str],
-    *,
-    can_use_fewer: bool = False,
+    advice: str = "",
 ) -> None:
-    advice = "reduce the number, or add examples"
-    if can_use_fewer:
-        advice += ", or set data.protocol.on_shortage=use_fewer"
     for label, rows in groups.items():
-        if len(rows) < needs[label]:
+        if len(rows) < need:
             raise InputError(
                 f"class {_name(label, names)} has {len(rows)} examples, but {request} needs "
-                f"{needs[label]}; {advice}"
+                f"{need}; reduce the number, or add examples{advice}"
             )
 
 
+def _warn_of_shortage(label: int, names: Sequence[str], count: int, train: int, dev: int) -> None:
+    _LOG.warning(
+        "class %s has only %d examples: train gets %d of them, dev %d",
+        _name(label, names),
+        count,
+        train,
+        dev,
+    )
+
+
 def _name(label: int, names: Sequence[str]) -> str:
-    return repr(names[label]) if 0 <= label < len(names) else str(label)
+    return repr(names[label]) if names else str(label)

@@ -1,7 +1,7 @@
 """The rows that a file lists for each data seed."""
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,41 +37,29 @@ def read_listed(
     for row_number, row in enumerate(rows):
         # By spelling: "13" and 13.0 are 13, and true is not 1.
         if whole_number(spelling(row.get("seed"))) == str(seed):
-            where = rows.origin(row_number)
-            train, dev = (
-                _row_numbers(row, part, total, examples_by_row, where) for part in ("train", "dev")
-            )
-            if not train:
-                raise InputError(f"{where}: 'train' lists no rows; list at least 1")
-            if shared := sorted(set(train) & set(dev)):
-                raise InputError(
-                    f"{where}: train and dev both list row {shared[0]}; remove it from one of them"
-                )
-            return [i for n in train for i in examples_by_row[n]], [
-                i for n in dev for i in examples_by_row[n]
-            ]
+            return _examples_of(row, examples_by_row, total, rows.origin(row_number))
     seeds = ", ".join(str(row.get("seed")) for row in rows)
     raise InputError(f"{path}: there are no rows for seed {seed}; the file has seeds {seeds}")
 
 
-def _row_numbers(
-    row: dict[str, Any], part: str, total: int, rows_with_examples: Container[int], where: str
-) -> list[int]:
-    numbers = row.get(part)
-    if not isinstance(numbers, list) or not all(type(n) is int for n in numbers):
-        raise InputError(f"{where}: {part!r} must be a list of row numbers")
-    for n in numbers:
-        if not 0 <= n < total:
+def _examples_of(
+    row: dict[str, Any], examples_by_row: dict[int, list[int]], total: int, where: str
+) -> tuple[list[int], list[int]]:
+    train: Any = row.get("train")
+    dev: Any = row.get("dev")
+    lists = isinstance(train, list) and isinstance(dev, list)
+    if not lists or not train or not all(type(number) is int for number in train + dev):
+        raise InputError(f"{where}: 'train' and 'dev' must be lists of row numbers")
+    for number, count in Counter(train + dev).items():
+        if number not in examples_by_row:
             raise InputError(
-                f"{where}: {part} lists row {n}, but rows count from 0 to {total - 1}; this file "
-                "was made for a different train file"
+                f"{where}: row {number!r:.40} is not in train, whose rows count from 0 to "
+                f"{total - 1}, except those excluded by their label or data.only; list other rows, "
+                "or give the train file that this file was made for"
             )
-        if n not in rows_with_examples:
-            raise InputError(
-                f"{where}: {part} lists row {n}, which is excluded from train because of its label "
-                "or data.only; list another row"
-            )
-    if len(set(numbers)) < len(numbers):
-        twice = next(n for n, count in Counter(numbers).items() if count > 1)
-        raise InputError(f"{where}: {part} lists row {twice} twice; remove one")
-    return numbers
+        if count > 1:
+            raise InputError(f"{where}: row {number} is listed {count} times; list it once")
+    return (
+        [example for number in train for example in examples_by_row[number]],
+        [example for number in dev for example in examples_by_row[number]],
+    )

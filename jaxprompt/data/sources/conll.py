@@ -16,19 +16,20 @@ in IOB2, or a list of lists); a row of other tags has `tokens` and `tags`.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from jaxprompt.data.rows import Rows
 from jaxprompt.errors import InputError
 
 FORMATS = (".txt", ".conll", ".conllx", ".props", ".gold_conll", ".v4_gold_conll")
 _BAR = "|||"
 _DOCUMENT = ("#begin document", "#end document")
 _DOCSTART = "-DOCSTART-"  # the word of a line between documents of CoNLL-2003
-_WORD_COLUMN, _ENTITY_COLUMN, _FIRST_ROLE = (
-    3,
-    10,
-    11,
-)  # columns of CoNLL-2012; the last is that of coreference
+# Columns of CoNLL-2012; the last is that of coreference.
+_WORD_COLUMN = 3
+_ENTITY_COLUMN = 10
+_FIRST_ROLE = 11
 _NAME = r"[^()*\s]+"
 _BRACKET = re.compile(rf"(?:\((?P<opens>{_NAME}))?\*(?P<closes>(?:{_NAME})?\))?")
 _ONE_WORD = re.compile(rf"\(({_NAME})\)")  # an entity of one word
@@ -39,6 +40,7 @@ ConllRow = dict[str, Any]
 class Sentence(NamedTuple):
     """The lines of one sentence, split into columns; one line per word."""
 
+    path: str
     first: int  # number of its first line
     lines: list[list[str]]
 
@@ -46,10 +48,12 @@ class Sentence(NamedTuple):
         """Returns one column, a cell per word."""
         return [cells[index] for cells in self.lines]
 
+    def origin(self, word: int = 0) -> str:
+        """Returns the file and the line of a word."""
+        return f"{self.path}:{self.first + word}"
 
-def read_tagged_file(
-    lines: Iterable[str], path: str, *, roles: bool = True
-) -> tuple[list[ConllRow], list[int]]:
+
+def read_tagged_file(lines: Iterable[str], path: str, *, roles: bool = True) -> Rows:
     """Reads the lines of a file in one of the formats above.
 
     Args:
@@ -57,9 +61,6 @@ def read_tagged_file(
       path: path of the file, for messages.
       roles: what to read from CoNLL-2012: the roles of sentences that have a predicate, or with
         False the entities of all sentences.
-
-    Returns:
-      The rows, and the number of the first line of each.
 
     Raises:
       InputError: with the file and the line, if the text is in none of the formats.
@@ -69,25 +70,26 @@ def read_tagged_file(
     if _BAR in first:
         return _read_lines(lines, path)
     sentences = list(_sentences(lines, path))
-    fixed = first.startswith(_DOCUMENT)
-    if not fixed and not any("*" in cells[-1] for s in sentences for cells in s.lines):
-        return _read_tags(sentences, path)
-    if fixed and not roles:
-        return [_read_entities(s, path) for s in sentences], [s.first for s in sentences]
-    rows, line_numbers = [], []
-    for sentence in sentences:
-        words, indices, columns = (_parse_2012 if fixed else _parse_2005)(sentence, path)
-        if not indices:
-            continue
-        where = _word_locator(sentence, path)
-        tags = [read_brackets(sentence.column(column), where) for column in columns]
-        if fixed:  # there every lemma has a column, even without roles
-            indices = [_predicate(*pair, where) for pair in zip(tags, columns, strict=True)]
-        rows.append({"tokens": words, "predicate": indices, "tags": tags})
-        line_numbers.append(sentence.first)
+    read: Callable[[Sentence], ConllRow]
+    if first.startswith(_DOCUMENT):
+        for sentence in sentences:
+            if len(sentence.lines[0]) <= _FIRST_ROLE:
+                raise InputError(
+                    f"{sentence.origin()}: {len(sentence.lines[0])} columns, but CoNLL-2012 has "
+                    f"{_FIRST_ROLE + 1} or more; fix the line"
+                )
+        read = _read_roles_2012 if roles else _read_entities
+    elif any("*" in cells[-1] for s in sentences for cells in s.lines):
+        read = _read_roles_2005
+    else:
+        is_numbered = any(all(_is_numbered(s, start) for s in sentences) for start in (0, 1))
+        read = partial(_read_tags, word_column=int(is_numbered))
+    numbered_rows = [(sentence.first, read(sentence)) for sentence in sentences]
+    # Sentences without a predicate are left out.
+    rows = [(number, row) for number, row in numbered_rows if row.get("predicate") != []]
     if sentences and not rows:
         raise InputError(f"{path}: no sentence has a predicate; use a file with semantic roles")
-    return rows, line_numbers
+    return Rows([row for _, row in rows], path, [number for number, _ in rows])
 
 
 def read_brackets(
@@ -103,40 +105,28 @@ def read_brackets(
     Raises:
       InputError: if a cell has another form, a span is inside another or is not closed.
     """
-    tags, role, start = [], "", 0  # the open role, "" = none, and its first word
+    tags, open_role = [], ""
     for word, cell in enumerate(cells):
         match = _BRACKET.fullmatch(cell)
-        if not match:
+        opens, closes = match.group("opens", "closes") if match else (None, None)
+        role = opens or open_role
+        is_closable = bool(role) and closes in (")", f"{role})")
+        if not match or (opens and open_role) or (closes and not is_closable):
             raise InputError(
-                f"{where(word)}: {cell!r} is not valid for {kind}; write (A0*, *, *) or (A0*)"
+                f"{where(word)}: {cell!r} is not valid for {kind} where {open_role or 'none'} is "
+                "open; write (A0*, *, *) or (A0*) for spans that do not overlap"
             )
-        if match["opens"] and role:
-            raise InputError(
-                f"{where(word)}: {cell!r} opens {kind} inside {role}, which {where(start)} opened; "
-                f"close {role} first, because spans of one column cannot overlap"
-            )
-        if match["opens"]:
-            role, start = match["opens"], word
-            tags.append(f"B-{role}")
-        else:
-            tags.append(f"I-{role}" if role else "O")
-        if not match["closes"]:
-            continue
-        if match["closes"] not in (")", f"{role})") or not role:
-            raise InputError(
-                f"{where(word)}: {cell!r} closes {kind}, but {role or 'none'} is open; open it "
-                "first, as in (A0*, or remove the bracket"
-            )
-        role = ""
-    if role:
+        tags.append(f"{'B' if opens else 'I'}-{role}" if role else "O")
+        open_role = "" if closes else role
+    if open_role:
         raise InputError(
-            f"{where(start)}: {cells[start]!r} opens {kind} that is not closed in its sentence; "
-            "write *) at its last word"
+            f"{where(len(cells) - 1)}: {kind}, {open_role}, is not closed in its sentence; write "
+            "*) at its last word"
         )
     return tags
 
 
-def _read_lines(lines: Sequence[str], path: str) -> tuple[list[ConllRow], list[int]]:
+def _read_lines(lines: Sequence[str], path: str) -> Rows:
     """Reads "index tok tok ... ||| tag tag ...", one predicate per line."""
     rows, line_numbers = [], []
     for number, line in enumerate(lines, 1):
@@ -151,7 +141,7 @@ def _read_lines(lines: Sequence[str], path: str) -> tuple[list[ConllRow], list[i
             )
         rows.append({"tokens": words, "predicate": int(index), "tags": _cells(right)})
         line_numbers.append(number)
-    return rows, line_numbers
+    return Rows(rows, path, line_numbers)
 
 
 def _cells(line: str) -> list[str]:
@@ -168,7 +158,7 @@ def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
         cells = _cells(line)
         if not cells or line.startswith(_DOCUMENT) or cells[0] == _DOCSTART:
             if rows:
-                yield Sentence(first, rows)
+                yield Sentence(path, first, rows)
             rows = []
             continue
         if rows and len(cells) != len(rows[0]):
@@ -181,12 +171,7 @@ def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
         rows.append(cells)
 
 
-def _word_locator(sentence: Sentence, path: str) -> Callable[[int], str]:
-    return lambda word: f"{path}:{sentence.first + word}"
-
-
-def _parse_2005(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
-    """Returns words, predicates and the indices of the columns of roles, which follow these."""
+def _read_roles_2005(sentence: Sentence) -> ConllRow:
     width = len(sentence.lines[0])
     # Columns of syntax and entities also have a "*" in every cell, but precede the predicates.
     predicate_column = max(
@@ -194,67 +179,49 @@ def _parse_2005(sentence: Sentence, path: str) -> tuple[list[str], list[int], li
     )
     if predicate_column < 1:
         raise InputError(
-            f"{path}:{sentence.first}: there is no column of words before the predicates; add one, "
+            f"{sentence.origin()}: there is no column of words before the predicates; add one, "
             "e.g. by joining the words and props files with paste"
         )
     indices = [i for i, lemma in enumerate(sentence.column(predicate_column)) if lemma != "-"]
-    if len(indices) != width - predicate_column - 1:
+    columns = range(predicate_column + 1, width)
+    if len(indices) != len(columns):
         raise InputError(
-            f"{path}:{sentence.first}: column {predicate_column + 1} has {len(indices)} "
-            f"predicates, but {width - predicate_column - 1} columns of roles follow it; give one "
+            f"{sentence.origin()}: column {predicate_column + 1} has {len(indices)} "
+            f"predicates, but {len(columns)} columns of roles follow it; give one "
             "column of roles per predicate (- means no predicate)"
         )
-    return sentence.column(0), indices, list(range(predicate_column + 1, width))
+    tags = [read_brackets(sentence.column(column), sentence.origin) for column in columns]
+    return {"tokens": sentence.column(0), "predicate": indices, "tags": tags}
 
 
-def _parse_2012(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
-    """Returns words and, instead of predicates, twice the indices of the columns of roles."""
-    columns = list(range(_FIRST_ROLE, _width_of_2012(sentence, path) - 1))
-    return sentence.column(_WORD_COLUMN), columns, columns
+def _read_roles_2012(sentence: Sentence) -> ConllRow:
+    columns = range(_FIRST_ROLE, len(sentence.lines[0]) - 1)
+    tags = [read_brackets(sentence.column(column), sentence.origin) for column in columns]
+    for column, tags_of_one in zip(columns, tags, strict=True):
+        if "B-V" not in tags_of_one:
+            raise InputError(
+                f"{sentence.origin()}: column {column + 1} has roles but no (V*), which marks "
+                "their predicate; add it, or remove the column"
+            )
+    # Every lemma has a column there, even without roles, so predicates are found by their role.
+    indices = [tags_of_one.index("B-V") for tags_of_one in tags]
+    return {"tokens": sentence.column(_WORD_COLUMN), "predicate": indices, "tags": tags}
 
 
-def _read_entities(sentence: Sentence, path: str) -> ConllRow:
+def _read_entities(sentence: Sentence) -> ConllRow:
     """Reads words and entities, "(GPE*", "*)", "(GPE)", of a sentence of CoNLL-2012."""
-    _width_of_2012(sentence, path)
     cells = [_ONE_WORD.sub(r"(\1*)", cell) for cell in sentence.column(_ENTITY_COLUMN)]
-    tags = read_brackets(cells, _word_locator(sentence, path), "an entity")
+    tags = read_brackets(cells, sentence.origin, "an entity")
     return {"tokens": sentence.column(_WORD_COLUMN), "tags": tags}
 
 
-def _width_of_2012(sentence: Sentence, path: str) -> int:
-    width = len(sentence.lines[0])
-    if width <= _FIRST_ROLE:
+def _read_tags(sentence: Sentence, word_column: int) -> ConllRow:
+    if len(sentence.lines[0]) < 2:
         raise InputError(
-            f"{path}:{sentence.first}: {width} columns, but CoNLL-2012 has {_FIRST_ROLE + 1} or "
-            "more; fix the line"
+            f"{sentence.origin()}: {sentence.lines[0][0]!r:.40} is a word without a tag; write a "
+            "word and a tag, or index, words, ||| and tags on one line"
         )
-    return width
-
-
-def _predicate(tags: Sequence[str], column: int, where: Callable[[int], str]) -> int:
-    """Returns the predicate of a column of roles, the word whose role is V."""
-    if "B-V" not in tags:
-        raise InputError(
-            f"{where(0)}: column {column + 1} has roles but no (V*), which marks their predicate; "
-            "add it, or remove the column"
-        )
-    return tags.index("B-V")
-
-
-def _read_tags(sentences: Sequence[Sentence], path: str) -> tuple[list[ConllRow], list[int]]:
-    """Reads the word first and its tag last; words may be numbered, from 0 or 1 on."""
-    for sentence in sentences:
-        if len(sentence.lines[0]) < 2:
-            raise InputError(
-                f"{path}:{sentence.first}: {' '.join(sentence.lines[0])!r:.40} is a word without a "
-                "tag; write a word and a tag, or index, words, ||| and tags on one line"
-            )
-    numbered = any(all(_is_numbered(sentence, first) for sentence in sentences) for first in (0, 1))
-    rows = [
-        {"tokens": sentence.column(int(numbered)), "tags": sentence.column(-1)}
-        for sentence in sentences
-    ]
-    return rows, [sentence.first for sentence in sentences]
+    return {"tokens": sentence.column(word_column), "tags": sentence.column(-1)}
 
 
 def _is_numbered(sentence: Sentence, first: int) -> bool:

@@ -5,16 +5,13 @@ Every problem with a file is an InputError with the file and, if there is one, t
 
 import csv
 import gzip
-import io
-import os
 import re
-import shlex
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import conll
@@ -22,14 +19,13 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, user_path, utf8_advice
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
-_FOLDER = "is a folder, not a file; name a file in it, or give the folder as data.source"
+# Parquet has compression of its own.
+SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 # The end of the header of SNLI's train.tsv in GLUE; rows with five annotators have label2 to label5
 # between these two.
 _SNLI_LABELS, _SNLI_MORE = ["label1", "gold_label"], 4
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a quoted cell, with quotes inside it doubled
 _SEP = re.compile(r"sep=([,;\t])[,;]*\s*$", re.I)  # Excel's first line, the delimiter of cells
-# Parquet has compression of its own.
-SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 
 
 def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
@@ -41,28 +37,29 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
         Without `predicate` among them, entities are read from CoNLL-2012, not roles.
     """
     path = user_path(path)
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if path.suffix == ".parquet":
-        rows = _read_parquet(path)
-    elif suffix == ".json":
-        rows = _read_json(path, columns)
-    elif suffix == ".tsv":
-        rows = _read_tsv(path, columns)
-    elif suffix == ".jsonl" or (suffix == ".txt" and _contains_json(path)):
-        rows = _read_jsonl(path)
-    elif suffix in conll.FORMATS:
-        roles = not columns or "predicate" in columns
-        tagged, numbers = conll.read_tagged_file(_decoded_lines(path), str(path), roles=roles)
-        rows = Rows(tagged, str(path), numbers)
-    elif suffix == ".csv":
-        rows = _read_csv(path, columns)
-    elif os.path.isdir(path):
-        raise InputError(f"{path}: {_FOLDER}")
-    else:
+    if not path.name.endswith(SUFFIXES):
         raise InputError(
             f"{path}: unknown file format; the name must end in {', '.join(FORMATS)}, followed by "
-            ".gz if a text file is compressed"
+            ".gz if a text file is compressed; give a folder as data.source"
         )
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix == ".parquet":
+        rows = _read_parquet(path)
+    elif suffix == ".jsonl":
+        rows = _read_jsonl(path, _decoded_lines(path))
+    else:
+        lines = list(_decoded_lines(path))
+        if suffix == ".json":
+            rows = _read_json(path, lines, columns)
+        elif suffix == ".csv":
+            rows = _read_csv(path, lines, columns)
+        elif suffix == ".tsv":
+            rows = _read_tsv(path, lines, columns)
+        elif suffix == ".txt" and _contains_json(lines):
+            rows = _read_jsonl(path, lines)
+        else:
+            roles = not columns or "predicate" in columns
+            rows = conll.read_tagged_file(lines, str(path), roles=roles)
     if not len(rows):
         raise InputError(f"{path}: the file has no rows")
     return rows
@@ -76,29 +73,18 @@ def file_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; check the path") from None
     except IsADirectoryError:
-        raise InputError(f"{path}: {_FOLDER}") from None
-    except PermissionError:
-        raise InputError(f"{path}: no permission to read it; check its mode and owner") from None
+        raise InputError(
+            f"{path}: is a folder, not a file; name a file in it, or give it as data.source"
+        ) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: broken gzip file ({error}); copy or compress it again") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-@contextmanager
-def open_unpacked(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Opens a file, decompressed if its name ends in .gz.
-
-    Raises EOFError for a .gz of 0 bytes, which gzip reads as an empty file: failed downloads leave
-    such files.
-    """
-    with open(path, "rb") as raw:
-        if path.suffix != ".gz":
-            yield raw
-        elif raw.peek(1):
-            yield gzip.GzipFile(fileobj=raw)
-        else:
-            raise EOFError("it has 0 bytes")
+def open_unpacked(path: Path) -> BinaryIO:
+    """Opens a file, decompressed if its name ends in .gz."""
+    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else open(path, "rb")
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
@@ -123,32 +109,29 @@ def _decoded_lines(path: Path) -> Iterator[str]:
     return (decode_line(line, number, path) for number, line in enumerate(raw_lines(path), 1))
 
 
-def _contains_json(path: Path) -> bool:
+def _contains_json(lines: Iterable[str]) -> bool:
     """Returns whether a text file begins with a JSON object, as SciBERT's and OpenNRE's .txt do."""
-    first = next((line for line in _decoded_lines(path) if line.strip()), "")
+    first = next((line for line in lines if line.strip()), "")
     return re.match(r'\s*\{\s*"', first) is not None
 
 
-def _read_jsonl(path: Path) -> Rows:
-    rows, numbers, lines = [], array("q"), raw_lines(path)
-    try:
-        for number, line in enumerate(lines, 1):
-            if text := decode_line(line, number, path).strip():
-                rows.append(parse_row(text, f"{path}:{number}"))
-                numbers.append(number)
-    except InputError:
-        # A damaged .gz has broken lines; reading it to its end raises the error of gzip instead.
-        for _ in lines:
-            pass
-        raise
+def _read_jsonl(path: Path, lines: Iterable[str]) -> Rows:
+    rows, numbers = [], array("q")
+    for number, line in enumerate(lines, 1):
+        if text := line.strip():
+            rows.append(parse_row(text, f"{path}:{number}"))
+            numbers.append(number)
     return Rows(rows, str(path), numbers)
 
 
-def _read_json(path: Path, columns: Sequence[str]) -> Rows:
-    text = "".join(_decoded_lines(path))
-    if _has_json_lines(text):
-        return _read_jsonl(path)
-    rows = _parse_json(text, str(path))
+def _read_json(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Rows:
+    text = "".join(lines)
+    try:
+        rows = parse_json(text)
+    except ValueError as error:
+        if "Extra data" in str(error) and text.lstrip().startswith("{"):
+            return _read_jsonl(path, lines)  # CLUE's .json files have one object per line
+        raise InputError(f"{path}: broken JSON ({error}); fix the file") from None
     if isinstance(rows, dict):  # SQuAD and its kin: {"version": ..., "data": [...]}
         rows = rows.get("data")
     if not isinstance(rows, list):
@@ -162,101 +145,46 @@ def _read_json(path: Path, columns: Sequence[str]) -> Rows:
     return Rows([_check_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
 
 
-def _has_json_lines(text: str) -> bool:
-    """Returns whether a .json has one object per line, as CLUE's files do."""
-    first, _, rest = text.strip().partition("\n")
-    if not (first.startswith("{") and rest.lstrip().startswith("{")):
-        return False
-    try:
-        return isinstance(parse_json(first), dict)
-    except ValueError:
-        return False
-
-
 def parse_row(text: str, where: str) -> dict[str, Any]:
     """Parses one row of JSON; `where` ("file:line") starts the message of an InputError."""
-    return _check_row(_parse_json(text, where), where)
-
-
-def _parse_json(text: str, where: str) -> Any:
     try:
-        return parse_json(text)
+        value = parse_json(text)
     except ValueError as error:
         raise InputError(f"{where}: broken JSON ({error}); fix or remove this line") from None
+    return _check_row(value, where)
 
 
 def _check_row(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        advice = (
-            "; a file that is one list of rows must be named .json"
-            if isinstance(value, list)
-            else ""
-        )
-        raise InputError(
-            f"{where}: a row must be an object {{column: value}}, got {value!r:.40}{advice}"
-        )
+        raise InputError(f"{where}: a row must be an object {{column: value}}, got {value!r:.40}")
     return value
 
 
-def _read_csv(path: Path, columns: Sequence[str]) -> Rows:
-    """Reads CSV with double quotes, its cells separated by commas, semicolons or tabs."""
-    lines = list(_decoded_lines(path))
-    separator = _SEP.match(lines[0]) if lines else None
-    if separator:
-        lines[0] = "\n"
-    # Lines keep their ends, which a quoted cell may contain.
+def _read_csv(path: Path, lines: list[str], columns: Sequence[str]) -> Rows:
+    """Reads CSV, separated as Excel's line says or else by the first of , ; and tab in line 1."""
     first = next((line for line in lines if line.strip()), "")
-    delimiter = separator[1] if separator else _delimiter(first)
-    return _read_table(
-        path,
-        lines,
-        _names_if_headerless(_cells(first, delimiter), columns),
-        delimiter=delimiter,
-        strict=True,
-    )
+    if separator := _SEP.match(first):
+        lines[lines.index(first)] = "\n"
+        delimiter = separator[1]
+    else:
+        delimiter = next((mark for mark in ",;\t" if mark in first), ",")
+    return _read_table(path, lines, columns, delimiter=delimiter)
 
 
-def _delimiter(line: str) -> str:
-    """Finds the delimiter: a comma, or if the line has none, the one that gives most cells."""
-    counts = {delimiter: len(_cells(line, delimiter)) for delimiter in ",;\t"}
-    return "," if counts[","] > 1 else max(counts, key=lambda delimiter: counts[delimiter])
-
-
-def _cells(line: str, delimiter: str) -> list[str]:
-    try:
-        return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # reported when the rows are read
-        return []
-
-
-def _names_if_headerless(cells: Sequence[str], columns: Sequence[str]) -> Sequence[str] | None:
-    """Returns `columns` if the first row holds values: it names none of them, and has a number."""
-    is_row = len(cells) == len(columns) and not set(cells) & set(columns)
-    return columns if is_row and any(map(str.isdecimal, cells)) else None
-
-
-def _read_tsv(path: Path, columns: Sequence[str]) -> Rows:
-    """Reads TSV with or without double quotes, and without a header if its first row is data.
+def _read_tsv(path: Path, lines: list[str], columns: Sequence[str]) -> Rows:
+    """Reads TSV with or without double quotes.
 
     GLUE's files do not quote, so a quote may begin a cell and never end; pandas and spreadsheets
     quote cells that contain a tab, a quote or a line end.
     """
-    lines = list(_decoded_lines(path))
-    cells = next((line for line in lines if line.strip()), "").rstrip("\r\n").split("\t")
-    header = _names_if_headerless(cells, columns)
-
-    def read_quoted() -> Rows:
-        return _read_table(path, lines, header, delimiter="\t", strict=True)
-
     # Without quoting first, which never fails on a quote and shows the cells as written.
     try:
-        rows = _read_table(path, lines, header, delimiter="\t", quoting=csv.QUOTE_NONE)
-    except InputError as error:
-        try:
-            return read_quoted()
-        except InputError:
-            raise error from None
-    return read_quoted() if _is_quoted(rows) else rows
+        rows = _read_table(path, lines, columns, delimiter="\t", quoting=csv.QUOTE_NONE)
+    except InputError:
+        with suppress(InputError):
+            return _read_table(path, lines, columns, delimiter="\t")
+        raise
+    return _read_table(path, lines, columns, delimiter="\t") if _is_quoted(rows) else rows
 
 
 def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
@@ -265,73 +193,60 @@ def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
     It does if all raw cells that begin with a quote are well-formed, and one of these has a doubled
     quote, or the whole header is quoted.
     """
-    if not len(rows):
-        return False
-    cells = [*rows[0], *(cell for row in rows for cell in row.values())]
+    header = list(rows[0]) if len(rows) else []
+    cells = [*header, *(cell for row in rows for cell in row.values())]
     opened = [cell for cell in cells if cell.startswith('"')]
-    if not opened or not all(map(_QUOTED.fullmatch, opened)):
-        return False
-    return any('""' in cell[1:-1] for cell in opened) or all(map(_QUOTED.fullmatch, rows[0]))
+    has_doubled = any('""' in cell[1:-1] for cell in opened)
+    is_header_quoted = opened[: len(header)] == header
+    return all(map(_QUOTED.fullmatch, opened)) and (has_doubled or is_header_quoted)
 
 
-def _read_table(
-    path: Path, lines: Sequence[str], header: Sequence[str] | None = None, **style: Any
-) -> Rows:
+def _read_table(path: Path, lines: list[str], columns: Sequence[str], **style: Any) -> Rows:
+    """Reads CSV or TSV, without a header if the first row names no column and has a number.
+
+    The csv module, because pyarrow.csv and `datasets` do not say on which line a row begins, and
+    refuse the rows of SNLI.
+    """
     csv.field_size_limit(1 << 30)  # some documents are longer than the default of 128 KiB
-    reader = csv.reader(lines, **style)
-    rows, numbers, first_line, snli_length = [], array("q"), 1, -1
+    table = list(_table_rows(path, lines, **style))
+    header = table[0][1] if table else []
+    is_row = len(header) == len(columns) and not set(header) & set(columns)
+    if is_row and any(map(str.isdecimal, header)):
+        header = list(columns)
+    # The first name may be empty: pandas writes its index that way.
+    elif "" in header[1:] or len(set(header)) < len(header):
+        raise InputError(
+            f"{path}:{table[0][0]}: the header must name every column once, got: "
+            f"{', '.join(header)}; fix this line"
+        )
+    else:
+        table = table[1:]
+    for number, cells in table:
+        if header[-2:] == _SNLI_LABELS and len(cells) == len(header) + _SNLI_MORE:
+            del cells[len(header) - 1 : -1]
+        if len(cells) != len(header):
+            raise InputError(
+                f"{path}:{number}: {len(cells)} cells, but the header has {len(header)} "
+                f"({', '.join(header)}); fix or remove the row, and put cells that contain the "
+                "separator in double quotes"
+            )
+    rows = [dict(zip(header, cells, strict=True)) for _, cells in table]
+    return Rows(rows, str(path), array("q", (number for number, _ in table)))
+
+
+def _table_rows(path: Path, lines: list[str], **style: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number of the line where each row begins, and its cells."""
+    reader = csv.reader(lines, strict=True, **style)
+    first_line = 1
     try:
         for cells in reader:
-            if not cells:
-                pass
-            elif header is None:
-                header = _check_header(cells, path)
-                snli_length = len(header) + _SNLI_MORE if header[-2:] == _SNLI_LABELS else -1
-            elif len(cells) == snli_length:
-                rows.append(dict(zip(header, [*cells[: len(header) - 1], cells[-1]], strict=True)))
-                numbers.append(first_line)
-            elif len(cells) != len(header):
-                delimiter_name = {",": "comma", ";": "semicolon", "\t": "tab"}[style["delimiter"]]
-                advice = (
-                    f"fix the row, and put cells that contain a {delimiter_name} in double quotes"
-                )
-                # A few rows of GLUE's QQP end early.
-                if len(cells) < len(header) and "quoting" in style and path.suffix == ".tsv":
-                    command = (
-                        f"awk -F'\\t' 'NF == {len(header)}' {shlex.quote(str(path))} > whole.tsv"
-                    )
-                    advice = f"fix the row, or remove all such rows: {command}"
-                raise InputError(
-                    f"{path}:{first_line}: {len(cells)} cells, but the header has {len(header)} "
-                    f"({', '.join(header)}); {advice}"
-                )
-            else:
-                rows.append(dict(zip(header, cells, strict=True)))
-                numbers.append(first_line)
-            # A quoted cell may span lines: messages name the line where its row begins.
-            first_line = reader.line_num + 1
+            if cells:
+                yield first_line, cells
+            first_line = reader.line_num + 1  # a quoted cell may span lines
     except csv.Error as error:
-        advice = "fix its quotes"
-        if "\r" in lines[first_line - 1].rstrip("\r\n"):
-            name = shlex.quote(path.name)
-            advice = (
-                "quote the cell with the carriage return, or replace that by a space: "
-                f"sed 's/\\r\\(.\\)/ \\1/g' {name}"
-            )
-            if len(lines) == 1:  # as old Macs end lines
-                advice = f"end its lines with a line feed, e.g. by tr '\\r' '\\n' < {name}"
-        raise InputError(f"{path}:{first_line}: broken row ({error}); {advice}") from None
-    return Rows(rows, str(path), numbers)
-
-
-def _check_header(cells: list[str], path: Path) -> list[str]:
-    """Checks the column names. The first may be empty: pandas writes its index that way."""
-    if "" in cells[1:] or len(set(cells)) < len(cells):
         raise InputError(
-            f"{path}:1: the header must name every column once, got: {', '.join(cells)}; fix the "
-            "first line"
-        )
-    return cells
+            f"{path}:{first_line}: broken row ({error}); fix its quotes and line ends"
+        ) from None
 
 
 def _read_parquet(path: Path) -> Rows:

@@ -103,21 +103,20 @@ def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
             expanded.append(record)
             continue
         for row, error in example_rows_or_errors(task, record.row, record.origin):
-            expanded.append(_with_example(task, record._replace(row=row, error=error), row))
+            example = None
+            try:
+                example = None if error else _read(task, record, row)
+            except InputError as unreadable:
+                error = str(unreadable)
+            expanded.append(record._replace(row=row, error=error, example=example))
     return expanded
 
 
-def _with_example(task: Task, record: Record, row: dict[str, Any]) -> Record:
-    if record.error:
-        return record
+def _read(task: Task, record: Record, row: dict[str, Any]) -> Example:
     # The data set may number its classes in another order than the task.
     convert = label_namer(task, feature_names(record.features, task))
     named = convert(row) if convert else row
-    try:
-        example = read_example(task, named, record.origin, need_label=False, need_place=False)
-    except InputError as error:
-        return record._replace(error=str(error))
-    return record._replace(example=example)
+    return read_example(task, named, record.origin, need_label=False, need_place=False)
 
 
 def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) -> None:
@@ -134,31 +133,24 @@ def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) 
 
 def unknown_label_messages(task: Task, records: Iterable[Record]) -> list[str]:
     """Returns a message with the number of labels unknown to the task, and the first of them."""
+    if task.kind not in ("tags", "classes"):
+        return []
     examples = [
         (record.origin, record.row, record.example)
         for record in records
         if record.row is not None and record.example is not None
     ]
-    if task.kind == "tags":
-        origins = [
-            origin for origin, row, example in examples if not example.tags and has_label(task, row)
-        ]
-        if not origins:
-            return []
-        count = f"tags unknown to task {task.name}: {len(origins)} of {len(examples)} examples"
-        return [f"{count}, the first at {origins[0]}; they are treated as untagged"]
-    if task.kind != "classes":
-        return []
     unknown = [
-        (origin, row[task.label])
+        (origin, row[task.tags or task.label])
         for origin, row, example in examples
-        if example.label < 0 and has_label(task, row)
+        if example.label < 0 and not example.tags and has_label(task, row)
     ]
     if not unknown:
         return []
     origin, label = unknown[0]
+    noun = "tags" if task.tags else "labels"
     return [
-        f"labels unknown to task {task.name}: {len(unknown)} of {len(examples)} examples, the "
+        f"{noun} unknown to task {task.name}: {len(unknown)} of {len(examples)} examples, the "
         f"first {label!r:.40} at {origin}; they are treated as unlabelled"
     ]
 
@@ -185,14 +177,14 @@ def output_lines(
         output = {prefix + name: value for name, value in answer.items()}
         row = {name: _json_value(value) for name, value in (record.row or {}).items()}
         try:
-            yield _to_json({**row, **output}) + "\n"
+            # Values that JSON lacks, such as Parquet's dates, become strings.
+            line = json.dumps({**row, **output}, ensure_ascii=False, default=str, allow_nan=False)
         except ValueError as error:
             raise InputError(
                 f"{record.origin}: the scores are not finite; the prompt's values are too large "
                 "for this backbone: try --dtype=float32, and train again with a lower optim.lr"
             ) from error
-    if next(answers, None) is not None:
-        raise RuntimeError("there are more answers than records with an example")
+        yield line + "\n"
 
 
 def _json_value(value: Any) -> Any:
@@ -204,16 +196,3 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_value(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _to_json(row: Mapping[str, Any]) -> str:
-    """Returns an object as JSON; values that JSON lacks, such as Parquet's dates, become strings.
-
-    Raises ValueError for NaN and the infinities.
-    """
-    text = json.dumps(row, ensure_ascii=False, default=str, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which only an escape can represent
-        return json.dumps(row, default=str, allow_nan=False)
-    return text

@@ -3,10 +3,9 @@
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import resources
-from importlib.resources.abc import Traversable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,16 @@ from jaxprompt.data.tasks.cells import spelling
 from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import row_labels
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, brief, nearest, show_columns
+from jaxprompt.errors import InputError, brief, first_line, nearest, show_columns
 from jaxprompt.files import user_path
 
 _CONVERTED = "refs/convert/parquet"  # where the hub keeps what a data set's script makes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAMESPACE = re.compile(r"[\w-]+:[^\d*]")  # before the name of a TFDS data set, not its version
 _TFDS = "tensorflow_datasets"
-_ALIASES = {"dev": ("dev", "validation", "val", "valid")}
+_DEFAULTS = ("", "hub", "package")  # sources of the task's own data set
+_ALIASES = {"dev": {"dev", "validation", "val", "valid"}}
+_PACKAGE = Path(__file__).parents[1]  # has a folder for each task whose examples are included
 
 
 def read_split(
@@ -53,29 +54,18 @@ def read_split(
       InputError: if the split cannot be read.
     """
     if in_memory is not None:
-        if split not in in_memory:
-            raise InputError(
-                f"there are no {split!r} rows in memory; there are: {', '.join(in_memory)}"
-            )
-        rows = in_memory[split]
+        rows = in_memory[_choose_split(split, {split}, in_memory, "the call")]
     elif files:
-        if not files.get(split):
-            advice = ", or name the classes by task.labels" if split == "train" else ""
-            raise InputError(
-                f"data.files has no {split!r} file; it has: {', '.join(files)}; add one{advice}"
-            )
-        rows = _from_file(task, files[split])
+        rows = read_file(files[_choose_split(split, {split}, files, "data.files")], task.columns)
     else:
-        kind, _, name = _resolve_source(task, source).partition(":")
+        kind, name = _resolve_source(task, source)
         if kind == "hub":
             rows = _from_hub(task, split, name, cache_dir)
         elif kind == "tfds":
-            rows = _from_tfds(task, split, name, cache_dir)
-        elif kind == "package":
-            with resources.as_file(_package_folder(task)) as folder:
-                rows = read_file(_find_file(Path(folder), split))
+            rows = _from_tfds(split, name, cache_dir)
         else:
-            rows = _from_file(task, _find_file(user_path(source), split))
+            rows = read_file(_find_file(name, split), task.columns)
+    rows = with_class_names(task, rows)
     rows = expand_rows(task, _select_rows(rows, only) if only else rows)
     if task.left_out or rows.classes:
         labelled = [i for i, row in enumerate(rows) if not _is_left_out(task, row, rows.classes)]
@@ -106,21 +96,18 @@ def _select_rows(rows: Rows, only: str) -> Rows:
     column, equals, value = only.partition("=")
     if not (column and equals):
         raise InputError(f"data.only={only!r} must be COLUMN=VALUE, e.g. predicate_id=P36")
-    matches: list[int] = []
-    values: dict[str, None] = {}
+    cells = []
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
                 f"{rows.origin(number)}: there is no column {column!r}, which data.only names; "
                 f"{show_columns(row)}"
             )
-        cell = spelling(row[column])
-        values[cell] = None
-        if cell == value:
-            matches.append(number)
-    if not matches:
-        raise InputError(f"{rows.path}: no row matches data.only={only}; {nearest(value, values)}")
-    return rows.select(matches)
+        cells.append(spelling(row[column]))
+    if value not in cells:
+        suggestion = nearest(value, set(cells))
+        raise InputError(f"{rows.path}: no row matches data.only={only}; {suggestion}")
+    return rows.select([number for number, cell in enumerate(cells) if cell == value])
 
 
 def local_files(source: str, files: Mapping[str, str]) -> dict[str, Path]:
@@ -131,9 +118,9 @@ def local_files(source: str, files: Mapping[str, str]) -> dict[str, Path]:
     """
     if files:
         return {f"data.files.{split}={path}": user_path(path) for split, path in files.items()}
-    if source == "" or _is_named(source):
+    if _is_named(source):
         return {}
-    paths = [_matching_files(user_path(source), split) for split in ("train", "dev", "test")]
+    paths = [_matching_files(source, split) for split in ("train", "dev", "test")]
     return {f"{path.name} of data.source={source}": path for of_split in paths for path in of_split}
 
 
@@ -150,54 +137,61 @@ def has_split(
     if in_memory is not None:
         return split in in_memory
     if files:
-        return bool(files.get(split))
-    kind, _, name = _resolve_source(task, source).partition(":")
-    if kind == "hub":
-        if not name:
-            return split in task.splits
-        return bool(_split_aliases(split) & set(_load_hub(task, name, cache_dir)))
+        return split in files
+    kind, name = _resolve_source(task, source)
+    if kind == "folder":
+        return bool(_matching_files(name, split))
     if kind == "tfds":
         return bool(_split_aliases(split) & set(_tfds_builder(name, cache_dir).info.splits))
-    if kind == "package":
-        with resources.as_file(_package_folder(task)) as folder:
-            return bool(_matching_files(Path(folder), split))
-    return bool(_matching_files(user_path(source), split))
+    if not name:
+        return split in task.splits
+    return bool(_split_aliases(split) & set(_load_hub(task, name, cache_dir)))
 
 
-def _resolve_source(task: Task, source: str) -> str:
-    """Returns the kind of source and, after a colon, its name; "folder" for a folder."""
-    if source == "":
-        if task.name == "custom":
-            raise InputError(
-                "task custom has no default data; set data.files.train=FILE, or data.source to a "
-                "folder, hub:owner/name or tfds:name"
-            )
-        return "hub" if task.hub else "package"
-    if _is_named(source):
-        if source == "hub" and not task.hub:
-            raise InputError(
-                f"task {task.name} has no hub id; set data.source=FOLDER or hub:owner/name"
-            )
-        return source
-    return "folder"
+def _resolve_source(task: Task, source: str) -> tuple[str, str]:
+    """Returns the kind of a source, hub, tfds or folder, and its name, "" for the task's own."""
+    if source in ("", "hub") and task.hub:
+        return "hub", ""
+    if source in ("", "package") and is_shipped(task):
+        return "folder", str(_PACKAGE / task.name)
+    if source in _DEFAULTS:
+        raise InputError(
+            f"data.source={source!r}: task {task.name} has no data of its own there; set "
+            "data.files.train=FILE, or data.source to a folder, hub:owner/name or tfds:name"
+        )
+    kind, _, name = source.partition(":")
+    return (kind, name) if _is_named(source) else ("folder", source)
 
 
 def _is_named(source: str) -> bool:
-    return source in ("hub", "package") or source.startswith(("hub:", "tfds:"))
+    return source in _DEFAULTS or source.startswith(("hub:", "tfds:"))
+
+
+def is_shipped(task: Task) -> bool:
+    """Returns whether this package includes the examples of a task."""
+    return (_PACKAGE / task.name).is_dir()
 
 
 def _split_aliases(split: str) -> set[str]:
-    return set(_ALIASES.get(split, (split,)))
+    return _ALIASES.get(split, {split})
+
+
+def _choose_split(split: str, aliases: set[str], names: Iterable[str], source: str) -> str:
+    """Returns the name of a split in its source."""
+    # Sorted, because the order of a set of strings differs between processes.
+    if matching := sorted(aliases & set(names)):
+        return matching[0]
+    raise InputError(
+        f"{source} has no {split} split with public labels; it has: {', '.join(names) or 'none'}; "
+        f"set data.files.{split}, or split dev off train by data.protocol"
+    )
 
 
 # -- files and folders --------------------------------------------------------------------------
 
 
-def _from_file(task: Task, path: str | Path) -> Rows:
-    return with_class_names(task, read_file(path, task.columns))
-
-
-def _matching_files(folder: Path, split: str) -> list[Path]:
+def _matching_files(place: str, split: str) -> list[Path]:
+    folder = user_path(place)
     with file_errors(folder):
         if not folder.is_dir():
             state = "is not a folder" if folder.exists() else "does not exist"
@@ -209,34 +203,15 @@ def _matching_files(folder: Path, split: str) -> list[Path]:
         return sorted(p for p in folder.iterdir() if p.name in file_names)
 
 
-def _find_file(folder: Path, split: str) -> Path:
-    matches = _matching_files(folder, split)
-    if not matches:
-        file_names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+def _find_file(place: str, split: str) -> Path:
+    matches = _matching_files(place, split)
+    if len(matches) != 1:
+        file_names = ", ".join(sorted(p.name for p in user_path(place).iterdir())[:12])
         raise InputError(
-            f"there is no {split} file in {folder}, e.g. {split}.jsonl; it has: {file_names}"
-        )
-    if len(matches) > 1:
-        raise InputError(
-            f"{folder} has {len(matches)} files for {split}: {', '.join(p.name for p in matches)}; "
-            "keep one, or choose one in data.files"
+            f"{place} must have one {split} file, e.g. {split}.jsonl, but has {len(matches)}; its "
+            f"files: {file_names or 'none'}; choose one in data.files"
         )
     return matches[0]
-
-
-def is_shipped(task: Task) -> bool:
-    """Returns whether this package includes the examples of a task."""
-    return (resources.files("jaxprompt.data") / task.name).is_dir()
-
-
-def _package_folder(task: Task) -> Traversable:
-    folder = resources.files("jaxprompt.data") / task.name
-    if not is_shipped(task):
-        raise InputError(
-            f"task {task.name} is not included in the package (only topics is); set data.source to "
-            "a folder, hub:owner/name or tfds:name"
-        )
-    return folder
 
 
 # -- the hub ------------------------------------------------------------------------------------
@@ -244,60 +219,48 @@ def _package_folder(task: Task) -> Traversable:
 
 def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     """Reads a split of the data set `name`, or of all subsets of the task's data set."""
-    if name:
-        return _from_subset(task, split, name, cache_dir)
-    subsets = [dataclasses.replace(task, subset=subset) for subset in task.subset.split(",")]
-    parts = [_from_subset(subset, split, name, cache_dir) for subset in subsets]
+    subsets = [""] if name else task.subset.split(",")
+    tasks = [dataclasses.replace(task, subset=subset) for subset in subsets]
+    parts = [_from_subset(part, split, name, cache_dir) for part in tasks]
     if len(parts) == 1:
         return parts[0]
-    return Rows([row for part in parts for row in part], parts[0].path, classes=parts[0].classes)
+    rows = [row for part in parts for row in part]
+    return Rows(rows, parts[0].path, features=parts[0].features)
 
 
 def _from_subset(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     parts = _load_hub(task, name, cache_dir)
-    split_names = (
-        _split_aliases(split)
-        if name
-        else {
-            name_in_source for our_name, name_in_source in task.splits.items() if our_name == split
-        }
-    )
-    matching = split_names & set(parts)
-    if not matching:
-        raise InputError(
-            f"hub data set {name or task.hub} has no {split} split with public labels; it has: "
-            f"{', '.join(parts)}; set data.files, or split one off train"
-        )
-    # Sorted, because the order of a set of strings differs between processes.
-    (split_name,) = sorted(matching)[:1]
+    aliases = _split_aliases(split) if name else {task.splits.get(split, "")}
+    split_name = _choose_split(split, aliases, parts, f"hub data set {name or task.hub}")
     data = parts[split_name]
-    names = feature_names(data.features, task)
+    features = data.features
     if not name:
         data = data.rename_columns(
             {old: new for old, new in task.renames.items() if old in data.column_names}
         )
-    convert = label_namer(task, names)
-    return Rows(data, f"{name or task.hub}/{split_name}", convert=convert, classes=names)
+    return Rows(data, f"{name or task.hub}/{split_name}", features=features)
 
 
 def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]:
     import datasets
+    from huggingface_hub import snapshot_download
 
     hub, _, subset = name.partition(":") if name else (task.hub, "", task.subset)
     _check_remote(hub)
-    # The pinned revision is of the task's own data set, not of one that the user names.
-    revision = None if name else task.revision or None
 
     def load(revision: str | None) -> Mapping[str, Any]:
         options = dict(name=subset or None, cache_dir=cache_dir)
         try:
             return datasets.load_dataset(hub, revision=revision, **options)
         except ConnectionError:
-            folder = _downloaded(hub, revision)
-            if folder is None:
-                raise
+            # In the hub's cache `datasets` finds only what it converted.
+            folder = snapshot_download(
+                hub, repo_type="dataset", revision=revision, local_files_only=True
+            )
             return datasets.load_dataset(folder, **options)
 
+    # The pinned revision is of the task's own data set, not of one that the user names.
+    revision = None if name else task.revision or None
     try:
         try:
             return load(revision)
@@ -308,9 +271,9 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
     except Exception as error:  # the library raises a dozen kinds of exceptions
         name = f"{hub}:{subset}" if subset else hub
         raise InputError(
-            f"hub data set {name!r} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
-            "check the id and the network (with HF_HUB_OFFLINE=1, download it first), or set "
-            "data.source=FOLDER"
+            f"hub data set {name!r} cannot be loaded ({type(error).__name__}: "
+            f"{first_line(error)}); check the id and the network (with HF_HUB_OFFLINE=1, download "
+            "it first), or set data.source=FOLDER"
         ) from error
 
 
@@ -334,37 +297,17 @@ def _check_remote(hub: str) -> None:
         )
 
 
-def _downloaded(hub: str, revision: str | None) -> str | None:
-    """Returns the data set's folder in the hub cache; `datasets` finds only what it converted."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return snapshot_download(hub, repo_type="dataset", revision=revision, local_files_only=True)
-    except LocalEntryNotFoundError:
-        return None
-
-
 # -- TFDS ---------------------------------------------------------------------------------------
 
 
-def _from_tfds(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
+def _from_tfds(split: str, name: str, cache_dir: str | None) -> Rows:
     builder = _tfds_builder(name, cache_dir)
-    matching = sorted(_split_aliases(split) & set(builder.info.splits))
-    if not matching:
-        available = ", ".join(builder.info.splits) or "none"
-        raise InputError(f"tfds:{name} has no {split} split; it has: {available}")
+    info = builder.info
+    split_name = _choose_split(split, _split_aliases(split), info.splits, f"tfds:{name}")
     with _tfds_errors(name):
-        data = builder.as_data_source(split=matching[0])
-    features = builder.info.features
-    names = feature_names(features, task)
-    label_name = label_namer(task, names)
-
-    def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-        plain = as_python(row, decode=True)
-        return label_name(plain) if label_name else plain
-
-    return Rows(data, f"tfds:{name}/{matching[0]}", convert=convert, classes=names)
+        data = builder.as_data_source(split=split_name)
+    convert = partial(as_python, decode=True)
+    return Rows(data, f"tfds:{name}/{split_name}", convert=convert, features=info.features)
 
 
 def _tfds_builder(name: str, cache_dir: str | None) -> Any:
@@ -417,17 +360,14 @@ def _tfds_errors(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # the code of a builder may raise anything
-        module = getattr(error, "name", None) if isinstance(error, ImportError) else None
-        if not module and "tensorflow" in str(error).lower().replace(_TFDS, ""):
-            module = "tensorflow"
-        advice = "check the name and the network, prepare it as array_record, or use a folder"
         raise InputError(
-            f"tfds:{name} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
-            + (f"pip install {module}, or prepare it once as array_record" if module else advice)
+            f"tfds:{name} cannot be loaded ({type(error).__name__}: {first_line(error)}); check "
+            "the name and the network, install the module that it needs, or prepare it once as "
+            "array_record"
         ) from error
 
 
-# -- both ---------------------------------------------------------------------------------------
+# -- all ----------------------------------------------------------------------------------------
 
 
 def as_python(value: Any, *, decode: bool = False) -> Any:
@@ -483,8 +423,3 @@ def label_namer(task: Task, names: Sequence[str]) -> Callable[[dict], dict] | No
         return {**row, column: name_of(row[column])} if column in row else row
 
     return convert
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:200] or "no message"

@@ -14,6 +14,7 @@ from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
 Answers = Sequence[Mapping[str, Any]]
+Pairs = Sequence[tuple[Any, Mapping[str, Any]]]  # the id of a row, and its answer
 
 _GLUE = {
     "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "qqp": "QQP",
@@ -49,15 +50,10 @@ def submission_file_name(name: str, task: Task, columns: Sequence[str]) -> str:
       InputError: if the format has no file for the task or cannot hold its answers.
     """
     if name == "squad":
-        if task.kind != "spans":
+        if task.kind != "spans" or "spans" in columns:
             raise InputError(
-                f"--format=squad is only valid for spans in a text, but task {task.name} predicts "
-                f"{task.kind}; remove --format"
-            )
-        if "spans" in columns:
-            raise InputError(
-                "--format=squad takes one span per question, but this prompt's head predicts all "
-                "spans; remove --format"
+                f"--format=squad takes one span per question, but task {task.name} with this "
+                f"prompt's head predicts {', '.join(columns)}; remove --format"
             )
         return "predictions.json"
     files = FORMATS[name]
@@ -70,18 +66,9 @@ def submission_file_name(name: str, task: Task, columns: Sequence[str]) -> str:
 
 def check_submission(name: str, task: Task, records: Sequence[Record]) -> None:
     """Raises InputError, with the place, for a row whose id is missing or not unique."""
-    parts = {"multirc": _PARTS, "record": ("query",)}.get(task.name, ())
     origins: dict[Any, str] = {}
     for record in records:
-        row_id: str | int | tuple[Any, ...]
-        if name == "squad":
-            row_id = str(_id_column(record, "id"))
-        elif parts and name == "superglue":
-            row_id = tuple(_integer_id(record, part) for part in parts)
-            if task.name == "record":  # a query has a record for each of its candidates
-                row_id += (_row(record)[task.candidate],)
-        else:
-            row_id = _glue_index(record) if name == "glue" else _integer_id(record)
+        row_id = _row_id(name, task, record)
         if row_id in origins:
             raise InputError(
                 f"{record.origin} has the same id as {origins[row_id]}, {row_id!r}; a submission "
@@ -92,16 +79,16 @@ def check_submission(name: str, task: Task, records: Sequence[Record]) -> None:
 
 def format_submission(name: str, task: Task, records: Sequence[Record], answers: Answers) -> str:
     """Returns the contents of a format's file; each record was checked and has an example."""
-    pairs = list(zip(records, answers, strict=True))
+    ids = [_row_id(name, task, record) for record in records]
+    pairs = list(zip(ids, answers, strict=True))
     if name == "squad":
-        answers_by_id = {str(_row(record)["id"]): answer["prediction"] for record, answer in pairs}
+        answers_by_id = {row_id: answer["prediction"] for row_id, answer in pairs}
         return json.dumps(answers_by_id, ensure_ascii=False) + "\n"
     if name == "glue":
-        lines = ["index\tprediction"] + [
-            f"{_glue_index(record)}\t{_glue_value(task, answer['prediction'])}"
-            for record, answer in pairs
+        lines = [
+            f"{row_id}\t{_glue_value(task, answer['prediction'])}\n" for row_id, answer in pairs
         ]
-        return "".join(f"{line}\n" for line in lines)
+        return "".join(["index\tprediction\n", *lines])
     format_rows = {"multirc": _multirc_rows, "record": _record_rows}.get(task.name, _superglue_rows)
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in format_rows(task, pairs))
 
@@ -112,48 +99,56 @@ def _glue_value(task: Task, prediction: Any) -> str:
     return prediction if task.name in _NAMED else str(task.labels.index(prediction))
 
 
-def _superglue_rows(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
-    for record, answer in pairs:
+def _superglue_rows(task: Task, pairs: Pairs) -> Iterator[dict[str, Any]]:
+    for row_id, answer in pairs:
         prediction = answer["prediction"]
         if task.name == "copa":
             prediction = task.labels.index(prediction)
         elif task.name == "wsc":
             # The server expects "True" and "False" for WSC, and lower case for other tasks.
             prediction = prediction.capitalize()
-        yield {"idx": _integer_id(record), "label": prediction}
+        yield {"idx": row_id, "label": prediction}
 
 
-def _multirc_rows(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
+def _multirc_rows(task: Task, pairs: Pairs) -> Iterator[dict[str, Any]]:
     """Groups answers by question, and questions by paragraph."""
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
-    for record, answer in pairs:
-        ids = [_integer_id(record, name) for name in _PARTS]
-        entry = {"idx": ids[2], "label": task.labels.index(answer["prediction"])}
-        paragraphs.setdefault(ids[0], {}).setdefault(ids[1], []).append(entry)
+    for (paragraph, question, number), answer in pairs:
+        entry = {"idx": number, "label": task.labels.index(answer["prediction"])}
+        paragraphs.setdefault(paragraph, {}).setdefault(question, []).append(entry)
     for paragraph, questions in paragraphs.items():
         entries = [{"idx": number, "answers": entry} for number, entry in questions.items()]
         yield {"idx": paragraph, "passage": {"questions": entries}}
 
 
-def _record_rows(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
+def _record_rows(task: Task, pairs: Pairs) -> Iterator[dict[str, Any]]:
     """Takes the most probable candidate of each question, the first if several are equal."""
     best: dict[int, tuple[float, str]] = {}
-    for record, answer in pairs:
-        query, score = _integer_id(record, "query"), answer["scores"][task.labels[1]]
+    for (query, candidate), answer in pairs:
         # The second class is "true": the probability that the candidate is correct.
+        score = answer["scores"][task.labels[1]]
         if query not in best or score > best[query][0]:
-            best[query] = score, _row(record)[task.candidate]
+            best[query] = score, candidate
     for query, (_, candidate) in best.items():
         yield {"idx": query, "label": candidate}
 
 
-def _row(record: Record) -> Mapping[str, Any]:
-    """Returns the row of a record, {} if it has none."""
-    return record.row or {}
+def _row_id(name: str, task: Task, record: Record) -> Any:
+    """Reads the id of a row: a number, a text in SQuAD, or the parts of an id that has several."""
+    row = record.row or {}
+    if name == "squad":
+        return str(_id_column(record, "id"))
+    if name == "glue":
+        return _integer_id(record, column=next((name for name in _INDICES if name in row), "idx"))
+    if task.name == "multirc":
+        return tuple(_integer_id(record, part) for part in _PARTS)
+    if task.name == "record":  # a query has a record for each of its candidates
+        return _integer_id(record, "query"), row[task.candidate]
+    return _integer_id(record)
 
 
 def _id_column(record: Record, column: str) -> Any:
-    value = _row(record).get(column)
+    value = (record.row or {}).get(column)
     if value is None:
         raise InputError(
             f"{record.origin}: there is no column {column!r}, which identifies the benchmark's "
@@ -162,20 +157,14 @@ def _id_column(record: Record, column: str) -> Any:
     return value
 
 
-def _glue_index(record: Record) -> int:
-    """Reads the id of a GLUE row, from the column that its file has for it."""
-    row = _row(record)
-    return _integer_id(record, column=next((name for name in _INDICES if name in row), "idx"))
-
-
 def _integer_id(record: Record, part: str = "", column: str = "idx") -> int:
     """Reads the id of a row, or one `part` of an id with several."""
-    raw = value = _id_column(record, column)
+    value = number = _id_column(record, column)
     if part:
-        value = value.get(part) if isinstance(value, Mapping) else None
+        number = value.get(part) if isinstance(value, Mapping) else None
     elif isinstance(value, str) and value.isdecimal():  # a cell of a table
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
+        number = int(value)
+    if type(number) is not int:
         expected = f"an object with a whole number {part!r}" if part else "a whole number"
-        raise InputError(f"{record.origin}: {column} is {raw!r:.60}; it must be {expected}")
-    return value
+        raise InputError(f"{record.origin}: {column} is {value!r:.60}; it must be {expected}")
+    return number

@@ -1,29 +1,34 @@
 """The values of single cells: which are text, and how labels are written."""
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, show_columns
 
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(\.0+)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_TAGS = "; for one tag per word, use task.tags={} with head.name=tags"
-_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def get_cell(row: Mapping[str, Any], column: str, where: str) -> Any:
+    """Returns a cell of a row. Raises InputError, starting with `where`, if there is no column."""
+    if column not in row:
+        raise InputError(
+            f"{where}: there is no column {column!r}; {show_columns(row)}; rename one, or set "
+            "task.fields, task.label etc. of task.name=custom to the columns of your file"
+        )
+    return row[column]
 
 
 def describe_non_text(value: Any) -> str:
-    """Describes a value that is not text, in JSON terms: null, NaN, a list; "" if it is text."""
+    """Describes a value that is not text: null, nan, a list, an object, bytes; "" if it is text."""
     if value is None:
         return "null"
-    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
-        return "NaN" if value != value else "an infinite number"
-    for kind, name in ((Mapping, "object"), ((list, tuple, set), "list"), (bytes, "bytes")):
-        if isinstance(value, kind):
-            return f"the {name} {value!r:.40}"
-    if isinstance(value, str) and _SURROGATE.search(value):
-        return "half a character (a lone surrogate)"
-    return ""
+    is_text = not isinstance(value, Mapping | list | tuple | set | bytes)
+    if is_text and not (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return f"{value!r:.40}"
 
 
 def is_blank(value: Any) -> bool:
@@ -31,8 +36,13 @@ def is_blank(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def cell_text(value: Any, column: str, where: str) -> str:
-    """Returns a cell as text. Raises InputError for null, NaN, a list, an object or bytes."""
+def cell_text(value: Any, column: str, where: str, *, lines: bool = False) -> str:
+    """Returns a cell as text; with `lines`, a list of texts is joined as lines.
+
+    Raises InputError for null, NaN, a list, an object or bytes.
+    """
+    if lines and isinstance(value, list | tuple):
+        return "\n".join(cell_text(line, column, where) for line in value)
     if description := describe_non_text(value):
         raise InputError(
             f"{where}: column {column!r} is {description}, not text; write a text there, or "
@@ -41,13 +51,19 @@ def cell_text(value: Any, column: str, where: str) -> str:
     return str(value)
 
 
-def check_label(value: Any, column: str, where: Callable[[], str]) -> None:
+def cell_words(value: Any, column: str, where: str) -> list[str]:
+    """Returns the words of a cell: a list of texts, or a text that is split at spaces."""
+    if isinstance(value, list | tuple):
+        return [cell_text(word, column, where) for word in value]
+    return cell_text(value, column, where).split()
+
+
+def check_label(value: Any, column: str, where: str) -> None:
     """Raises InputError for a value that cannot be a label: null, NaN, blank, a list, an object."""
     if description := describe_non_text(value) or is_blank(value) and "empty":
-        hint = _TAGS.format(column) if isinstance(value, list) else ""
         raise InputError(
-            f"{where()}: label column {column!r} is {description}, which is not a label; write a "
-            f"label there, or remove the example{hint}"
+            f"{where}: column {column!r} is {description}, which is not a label; write a label "
+            "there, or remove the example; for one tag per word, set task.tags"
         )
 
 

@@ -1,24 +1,13 @@
 """Checks whether the parts of a task fit together."""
 
 import dataclasses
-import string
 
 from jaxprompt.data.tasks.readers.candidates import check_candidates
 from jaxprompt.data.tasks.readers.entities import check_entities, check_negative, relation_words
 from jaxprompt.data.tasks.readers.predicates import check_predicate
 from jaxprompt.data.tasks.tags import NO_SCHEME, OUTSIDE, iob2_labels
-from jaxprompt.data.tasks.task import BINARY_METRICS, Task, check_column
+from jaxprompt.data.tasks.task import ANSWER_FIELDS, BINARY_METRICS, Task
 from jaxprompt.errors import InputError
-
-
-def _iob2(labels: tuple[str, ...]) -> tuple[str, ...]:
-    for name in labels:
-        if name != OUTSIDE and not (name[:2] in ("B-", "I-") and name[2:].strip()):
-            raise InputError(
-                f"task.labels has {name!r}, which is not an IOB2 tag; give types, e.g. A0,A1, or O "
-                "with the B- and I- tag of each type"
-            )
-    return labels
 
 
 def _fit_tags(task: Task) -> Task:
@@ -30,8 +19,6 @@ def _fit_tags(task: Task) -> Task:
                 f"task.{name}={getattr(task, name)} needs tags that span words, but "
                 "task.scheme=none means that each tag is for one word; remove one of the two"
             )
-        if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1:
-            raise InputError(f"task.labels={','.join(task.labels)} must be 2 or more distinct tags")
         return task
     if task.metric == "accuracy":
         raise InputError(
@@ -41,17 +28,27 @@ def _fit_tags(task: Task) -> Task:
     if not task.labels:
         return task
     labels = task.labels if OUTSIDE in task.labels else iob2_labels(task.labels)
-    return dataclasses.replace(task, labels=_iob2(labels))
+    for name in labels:
+        if name != OUTSIDE and not (name[:2] in ("B-", "I-") and name[2:].strip()):
+            raise InputError(
+                f"task.labels has {name!r}, which is not an IOB2 tag; give types, e.g. A0,A1, or O "
+                "with the B- and I- tag of each type"
+            )
+    return dataclasses.replace(task, labels=labels)
 
 
 def check_task(task: Task) -> Task:
     """Fills in a task's defaults. Raises InputError if its parts do not fit together."""
     _check_fields(task)
-    _check_answer(task)
+    are_types = task.kind == "tags" and task.scheme != NO_SCHEME
+    if not are_types and (len(set(task.labels)) < len(task.labels) or len(task.labels) == 1):
+        raise InputError(f"task.labels={','.join(task.labels)} must be 2 or more distinct labels")
+    if task.kind != "classes":
+        _check_answer(task)
     check_entities(task)
     check_candidates(task)
     check_predicate(task)
-    check_positive(task)
+    _check_positive(task)
     if task.predicate and task.markers:  # off by default, unlike those of relations
         placeholder = f"{{{task.fields[0]}}}"
         task = dataclasses.replace(
@@ -79,23 +76,28 @@ def _check_fields(task: Task) -> None:
 
 def _check_answer(task: Task) -> None:
     """Raises InputError if the column of a task's answers does not fit its other fields."""
-    if task.kind == "texts":
-        check_column(task, "target", "generates text", ("labels", "words", "choices"))
-    elif task.kind == "spans":
-        check_column(task, "answers", "extracts spans", ("labels", "words", "choices"))
-    elif task.kind == "numbers":
-        check_column(task, "number", "predicts a number", ("labels", "words", "choices"))
-        if task.limits and (len(task.limits) != 2 or not task.limits[0] < task.limits[1]):
+    field = ANSWER_FIELDS[task.kind]
+    column = getattr(task, field)
+    for other in ("words", "choices") if task.kind == "tags" else ("labels", "words", "choices"):
+        if getattr(task, other):
             raise InputError(
-                f"task.limits={task.limits!r} must be the minimum and the maximum, e.g. (0, 5)"
+                f"task.{field}={column!r} and task.{other} are both set, but the answer is either "
+                "in that column or a class; remove one of the two"
             )
-    elif task.kind == "tags":
-        check_column(task, "tags", "tags words", ("words", "choices"))
-        if len(task.fields) != 1:
-            raise InputError(
-                f"task.tags={task.tags!r} needs exactly one field, the column of the words, but "
-                f"task.fields is {', '.join(task.fields)}"
-            )
+    if column in task.fields:
+        raise InputError(
+            f"task.{field}={column!r} is also in task.fields, so the input would contain the "
+            "answer; remove it from task.fields"
+        )
+    if task.limits and (len(task.limits) != 2 or not task.limits[0] < task.limits[1]):
+        raise InputError(
+            f"task.limits={task.limits!r} must be the minimum and the maximum, e.g. (0, 5)"
+        )
+    if task.kind == "tags" and len(task.fields) != 1:
+        raise InputError(
+            f"task.tags={task.tags!r} needs exactly one field, the column of the words, but "
+            f"task.fields is {', '.join(task.fields)}"
+        )
 
 
 def _check_classes(task: Task) -> None:
@@ -105,20 +107,11 @@ def _check_classes(task: Task) -> None:
             f"task.fields includes {task.label!r}, the label column, so the input would contain "
             "the answer; remove it"
         )
-    if len(set(task.labels)) < len(task.labels):
-        raise InputError(f"task.labels lists a class twice: {', '.join(task.labels)}; remove one")
-    if len(task.labels) == 1:
-        raise InputError(f"task.labels has one class, {task.labels[0]!r}; a task needs 2 or more")
-    if task.choices and len(task.words) > len(string.ascii_uppercase):
+    words = [word for group in task.words for word in group]
+    if not all(name.strip() for name in (*task.labels, *words)):
         raise InputError(
-            f"task.words has {len(task.words)} names for choices; give at most "
-            f"{len(string.ascii_uppercase)}"
+            f"task.labels={task.labels!r} and task.words={task.words!r} must not have empty names"
         )
-    for name, group in zip(task.labels or string.ascii_uppercase, task.words, strict=False):
-        if not group or not all(isinstance(w, str) and w.strip() for w in group):
-            raise InputError(f"task.words of class {name!r} is {group!r}; give 1 or more words")
-    if not all(name.strip() for name in task.labels):
-        raise InputError(f"task.labels has an empty class name: {task.labels!r}; name every class")
 
 
 def _fit_classes(task: Task) -> Task:
@@ -138,17 +131,12 @@ def _fit_classes(task: Task) -> Task:
     )
 
 
-def check_positive(task: Task) -> None:
+def _check_positive(task: Task) -> None:
     """Raises InputError if the positive class of binary metrics is not a class of the task."""
-    if not task.positive:
-        return
-    if task.kind != "classes" or task.choices:
+    has_classes = task.kind == "classes" and not task.choices
+    is_unknown = bool(task.labels) and task.positive not in task.labels
+    if task.positive and (is_unknown or not has_classes):
         raise InputError(
-            f"task.positive={task.positive!r} is only valid for classes, but the task has "
-            f"{'choices' if task.choices else task.kind}; remove it"
-        )
-    if task.labels and task.positive not in task.labels:
-        raise InputError(
-            f"task.positive={task.positive!r} is not a class of task {task.name}; its classes: "
-            f"{', '.join(task.labels[:20])}{', ...' if len(task.labels) > 20 else ''}"
+            f"task.positive={task.positive!r} is not a class of task {task.name}, which has "
+            f"{', '.join(task.labels) or 'none'}; remove it, or set it to one of these"
         )

@@ -55,40 +55,26 @@ def published_rows(task: Task, row: PublishedRow, where: str) -> list[PublishedR
     names = _RENAMES.get(task.name, {})
     # A column that already has our name takes precedence over one that would be renamed to it.
     names = {name: our_name for name, our_name in names.items() if our_name not in row}
-    for name in names.keys() & row.keys() & _CLASSES_BY_NUMBER.keys():
-        row = {**row, name: _class_name(name, row[name])}
+    for name, classes in _CLASSES_BY_NUMBER.items():
+        number = spelling(row.get(name))
+        if name in names and number.isdecimal() and int(number) < len(classes):
+            row = {**row, name: classes[int(number)]}
     return [{names.get(name, name): value for name, value in row.items()}]
 
 
-def _class_name(column: str, value: Any) -> Any:
-    """Returns the name of a class by its number; any other value is returned as it is."""
-    classes, number = _CLASSES_BY_NUMBER[column], spelling(value)
-    is_known = number.isdecimal() and int(number) < len(classes)
-    return classes[int(number)] if is_known else value
-
-
 def _unnested(row: PublishedRow, column: str, where: str) -> list[PublishedRow]:
-    """Makes one row per item of a column (a list of rows or a row of lists)."""
-    items = _list_items(row[column])
-    if items is None:
+    """Makes one row per item of a column, a list of rows or a row of lists."""
+    value = row[column]
+    if isinstance(value, Mapping) and all(map(_is_list, value.values())):
+        length = max(map(len, value.values()), default=0)
+        if all(len(items) == length for items in value.values()):
+            value = [{name: items[i] for name, items in value.items()} for i in range(length)]
+    if not _is_list(value) or not all(isinstance(item, Mapping) for item in value):
         raise InputError(
             f"{where}: column {column!r} must be a list of objects {{column: value}}, got "
-            f"{row[column]!r:.60}"
+            f"{value!r:.60}"
         )
-    return [_without_columns(row, column) | item for item in items]
-
-
-def _list_items(value: Any) -> list[PublishedRow] | None:
-    """Lists the rows of a column, a list of rows or a row of lists; None if it is neither."""
-
-    if isinstance(value, Mapping):
-        columns = list(value.values())
-        if not all(map(_is_list, columns)) or len(set(map(len, columns))) > 1:
-            return None
-        return [dict(zip(value, column, strict=True)) for column in zip(*columns, strict=True)]
-    if not _is_list(value) or not all(isinstance(item, Mapping) for item in value):
-        return None
-    return [dict(item) for item in value]
+    return [_without_columns(row, column) | dict(item) for item in value]
 
 
 def _is_list(value: Any) -> bool:
@@ -128,15 +114,11 @@ def _record_rows(row: PublishedRow, where: str) -> Iterator[PublishedRow]:
         return
     passage = _get(row, "passage", dict, where)
     text = _get(passage, "text", str, where)
-    entities = []
-    for span in _get_objects(passage, "entities", where):
-        start, end = (_get(span, name, int, where) for name in ("start", "end"))
-        if not 0 <= start <= end < len(text):
-            raise InputError(
-                f"{where}: entity {start} to {end} is outside of its passage, which has "
-                f"{len(text)} characters; fix its position"
-            )
-        entities.append(text[start : end + 1])  # the end is inclusive
+    entities = [
+        # The end is inclusive.
+        text[_get(span, "start", int, where) : _get(span, "end", int, where) + 1]
+        for span in _get_objects(passage, "entities", where)
+    ]
     for query in _get_objects(row, "qas", where):
         new_row = {
             **_without_columns(row, "passage", "qas", "idx"),
@@ -179,20 +161,15 @@ _NOUNS = {dict: "an object", list: "a list", str: "a text", int: "a whole number
 
 def _get(row: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
     value = row.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        problem = f"is {value!r:.60}" if name in row else "is missing"
+    if not isinstance(value, kind):
         raise InputError(
-            f"{where}: {name!r} {problem}; in the benchmark's format it is {_NOUNS[kind]}"
+            f"{where}: {name!r} is {value!r:.60}; in the benchmark's format it is {_NOUNS[kind]}"
         )
     return value
 
 
 def _get_objects(row: Mapping[str, Any], name: str, where: str) -> list[Any]:
     values = _get(row, name, list, where)
-    for value in values:
-        if not isinstance(value, dict):
-            raise InputError(
-                f"{where}: {name!r} contains {value!r:.60}; in the benchmark's format it contains "
-                "objects"
-            )
+    for number, value in enumerate(values):
+        _get({name: value}, name, dict, f"{where}: item {number}")
     return values

@@ -12,7 +12,7 @@ A task is data. Its templates use a small syntax:
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.data.tasks.checks import check_task
@@ -41,29 +41,15 @@ def get_task(name: str) -> Task:
     if name not in task_names():
         suggestion = nearest(name, task_names())
         raise InputError(f"unknown task {name!r}; {suggestion}; for your data use task.name=custom")
-    fields, plugin = TASKS.load(name), TASKS.plugin(name)
-    if plugin is None:
-        return check_task(Task(name=name, **fields))
+    plugin = TASKS.plugin(name)
     try:
-        return check_task(Task(name=name, **fields))
+        return check_task(Task(name=name, **TASKS.load(name)))
     except (InputError, TypeError, AttributeError) as error:  # fields that are unknown, or no texts
+        if plugin is None:
+            raise
         raise InputError(
             f"task {name!r} of package {plugin} is invalid: {first_line(error)}"
         ) from error
-
-
-def task_from_json(values: Mapping[str, Any]) -> Task:
-    """Rebuilds a task from its `dataclasses.asdict`, which may have been through JSON.
-
-    Raises InputError if its parts do not fit together.
-    """
-    task = Task(**{part.name: _tuples(values[part.name]) for part in dataclasses.fields(Task)})
-    check_task(task)
-    return task
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def custom_task(

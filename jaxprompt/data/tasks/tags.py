@@ -23,10 +23,6 @@ _RULES = {
 }
 
 
-class IllegalTag(InputError):
-    """A tag that its scheme does not allow at its position."""
-
-
 class Entity(NamedTuple):
     """Consecutive words that name one thing."""
 
@@ -49,6 +45,19 @@ def split_tag(tag: str) -> tuple[str, str]:
     return letter, kind
 
 
+def _split_tags(tags: Sequence[str], where: str) -> list[tuple[str, str]]:
+    """Splits the tags of a text. Raises InputError for one that is of no scheme."""
+    try:
+        return [split_tag(tag) for tag in tags]
+    except ValueError as error:
+        (tag,) = error.args
+        raise InputError(
+            f"{where}: word {tags.index(tag) + 1} has the invalid tag {tag!r}; tags are O, B-TYPE, "
+            "I-TYPE, and E-TYPE or S-TYPE in BIOES; fix the row, or set task.scheme=none if each "
+            "tag is for one word"
+        ) from None
+
+
 def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> str:
     """Detects the scheme of entity tags.
 
@@ -60,35 +69,21 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
       InputError: if a tag is invalid, or if some entities begin with B- and others with I-, which
         is neither IOB2 nor IOB1.
     """
-    first_begins: dict[str, tuple[int, int]] = {}  # letter -> the first row and word that begins so
-    count, i_rows = 0, set()  # number of rows, and those in which an entity begins with I-
+    first_begins: dict[str, str] = {}  # letter -> the first row and word that begins so
     for number, tags in enumerate(rows):
-        count = number + 1
-        letter, kind = OUTSIDE, ""
-        for word, tag in enumerate(tags):
-            last_letter, last_kind = letter, kind
-            try:
-                letter, kind = split_tag(tag)
-            except ValueError:
-                raise InputError(
-                    f"{where(number)}: word {word + 1} has the tag {tag!r}; tags are O, B-TYPE, "
-                    "I-TYPE, and E-TYPE or S-TYPE in BIOES; fix the row, or set task.scheme=none "
-                    "if each tag is for one word"
-                ) from None
+        last_letter, last_kind = OUTSIDE, ""
+        for word, (letter, kind) in enumerate(_split_tags(tags, where(number)), 1):
             # Only BIOES has these.
             if letter in ("E", "S"):
                 return "bioes"
             # After an entity of the same type, B- and I- are valid in both schemes.
             if letter != OUTSIDE and (last_letter == OUTSIDE or kind != last_kind):
-                first_begins.setdefault(letter, (number, word))
-                i_rows |= {number} if letter == "I" else set()
+                first_begins.setdefault(letter, f"{where(number)}: word {word}")
+            last_letter, last_kind = letter, kind
     if len(first_begins) == 2:
-        number, word = first_begins["I"]
-        other, _ = first_begins["B"]
         raise InputError(
-            f"{where(number)}: word {word + 1} begins an entity with I-, but one at {where(other)} "
-            f"begins with B-; {len(i_rows)} of {count} rows begin an entity with I-; IOB2 begins "
-            "each with B-: fix the file, or set task.scheme=iob1 to read all of it as IOB1"
+            f"{first_begins['I']} begins an entity with I-, but {first_begins['B']} with B-; IOB2 "
+            "begins each with B-: fix the file, or set task.scheme=iob1 to read all of it as IOB1"
         )
     return "iob1" if "I" in first_begins else "iob2"
 
@@ -111,19 +106,13 @@ def find_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
                 raise ValueError(word)
         elif scheme == "iob2" and (letter in ("E", "S") or letter == "I" and not is_inside):
             raise ValueError(word)
-        if is_inside and letter == "I":
-            continue
-        if is_inside:  # E-
+        if not is_inside:
+            if kind:
+                entities.append(Entity(kind, start, word))
+            kind, start = tag_kind, word
+        if letter == "S" or (letter == "E" and is_inside):
             entities.append(Entity(kind, start, word + 1))
             kind = ""
-            continue
-        if kind:
-            entities.append(Entity(kind, start, word))
-        if letter == "S":
-            entities.append(Entity(tag_kind, word, word + 1))
-            kind = ""
-        else:
-            kind, start = (tag_kind, word) if letter != OUTSIDE else ("", 0)
     return entities
 
 
@@ -142,18 +131,14 @@ def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
     """
     if scheme == NO_SCHEME:
         return list(tags)
+    _split_tags(tags, where)
     try:
         return write_iob2(find_entities(tags, scheme), len(tags))
     except ValueError as error:
-        (at,) = error.args  # the invalid tag, or the index of a word
-        if isinstance(at, str):
-            raise InputError(
-                f"{where}: word {tags.index(at) + 1} has the invalid tag {at!r}; tags are e.g. O, "
-                "B-PER, I-PER; fix the row"
-            ) from None
+        (at,) = error.args
         tag = tags[at] if at < len(tags) else "the end"
         before = tags[at - 1] if at else "the beginning"
-        raise IllegalTag(
+        raise InputError(
             f"{where}: word {at + 1} has {tag!r} after {before!r}, which task.scheme={scheme} "
             f"does not allow ({_RULES[scheme]}); fix the row, or set another scheme"
         ) from None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxprompt.data.tasks.cells import is_number, spelling, whole_number
-from jaxprompt.errors import InputError
 
 BINARY_METRICS = ("f1", "f1a", "answer_f1")  # of the positive class of two
 Definitions = dict[str, dict[str, Any]]  # task -> the fields of its Task
@@ -28,6 +27,10 @@ KINDS = {
     "tags": AnswerKind("tagging", "task.tags, a column with one tag per word"),
     "numbers": AnswerKind("regression", "task.number, a column of numbers"),
 }
+
+
+# The field of a task with the column of the answers, for each kind other than classes.
+ANSWER_FIELDS = {"texts": "target", "tags": "tags", "spans": "answers", "numbers": "number"}
 
 
 class Example(NamedTuple):
@@ -138,10 +141,8 @@ class Task:
     @property
     def kind(self) -> str:
         """The kind of its answers, one of KINDS."""
-        columns = {
-            "texts": self.target, "tags": self.tags, "spans": self.answers, "numbers": self.number
-        }  # fmt: skip
-        return next((kind for kind, column in columns.items() if column), "classes")
+        fields = ANSWER_FIELDS.items()
+        return next((kind for kind, field in fields if getattr(self, field)), "classes")
 
     @property
     def is_text(self) -> bool:
@@ -184,26 +185,3 @@ class Task:
     def leaves_out(self, row: Mapping[str, Any]) -> bool:
         """Returns whether the label of a row is one of `left_out`."""
         return bool(self.left_out) and spelling(row.get(self.label)) in self.left_out
-
-
-def check_column(task: Task, field: str, action: str, others: tuple[str, ...]) -> None:
-    """Raises InputError if the column that selects a task's kind does not fit its other fields.
-
-    Args:
-      task: the task.
-      field: name of the field with the column, e.g. "target".
-      action: verb for what the task does, for messages.
-      others: fields that are only valid for classes.
-    """
-    column = getattr(task, field)
-    for other in others:
-        if getattr(task, other):
-            raise InputError(
-                f"task.{field}={column!r} and task.{other} are both set, but a task either "
-                f"{action} or chooses a class; remove one of the two"
-            )
-    if column in task.fields:
-        raise InputError(
-            f"task.{field}={column!r} is also in task.fields, so the input would contain the "
-            "answer; remove it from task.fields"
-        )

@@ -69,8 +69,8 @@ def train_chunk(
       chunk: the runs.
       workdir: directory of the grid, which has the checkpoints of one chunk.
       log: log of the whole grid.
-      first: the initial states; the list is emptied, so that the arrays are freed once they are
-        stacked. None to resume from the newest checkpoint.
+      init_states: the initial states; the list is emptied, so that the arrays are freed once they
+        are stacked. None to resume from the newest checkpoint.
       seconds: seconds that the chunk took so far, if it starts.
       stop_signal: returns the signal that requests a stop, 0 if there is none.
 
@@ -99,8 +99,8 @@ def train_chunk(
             write_record(member.run.folder, member.record)
             # Steps after the checkpoint are repeated, so their best parameters are removed.
             rewind(checkpoint_folder(member.run.folder), last_step, keep=1)
-            logs.append(RunLog(member.run.folder, tracker=chunk.shared.config.train.tracker))
-            exits.enter_context(logs[-1])
+            tracker = chunk.shared.config.train.tracker
+            logs.append(exits.enter_context(RunLog(member.run.folder, tracker=tracker)))
             logs[-1].resume(last_step)
         checkpoints = CheckpointWriter(workdir, last_step)
         runs = BatchedRuns(chunk, start, checkpoints, logs, log, stop_signal)
@@ -184,10 +184,8 @@ class BatchedRuns:
 
     def next_batch(self) -> Batch:
         """Returns the next batch of every run, arrays [R, ...]; see `Programs.put_batch`."""
-        batches, layout = (
-            [self.feeds[i].next_batch() for i in self.rows],
-            self.members[0].scorer.layout,
-        )
+        batches = [self.feeds[i].next_batch() for i in self.rows]
+        layout = self.members[0].scorer.layout
         members = [self.members[i] for i in self.rows]
         if not (members[0].has_cache and same_batches(members)):
             batches = [m.add_cached(batch) for m, batch in zip(members, batches, strict=True)]
@@ -213,23 +211,11 @@ class BatchedRuns:
         """Logs the newest step of the runs that continue."""
         live = self._live()
         for row in live:
-            row_metrics, index = (
-                jax.tree.map(lambda values, row=row: values[row], metrics),
-                self.rows[row],
-            )
-            log_step(
-                self.logs[index],
-                self.step,
-                row_metrics,
-                self.feeds[index].describe,
-                step_time,
-                seconds,
-            )
-        self.log.show(
-            lr=_format_range(
-                [rate for values in metrics["lr"].values() for rate in values[live].tolist()]
-            )
-        )
+            row_metrics = jax.tree.map(lambda values, row=row: values[row], metrics)
+            log, feed = self.logs[self.rows[row]], self.feeds[self.rows[row]]
+            log_step(log, self.step, row_metrics, feed.describe, step_time, seconds)
+        rates = [rate for values in metrics["lr"].values() for rate in values[live].tolist()]
+        self.log.show(lr=_format_range(rates))
 
     def end_broken(
         self, counts: Sequence[tuple[int, np.ndarray, np.ndarray]], seconds: float
@@ -275,9 +261,8 @@ class BatchedRuns:
                 self.log.info(f"{self.members[self.rows[row]].run.name}: {dev}")
                 continue
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": seconds})
-            main_scores.append(
-                float(next(iter(dev.values())))
-            )  # the metric of the task comes first
+            # The metric of the task comes first.
+            main_scores.append(float(next(iter(dev.values()))))
             # Finished rows train along with the others, so their best must not be replaced.
             is_better[row] = progress.note_dev(
                 self.step,
@@ -329,11 +314,16 @@ class BatchedRuns:
             "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": seconds,
         }
-        resumes = "run the same command again to resume"
-        saved = f"with step {self.step} of {len(names)} runs saved; {resumes}"
-        on_complete = functools.partial(signals.note, saved)
-        arrays = self.state, self.best
-        self.checkpoints.save(self.step, position, state=arrays, on_complete=on_complete)
+        message = (
+            f"with step {self.step} of {len(names)} runs saved; run the same command again to "
+            "resume"
+        )
+        self.checkpoints.save(
+            self.step,
+            position,
+            state=(self.state, self.best),
+            on_complete=functools.partial(signals.note, message),
+        )
 
     def wait_for_saves(self) -> None:
         """Waits until all saves are on disk."""
@@ -362,12 +352,11 @@ class BatchedRuns:
                 Checkpoints(self.members[i].run.folder).restore_best(template, best.step)[0]
                 for i, best in bests.items()
             ]
-            per_run = self.programs.put_per_run([self.per_run[i] for i in completed])
             tests = self.scorer.score(
                 "test",
                 completed,
                 self.programs.stack_trainable(best_params),
-                per_run,
+                self.programs.put_per_run([self.per_run[i] for i in completed]),
                 devs=[best.dev for best in bests.values()],
             )
         share = seconds / len(self.members)  # one run's share of the total time
@@ -412,8 +401,7 @@ def _format_range(values: Sequence[float]) -> str:
     """Formats the range of some numbers; "none" if all runs have finished."""
     if not values:
         return "none"
-    limits = dict.fromkeys(f"{limit:.4g}" for limit in (min(values), max(values)))
-    return " to ".join(limits)
+    return " to ".join(dict.fromkeys(f"{limit:.4g}" for limit in (min(values), max(values))))
 
 
 def program_sizes(total: int) -> list[int]:

@@ -57,8 +57,8 @@ def make_group_step(
 ):
     """Returns (states, frozen, batches, per_run) -> (states, metrics): the train step of R runs.
 
-    All but `frozen` have a leading axis R; with `shares` cached states have none either. `axis` is
-    the mesh axis of the runs.
+    All but `frozen` have a leading axis R; with `shares_states` cached states have none either.
+    `axis` is the mesh axis of the runs.
     """
 
     def run_step(state: TrainState, frozen: Flat, batch: Batch, per_run: PerRun):
@@ -74,7 +74,7 @@ def make_group_step(
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
     """Returns (trainables, frozen, batches, per_run, shared_kv) -> scores [R, B, C].
 
-    A shared batch has no R. `prefix_kv` is the result of `make_group_prefixes`,
+    A shared batch has no R. `shared_kv` is the result of `make_group_prefixes`,
     None without a shared prefix.
     """
 
@@ -117,7 +117,7 @@ def _is_shared_cache(batch: Batch) -> bool:
 
 
 def _stack_trees(trees: Sequence[_Tree], shardings: _Tree) -> _Tree:
-    """Stacks the leaves of trees with the shardings of the tree `where`."""
+    """Stacks the leaves of trees with the shardings of the tree `shardings`."""
     stack_leaves = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     return jax.jit(stack_leaves, out_shardings=shardings)(*trees)
 
@@ -139,7 +139,7 @@ class Programs:
     ):
         """Takes the state of one run for its shapes; `tx` must be equal for all runs.
 
-        `rest` trains, and scores batches with cached states; `model` scores other batches.
+        `tail_model` trains, and scores batches with cached states; `model` scores other batches.
         """
         self.placement, self.frozen = placement, frozen
         self.compiled: dict[tuple, Any] = {}  # shapes -> train step
@@ -202,18 +202,11 @@ class Programs:
         is_apart = self.is_apart(runs)
         # Devices with their own runs get a full copy of what all runs share.
         shared_sharding = self.placement.replicated if is_apart else self.placement.batch
-        sharding = (
-            shared_sharding
-            if is_shared
-            else self._sharding(runs)
-            if is_apart
-            else self._sharding(runs, DATA)
-        )
-        cached = None
-        if batch.cached is not None:
-            cached = jax.device_put(
-                batch.cached, shared_sharding if _is_shared_cache(batch) else sharding
-            )
+        sharding = self._sharding(runs) if is_apart else self._sharding(runs, DATA)
+        if is_shared:
+            sharding = shared_sharding
+        cached_sharding = shared_sharding if _is_shared_cache(batch) else sharding
+        cached = jax.device_put(batch.cached, cached_sharding)  # None without cached states
         return jax.device_put(batch._replace(cached=None), sharding)._replace(cached=cached)
 
     def template(self, runs: int) -> tuple[TrainState, Flat]:
@@ -367,14 +360,14 @@ class Programs:
 
     @functools.cached_property
     def _update_best(self):
-        def renew(best: Flat, trainable: Flat, is_better):
+        def update(best: Flat, trainable: Flat, is_better: jax.Array) -> Flat:
             select = lambda old, new: jnp.where(
                 is_better.reshape(-1, *[1] * (new.ndim - 1)), new, old
             )
             return jax.tree.map(select, best, trainable)
 
-        return jax.jit(renew, donate_argnums=0)
+        return jax.jit(update, donate_argnums=0)
 
     def update_best(self, best: Flat, trainable: Flat, is_better: np.ndarray) -> Flat:
-        """Replaces the best parameters of the runs that are `better` now, bool [R]."""
+        """Replaces the best parameters of the runs where `is_better`, bool [R]."""
         return self._update_best(best, trainable, is_better)

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 from jaxprompt.build.check import check_config
 from jaxprompt.build.demonstrations import has_demos
 from jaxprompt.build.method import drop_ignored_fields, get_head, prompt_starts
-from jaxprompt.config.block import Values
 from jaxprompt.config.kinds import Value
 from jaxprompt.config.run import GridConfig, RunConfig
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_rules
 from jaxprompt.training.progress import score_key
 from jaxprompt.training.run_result import RunResult
 
@@ -107,16 +106,7 @@ def without_grid(config: RunConfig) -> RunConfig:
 
 def program_key(config: RunConfig) -> str:
     """Returns a key of everything that must be equal between runs of one program."""
-    fields = config.to_dict()
-    for field in VARIES:
-        *blocks, last = field.split(".")
-        block: Values = fields
-        for name in blocks:
-            inner = block[name]
-            assert isinstance(inner, dict)
-            block = inner
-        # A method may not have the field at all.
-        block.pop(last, None)
+    fields = {name: value for name, value in config.leaves().items() if name not in VARIES}
     return json.dumps(fields, sort_keys=True)
 
 
@@ -154,8 +144,7 @@ def select_best_runs(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> 
         by_seed.setdefault(seed, {}).setdefault(setting, []).append(index)
 
     def fold_score(folds: list[int]) -> tuple[int, float]:
-        total = sum(_selection_score(runs[index][1]) for index in folds)
-        return len(folds), total / len(folds)
+        return len(folds), sum(_selection_score(runs[index][1]) for index in folds) / len(folds)
 
     selected: list[int] = []
     for settings in by_seed.values():
@@ -174,42 +163,37 @@ def _selection_score(result: RunResult) -> float:
 
 
 def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
-    if "words" in axes and (config.ppt.task or "tasks" in axes):
-        raise InputError(
-            "config.runs.words is for tuning, pre-training uses the words of ppt.patterns; empty it"
-        )
-    head = get_head(config)
     if "texts" in axes and config.prompt.get("text") == "":
         config = config.replace({"prompt.text": axes["texts"][0]})  # the runs give it
-    starts = axes.get("prompt_starts", prompt_starts(config))
-    if "words" in axes and not head.READS_WORDS and "labels" not in starts:
-        raise InputError(
-            f"config.runs.words has no effect with head.name={head.name}; use "
-            "head.name=verbalizer, or empty it"
-        )
-    if "data_seeds" in axes and not (
-        config.data.protocol.name or has_demos(config) or config.ppt.task
-    ):
-        raise InputError(
-            "config.runs.data_seeds: no examples are sampled, so the runs would be equal; set "
-            "data.protocol, e.g. kshot or holdout, or empty the list"
-        )
-    if "folds" in axes and config.data.protocol.name != "kfold":
-        raise InputError(
-            "config.runs.folds needs data.protocol=kfold, which divides the examples into folds; "
-            f"set it in place of {config.data.protocol.name!r}, or empty the list"
-        )
-    for axis in ("prompt_starts", "texts"):
-        field = AXES[axis].partition(".")[2]
-        if axis in axes and field not in config.prompt.fields:
-            raise InputError(
-                f"config.runs.{axis} needs a method with prompt.{field}, which "
-                f"{config.prompt.name} does not have; use prompt.name=soft"
+    head, starts = get_head(config), axes.get("prompt_starts", prompt_starts(config))
+    protocol, method = config.data.protocol.name, config.prompt
+    samples = protocol or has_demos(config) or config.ppt.task
+    rules = {
+        "config.runs.words is for tuning, pre-training uses the words of ppt.patterns; empty it": (
+            "words" in axes and (config.ppt.task or "tasks" in axes)
+        ),
+        f"config.runs.words has no effect with head.name={head.name}; use head.name=verbalizer, "
+        "or empty it": "words" in axes and not head.READS_WORDS and "labels" not in starts,
+        "config.runs.data_seeds: no examples are sampled, so the runs would be equal; set "
+        "data.protocol, e.g. kshot or holdout, or empty the list": (
+            "data_seeds" in axes and not samples
+        ),
+        "config.runs.folds needs data.protocol=kfold, which divides the examples into folds; set "
+        f"it in place of {protocol!r}, or empty the list": (
+            "folds" in axes and protocol != "kfold"
+        ),
+        **{
+            f"config.runs.{axis} needs a method with {AXES[axis]}, which {method.name} does not "
+            "have; use prompt.name=soft": (
+                axis in axes and AXES[axis].partition(".")[2] not in method.fields
             )
-    if "texts" in axes and set(axes.get("prompt_starts", (config.prompt.get("start"),))) != {
-        "text"
-    }:
-        raise InputError("config.runs.texts needs prompt.start=text; set it, and no other start")
+            for axis in ("prompt_starts", "texts")
+        },
+        "config.runs.texts needs prompt.start=text; set it, and no other start": (
+            "texts" in axes and set(axes.get("prompt_starts", (method.get("start"),))) != {"text"}
+        ),
+    }
+    check_rules(rules)
 
 
 def _field_value(field: str, value: Value) -> Value:

@@ -1,6 +1,6 @@
 """The prepared runs of a group, and which of them have equal shapes.
 
-`train` and `pretrain` prepare them.
+`runs.train` and `runs.ppt` prepare them.
 """
 
 import dataclasses
@@ -70,15 +70,14 @@ class Member(NamedTuple):
     @property
     def words(self) -> LabelWordArrays:
         """The arrays of the heads that score label words."""
-        arrays_by_head = {name: head.arrays() for name, head in self.model.heads.items()}
-        return {name: arrays for name, arrays in arrays_by_head.items() if arrays}
+        return label_word_arrays(self.model)
 
 
 class InitialRun(NamedTuple):
     """The initial parameters of a run."""
 
     state: TrainState
-    own: tree.Flat  # frozen, but randomly initialised from the run's seed
+    frozen: tree.Flat  # randomly initialised from the run's seed
     tx: optax.GradientTransformation
 
 
@@ -95,7 +94,7 @@ class GroupInputs(NamedTuple):
     log_lines: Sequence[str]  # lines for the log
     pretrains: bool = False  # whether runs train on a corpus, and are selected by held-out loss
     # (members, log): computes the cached states of these runs
-    fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
+    fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, log: None
 
 
 def check_init(shared: GroupInputs, member: Member, shapes: dict[int, tree.Params]) -> None:
@@ -121,8 +120,7 @@ def init_run(shared: GroupInputs, member: Member) -> tuple[InitialRun, tree.Flat
         config, member.scorer, shared.loaded, member.counts, shared.placement
     )
     tx = build_optimizer(config, weights.trainable, member.plan, member.steps_per_epoch)
-    key = rng.key_for(config.seed, "dropout", config.rng)
-    state = make_state(weights.trainable, tx, key)
+    state = make_state(weights.trainable, tx, rng.key_for(config.seed, "dropout", config.rng))
     is_common = lambda name: name.startswith("backbone/") or BASE.fullmatch(name)
     shared_frozen = {name: value for name, value in weights.frozen.items() if is_common(name)}
     run_frozen = {
@@ -178,6 +176,12 @@ def side_by_side(
 
 
 # -- label words ----------------------------------------------------------------------------------
+
+
+def label_word_arrays(model: Model) -> LabelWordArrays:
+    """Returns the arrays of the heads that score label words."""
+    arrays_by_head = {name: head.arrays() for name, head in model.heads.items()}
+    return {name: arrays for name, arrays in arrays_by_head.items() if arrays}
 
 
 def varying_label_words(members: Sequence[Member]) -> dict[str, LabelWordArrays]:

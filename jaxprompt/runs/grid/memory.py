@@ -25,8 +25,7 @@ def free_bytes(mesh: Mesh) -> int:
 
 def _free_ram() -> int:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        sizes = dict(line.split(":") for line in lines)
+        sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         return int(sizes["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -37,8 +36,8 @@ def bytes_needed(
 ) -> int | None:
     """Returns the bytes per device to train `runs` runs, without frozen parameters of all.
 
-    `batch` and `per_run` are those of one run; with `shares` cached states count once for all runs.
-    Returns None if the device cannot compile such a large program.
+    `batch` and `per_run` are those of one run; with `shares_states` cached states count once for
+    all runs. Returns None if the device cannot compile such a large program.
     """
     # A view, so that the batches of many runs take no memory on the host.
     repeat = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
@@ -80,7 +79,7 @@ def max_runs_in_memory(
     *,
     shares_states: bool = False,
 ) -> int:
-    """Returns how many of the `wanted` runs can train at once in `free` bytes; at least 1.
+    """Returns how many of `num_runs` runs can train at once in `free_bytes`; at least 1.
 
     The step of all runs is compiled first, because it is used if it fits. Otherwise the bytes per
     run are the difference between the steps of two runs and of one.

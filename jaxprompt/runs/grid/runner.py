@@ -5,7 +5,7 @@
 <run's folder>/                 all files of a single run, or error.txt
 """
 
-import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -18,13 +18,15 @@ import numpy as np
 
 from jaxprompt import signals, tree
 from jaxprompt.build.examples import check_prompt_tuning
+from jaxprompt.config.documents import Document
 from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, read_json, write_atomic
+from jaxprompt.files import read_json, write_atomic
 from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.runs.grid import batched_runs, pretrain
-from jaxprompt.runs.grid import train as tune
+from jaxprompt.runs import ppt
+from jaxprompt.runs import train as tune
+from jaxprompt.runs.grid import batched_runs
 from jaxprompt.runs.grid.batched_runs import Chunk
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import (
@@ -47,7 +49,6 @@ from jaxprompt.runs.grid.group import (
     varying_label_words,
 )
 from jaxprompt.runs.grid.memory import free_bytes, max_runs_in_memory
-from jaxprompt.runs.ppt import check_ppt
 from jaxprompt.runs.running import format_start
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_folders import checkpoint_folder, rewind
@@ -85,15 +86,18 @@ class RunKind(NamedTuple):
 
 KINDS = {  # by command
     "train": RunKind(check_prompt_tuning, tune.prepare_task_group),
-    "pretrain": RunKind(check_ppt, pretrain.prepare_corpus_group),
+    "pretrain": RunKind(ppt.check_ppt, ppt.prepare_corpus_group),
 }
 
 
-class _Chunks(NamedTuple):
-    """Which runs train together, read from chunks.json."""
+@dataclasses.dataclass(frozen=True)
+class _Chunks(Document):
+    """Which runs train together: chunks.json."""
+
+    FIX = "restore it, or delete it and run the same command again"
 
     size: int  # config.runs.size
-    chunks: list[list[str]]  # names of runs
+    chunks: tuple[tuple[str, ...], ...]  # names of runs
 
 
 class Outcome(NamedTuple):
@@ -128,10 +132,7 @@ def train_runs(
     with lock_workdir(workdir):
         work = _Work(runs, workdir, size, stop_signal)
         work.note()
-        try:
-            return work.outcome() if _train(work, command, ready, others) else None
-        finally:
-            work.tidy()
+        return work.outcome() if _train(work, command, ready, others) else None
 
 
 def train_grid(
@@ -144,14 +145,13 @@ def train_grid(
     for run in grid:
         KINDS[command].check(run.config)
     enable_compilation_cache(config.train.compilation_cache)
-    bind = partial(bind_workdir, workdir, config.to_dict(), free)
     return grid, train_runs(
         grid,
         workdir,
         command=command,
         size=config.runs.size,
         stop_signal=stop_signal,
-        ready=bind,
+        ready=partial(bind_workdir, workdir, config.to_dict(), free),
     )
 
 
@@ -189,7 +189,6 @@ def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool)
             continue
         if shared is None:  # no run can be prepared
             continue
-        members = [member for member in members if work.is_left(member.run)]
         members = work.startable(shared, members)
         if not members:
             continue
@@ -209,10 +208,9 @@ class _Work:
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
         self.failed: dict[str, str] = {}
-        self.new_folders: list[Path] = []  # folders that this call created
-        self.started: list[str] = []  # the runs of the checkpoint
+        self.started: tuple[str, ...] = ()  # the runs of the checkpoint
         if self.checkpoints.latest() is not None:
-            self.started = list(self.checkpoints.position()["runs"])
+            self.started = tuple(self.checkpoints.position()["runs"])
         by_name = {run.name: run for run in runs}
         foreign = [name for name in self.started if name not in by_name]
         if foreign:
@@ -227,42 +225,32 @@ class _Work:
             self._clear()
 
     def known(self) -> list[GridRun]:
-        """Returns the runs whose folder is missing or belongs to them."""
+        """Returns the runs whose folder is missing or belongs to them, and marks the others."""
         accepted_runs = []
         for run in self.runs:
             try:
                 check_workdir(run.folder, run.config.to_dict(), CHANGEABLE_FIELDS)
-                is_new = not run.folder.exists()
-                make_folder(run.folder)
-                self.new_folders += [run.folder] * is_new
                 accepted_runs.append(run)
             except InputError as error:
                 self.fail(run, error)
         return accepted_runs
 
-    def tidy(self) -> None:
-        """Removes empty folders of runs."""
-        for folder in self.new_folders:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # fails if it is not empty
-
-    def is_left(self, run: GridRun) -> bool:
-        """Returns whether a run has no result yet, or is part of the checkpoint."""
-        return run.name in self.started or not _is_finished(run)
-
     def startable(self, shared: GroupInputs, members: Sequence[Member]) -> list[Member]:
-        """Returns the members that can start, and marks the others as failed.
+        """Returns the members that have not finished and can start; marks others as failed.
 
         Raises InputError if a failed one is in the checkpoint, whose runs must all resume.
         """
         valid: list[Member] = []
         shapes: dict[int, tree.Params] = {}
         for member in members:
+            is_started = member.run.name in self.started
+            if _is_finished(member.run) and not is_started:
+                continue
             try:
                 check_init(shared, member, shapes)
                 valid.append(member)
             except InputError as error:
-                if member.run.name in self.started:
+                if is_started:
                     raise InputError(f"{member.run.name}: {error}") from error
                 self.fail(member.run, error)
         return valid
@@ -323,17 +311,16 @@ class _Work:
             return programs_by_words[key], words
 
         with RunLog(self.workdir, tracker="none", total=total) as log:
-            log.info(tree.parameter_table(first_init.state.trainable, frozen | first_init.own))
+            log.info(tree.parameter_table(first_init.state.trainable, frozen | first_init.frozen))
 
             def max_runs(chunk: Sequence[Member], waiting: Sequence[Member]) -> int:
                 log.info(f"compiling the training step for {format_runs(len(chunk))}")
                 programs, words = make_programs(chunk)
-                per_run = PerRun(words[chunk[0].run.name], first_init.own)
                 return max_runs_in_memory(
                     programs,
                     len(chunk),
                     longest_group_batch(waiting),
-                    per_run,
+                    PerRun(words[chunk[0].run.name], first_init.frozen),
                     free_bytes(shared.placement.mesh),
                     shares_states=same_batches(chunk),
                 )
@@ -364,7 +351,7 @@ class _Work:
             initial = init_run(shared, member)[0]
             if not resumed:
                 states.append(initial.state)
-            per_run.append(PerRun(words[member.run.name], initial.own))
+            per_run.append(PerRun(words[member.run.name], initial.frozen))
         del initial
         init_states, seconds = None if resumed else states, time.monotonic() - start_time
         runs = Chunk(shared, chunk, programs, per_run)
@@ -385,9 +372,12 @@ class _Work:
     ) -> list[list[Member]]:
         """Splits members into chunks that train at once; a resumed grid keeps its chunks."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
-        saved = _read_chunks(path) if path.exists() else _Chunks(self.size, [])
+        saved = _Chunks(self.size, ())
+        if path.exists():
+            expected = "the file that this grid wrote, or delete it and run the same command again"
+            saved = _Chunks.from_json(read_json(path, expected), path)
         # With another size only the runs of the checkpoint have to stay together.
-        saved_chunks = saved.chunks if saved.size == self.size else [self.started]
+        saved_chunks = saved.chunks if saved.size == self.size else (self.started,)
         chunks = [chunk for chunk in saved_chunks if chunk and set(chunk) <= set(names)]
         chunks.sort(key=lambda chunk: chunk != self.started)
         waiting = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
@@ -406,10 +396,10 @@ class _Work:
                     f"{counts}: on a CPU only runs with the same batches train at once, other "
                     "batches would need more padding; raise config.runs.size to train more at once"
                 )
-            chunks += [[member.run.name for member in chunk] for chunk in new_chunks]
+            chunks += [tuple(member.run.name for member in chunk) for chunk in new_chunks]
             others = [chunk for chunk in saved.chunks if not set(chunk) & set(names)]
-            chunks_json = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
-            write_atomic(path, chunks_json + "\n")
+            document = _Chunks(self.size, (*others, *chunks))
+            write_atomic(path, json.dumps(document.to_json(), indent=2) + "\n")
         return [[names[name] for name in chunk] for chunk in chunks]
 
     def fail(self, run: GridRun, error: Exception) -> None:
@@ -418,7 +408,7 @@ class _Work:
 
     def _clear(self) -> None:
         rewind(checkpoint_folder(self.workdir), -1, keep=1)
-        self.started = []
+        self.started = ()
 
     def outcome(self) -> Outcome:
         """Returns the results and errors of the runs."""
@@ -430,14 +420,6 @@ class _Work:
             elif error.exists():
                 self.failed[run.name] = error.read_text().strip()
         return Outcome(results, self.failed)
-
-
-def _read_chunks(path: Path) -> _Chunks:
-    expected = "the file that this grid wrote, or delete it and run the same command again"
-    saved = read_json(path, expected)
-    if not isinstance(saved.get("size"), int) or not isinstance(saved.get("chunks"), list):
-        raise InputError(f"{path} has no size or no chunks; restore {expected}")
-    return _Chunks(saved["size"], saved["chunks"])
 
 
 def _is_finished(run: GridRun) -> bool:

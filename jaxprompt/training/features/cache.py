@@ -49,11 +49,6 @@ class CachedSplit:
     sizes: np.ndarray  # the states of each row of the split
     store: feature_store.Store | None = None  # of this process, once it is filled
 
-    def max_states(self) -> int:
-        """Returns the largest number of states that a process caches."""
-        count = jax.process_count()
-        return max(int(self.sizes[process::count].sum()) for process in range(count))
-
     def local_sizes(self) -> np.ndarray:
         """Returns the number of states of each row, 0 for rows of other processes."""
         is_local = np.arange(len(self.sizes)) % jax.process_count() == jax.process_index()
@@ -97,8 +92,7 @@ class FeatureCache:
         if cached is None:
             return batch
         rows, mask, store = _rows(batch), _mask(batch, cached.spec), cached.store
-        if store is None:
-            raise ValueError(f"the states of split {cached.name} are read before they are computed")
+        assert store is not None  # `fill` comes first
         states: np.ndarray | jax.Array
         if self._exchange is None:
             states = store.read(rows, mask)
@@ -170,18 +164,12 @@ class FeatureCachePlan:
 
         Uses only lengths, so the error is raised before anything is computed.
         """
-        config, splits = self._config, list(self._splits.values())
+        limit, splits = self._config.cache.limit, list(self._splits.values())
         gib = self._gib(splits)
-        if gib > config.cache.limit:
-            states = (
-                f"{_format_specs(splits)} of {len(splits)} splits"
-                if self._several
-                else _format_specs(splits)
-            )
-            half_advice = "set cache.dtype=bfloat16, " if config.cache.dtype == "float32" else ""
+        if gib > limit:
             raise InputError(
-                f"caching {states} takes {gib:.3g} GiB{_per_process()}, more than "
-                f"cache.limit={config.cache.limit}; raise the limit, {half_advice}{OFF}"
+                f"caching {_format_specs(splits)} takes {gib:.3g} GiB{_per_process()}, more than "
+                f"cache.limit={limit}; raise the limit, set cache.dtype=bfloat16, {OFF}"
             )
 
     def open(self, splits: Sequence[CachedSplit]) -> None:
@@ -201,8 +189,8 @@ class FeatureCachePlan:
                 )
 
         processes.run_on_all(reopen)
-        own_filled = json.dumps([_is_filled(split) for split in splits])
-        filled = [json.loads(text) for text in processes.gather_texts(own_filled)]
+        local_filled = json.dumps([cached.store is not None for cached in splits])
+        filled = [json.loads(text) for text in processes.gather_texts(local_filled)]
         for cached, is_filled in zip(splits, zip(*filled, strict=True), strict=True):
             cached.store = cached.store if all(is_filled) else None
 
@@ -213,8 +201,8 @@ class FeatureCachePlan:
         """
         if not splits:
             return
-        started, reused = time.monotonic(), [cached.name for cached in splits if _is_filled(cached)]
-        new = [cached for cached in splits if not _is_filled(cached)]
+        start_time = time.monotonic()
+        new = [cached for cached in splits if cached.store is None]
         # All stores are created first, so that a full disk does not leave other processes waiting.
         stores = processes.run_on_all(lambda: [self._new_store(cached) for cached in new])
         steps: dict[FeatureSpec, Any] = {}
@@ -231,23 +219,13 @@ class FeatureCachePlan:
                 cached.store = store.seal(cached.setup)
             else:
                 cached.store = store
-        location = str(self._folder) if self._on_disk else "host memory"
-        count = f" of {len(splits)} splits" if self._several else ""
-        reused_text = f"{len(reused)} splits" if self._several else ", ".join(reused)
-        reuse_note = f" (reused from an earlier run: {reused_text})" if reused else ""
-        size = f"{self._gib(splits):.3g} GiB in {location}{_per_process()}"
+        reused = len(splits) - len(new)
         log(
-            f"cached {_format_specs(splits)}{count}: {size}{reuse_note}, "
-            f"{time.monotonic() - started:.1f} s"
+            f"cached {_format_specs(splits)}: {self._gib(splits):.3g} GiB in "
+            f"{self._folder if self._on_disk else 'host memory'}{_per_process()}"
+            f"{f' ({reused} reused from an earlier run)' if reused else ''}, "
+            f"{time.monotonic() - start_time:.1f} s"
         )
-        others = {
-            n for cached in new for n in feature_store.other_process_files(self._path(cached))
-        }
-        if self._on_disk and others:
-            log(
-                f"  {self._folder} also has states cached by another number of processes, which "
-                f"are not used: {', '.join(sorted(others))}"
-            )
 
     def _state_type(self, cached: CachedSplit) -> tuple[int, np.dtype]:
         """Returns the width and dtype of a state."""
@@ -255,10 +233,11 @@ class FeatureCachePlan:
 
     def _gib(self, splits: Sequence[CachedSplit]) -> float:
         """Returns the largest cache size of a process, in GiB."""
-        total = 0
+        count, total = jax.process_count(), 0
         for cached in splits:
             width, dtype = self._state_type(cached)
-            total += cached.max_states() * width * dtype.itemsize
+            num_states = max(int(cached.sizes[process::count].sum()) for process in range(count))
+            total += num_states * width * dtype.itemsize
         return total / 2**30
 
     def _path(self, cached: CachedSplit) -> Path:
@@ -299,12 +278,9 @@ def plan_feature_cache(
     return feature_cache, lambda say: plan.fill(feature_cache.splits, weights, say)
 
 
-def _is_filled(cached: CachedSplit) -> bool:
-    return cached.store is not None
-
-
 def _format_specs(splits: Sequence[CachedSplit]) -> str:
-    return " and ".join(dict.fromkeys(str(cached.spec) for cached in splits))
+    specs = " and ".join(dict.fromkeys(str(cached.spec) for cached in splits))
+    return f"{specs} of {len(splits)} splits"
 
 
 def _per_process() -> str:

@@ -9,18 +9,20 @@ Without the second file the cache does not exist yet. Each of several processes 
 import fcntl
 import json
 import os
-import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, open_scratch, parse_json, write_atomic, write_error
-
-_CHUNK_BYTES = 2**26  # bytes per checksum update
+from jaxprompt.errors import InputError, list_differences
+from jaxprompt.files import (
+    file_checksum,
+    make_folder,
+    open_scratch,
+    parse_json,
+    write_atomic,
+    write_error,
+)
 
 
 class Store:
@@ -108,7 +110,7 @@ class DiskStore(Store):
         metadata = {
             "facts": dict(setup),
             "bytes": self.states.nbytes,
-            "crc": _checksum(self.states),
+            "crc": file_checksum(data),
         }
         write_atomic(index, json.dumps(metadata, indent=2) + "\n")
         self._file.close()
@@ -128,27 +130,19 @@ def open_states(
     damaged = InputError(f"{data} is damaged; delete {path.parent} to compute it again")
     try:
         metadata = parse_json(index.read_bytes())
-        saved, size, crc = metadata["facts"], metadata["bytes"], metadata["crc"]
-        differing = [
-            f"{name} (cached {saved.get(name)!r}, now {setup.get(name)!r})"
-            for name in sorted(saved.keys() | setup.keys())
-            if saved.get(name) != setup.get(name)
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        saved, crc = metadata["facts"], metadata["crc"]
+        is_damaged = file_checksum(data) != crc
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged from error
-    if differing:
+    if differing := list_differences(saved, setup):
         raise InputError(
-            f"{path.parent} has states cached for a different setup: {', '.join(differing)}; use "
+            f"{path.parent} has states cached for a different setup: {differing}; use "
             "another cache.folder, or delete this one"
         )
     shape = (int(sizes.sum()), width)
-    file_size = data.stat().st_size if data.exists() else -1
-    if not file_size == size == shape[0] * width * dtype.itemsize:
+    if is_damaged or data.stat().st_size != shape[0] * width * dtype.itemsize:
         raise damaged
-    states = np.memmap(data, dtype, "r", shape=shape)
-    if _checksum(states) != crc:
-        raise damaged
-    return Store(sizes, states)
+    return Store(sizes, np.memmap(data, dtype, "r", shape=shape))
 
 
 def states_path(folder: Path, name: str, process: int, count: int) -> Path:
@@ -156,24 +150,5 @@ def states_path(folder: Path, name: str, process: int, count: int) -> Path:
     return folder / (name if count == 1 else f"{name}-{process}-of-{count}")
 
 
-def other_process_files(path: Path) -> list[str]:
-    """Returns state files of the same split cached by another number of processes."""
-    name, *suffix = path.name.split("-", 1)
-    count = suffix[0].rpartition("-")[2] if suffix else "1"
-    names = []
-    for index in path.parent.glob(f"{name}*.json"):
-        match = re.fullmatch(rf"{name}(?:-\d+-of-(\d+))?", index.stem)
-        if match and (match[1] or "1") != count:
-            names.append(index.with_suffix(".states").name)
-    return sorted(names)
-
-
 def _files(path: Path) -> tuple[Path, Path]:
     return path.with_name(f"{path.name}.states"), path.with_name(f"{path.name}.json")
-
-
-def _checksum(states: Any) -> int:
-    flat, total = states.reshape(-1).view(np.uint8), 0
-    for start in range(0, len(flat), _CHUNK_BYTES):
-        total = zlib.crc32(flat[start : start + _CHUNK_BYTES], total)
-    return total

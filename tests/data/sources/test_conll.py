@@ -99,7 +99,7 @@ def test_entities_of_conll_2012(tmp_path):
     assert rows[1]["tokens"] == ["No"] and rows.origin(1).endswith("train.gold_conll:7")
     lines[1] = lines[1].replace("(PERSON*", "PERSON")
     (tmp_path / "train.gold_conll").write_text("\n".join(lines))
-    with pytest.raises(InputError, match="conll:2: 'PERSON' is not valid for an entity; write"):
+    with pytest.raises(InputError, match="conll:2: 'PERSON' is not valid for an entity"):
         read_split(task, "train", source=str(tmp_path))
 
 
@@ -126,10 +126,10 @@ def test_a_word_may_hold_a_space_that_does_not_break(tmp_path):
     [
         ("1 It eats ||| B-A0 B-V\nIt eats ||| O O\n", 2, "'It eats ||| O O' must be the index of"),
         ("1 It eats ||| B-A0 B-V\n1 It eats O O\n", 2, "must be the index of the predicate"),
-        ("It - (A0*\neats eat (V*)\n", 2, "'(V*)' opens a role inside A0, which"),
-        ("It - (A0*\nis - *\neats eat *\n", 1, "'(A0*' opens a role that is not closed"),
-        ("It - *)\neats eat (V*)\n", 1, "'*)' closes a role, but none is open"),
-        ("It - (A0*\nall - *A1)\neats eat (V*)\n", 2, "closes a role, but A0 is open"),
+        ("It - (A0*\neats eat (V*)\n", 2, "'(V*)' is not valid for a role where A0 is open"),
+        ("It - (A0*\nis - *\neats eat *\n", 3, "A0, is not closed"),
+        ("It - *)\neats eat (V*)\n", 1, "'*)' is not valid for a role where none is open"),
+        ("It - (A0*\nall - *A1)\neats eat (V*)\n", 2, "'*A1)' is not valid"),
         ("It - A0*\neats eat (V*)\n", 1, "'A0*' is not valid for a role"),
         ("It - (A0*)\neats eat\n", 2, "2 columns, but line 1, where the sentence begins"),
         ("It - (A0*) *\neats eat (V*) *\n", 1, "column 2 has 1 predicates, but 2 columns of roles"),

@@ -1,7 +1,5 @@
 """Sources: every format and place gives the same rows, and every broken file is named."""
 
-import builtins
-import csv
 import gzip
 import json
 import os
@@ -10,6 +8,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pandas
 import pytest
 
 from jaxprompt.data.sources import splits as sources
@@ -29,35 +28,16 @@ def write_jsonl(path, rows=ROWS):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
-def write_json(path):
-    path.write_text(json.dumps(ROWS, ensure_ascii=False), "utf-8")
-
-
-def write_csv(path):
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["text", "label"])
-        writer.writeheader()
-        writer.writerows(ROWS)
-
-
-def write_tsv(path):
-    lines = ["text\tlabel", *("\t".join(row.values()) for row in ROWS)]
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-
-
-def write_parquet(path):
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+def write_csv(path, sep=","):
+    pandas.DataFrame(ROWS).to_csv(path, sep=sep, index=False)
 
 
 WRITERS = {
     "jsonl": write_jsonl,
-    "json": write_json,
+    "json": lambda path: pandas.DataFrame(ROWS).to_json(path, orient="records"),
     "csv": write_csv,
-    "tsv": write_tsv,
-    "parquet": write_parquet,
+    "tsv": lambda path: write_csv(path, "\t"),
+    "parquet": lambda path: pandas.DataFrame(ROWS).to_parquet(path),
 }
 
 
@@ -80,11 +60,6 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
     path.write_text('\n{"text": "a"}\n\n{"text": "b"}', "utf-8")
     rows = read_file(path)
     assert [rows.origin(0), rows.origin(1)] == [f"{path}:2", f"{path}:4"]
-    path = tmp_path / "a.csv"
-    path.write_text('text,label\n"two\nlines",good\n\nlast,bad\n', "utf-8")
-    rows = read_file(path)
-    assert rows[0]["text"] == "two\nlines"
-    assert [rows.origin(0), rows.origin(1)] == [f"{path}:2", f"{path}:5"]
 
 
 AS_WRITTEN = {
@@ -145,10 +120,10 @@ def test_folder_names(tmp_path):
     assert list(sources.read_split(TASK, "dev", **where)) == ROWS
     assert sources.has_split(TASK, "dev", **where)
     assert not sources.has_split(TASK, "train", **where)
-    with pytest.raises(InputError, match=r"no train file in .*train.jsonl.*has: validation"):
+    with pytest.raises(InputError, match=r"one train file, .*has 0; .*: validation.jsonl"):
         sources.read_split(TASK, "train", **where)
     write_csv(tmp_path / "dev.csv")
-    with pytest.raises(InputError, match=r"2 files for dev: dev.csv, validation.jsonl"):
+    with pytest.raises(InputError, match=r"has 2; its files: dev.csv, validation.jsonl"):
         sources.read_split(TASK, "dev", **where)
 
 
@@ -159,7 +134,7 @@ def test_named_files(tmp_path):
     assert list(sources.read_split(TASK, "train", files=files)) == ROWS
     assert sources.has_split(TASK, "train", files=files)
     assert not sources.has_split(TASK, "dev", files=files)
-    with pytest.raises(InputError, match=r"data.files has no 'dev' file; it has: train"):
+    with pytest.raises(InputError, match=r"data.files has no dev split .*; it has: train"):
         sources.read_split(TASK, "dev", files=files)
 
 
@@ -170,7 +145,7 @@ def test_set_in_the_package():
     assert all(sources.has_split(task, name) for name in sizes)
     row = sources.read_split(task, "train", source="package")[0]
     assert row["label"] in task.labels
-    with pytest.raises(InputError, match="task sst2 is not included"):
+    with pytest.raises(InputError, match="task sst2 has no data of its own"):
         sources.read_split(get_task("sst2"), "train", source="package")
 
 
@@ -183,25 +158,23 @@ def test_set_in_the_package():
         ("a.jsonl", b"\n\n", r"a.jsonl: the file has no rows"),
         ("a.json", b'{"text": ["a"]}', r"a.json: must be a list"),
         ("a.json", b"[{]", r"a.json: broken JSON"),
+        ("a.json", b"[{}] [{}]", r"a.json: broken JSON"),
+        ("a.json", b'{\n"text": "a"}', r"a.json: must be a list"),
+        ("a.json", b'{"text": "a"}\n{"text"', r"a.json:2: broken JSON"),
         ("a.csv", b"text,label\na,b\nc\n", r"a.csv:3: 1 cells, but the header has 2 \(text, label"),
         ("a.csv", b'text,label\n"a,b\nc,d\n', r"a.csv:2: broken row"),
         ("a.csv", b"sep=;\ntext;label\na;b\nc\n", r"a.csv:4: 1 cells, but the header has 2"),
         ("a.csv", b"text,text\na,b\n", r"a.csv:1: the header must name every column once"),
         ("a.csv", b"text,label\n", r"a.csv: the file has no rows"),
-        ("a.csv", b"text,label\ra,b\r", r"a.csv:1: broken row .*end its lines with a line feed"),
+        ("a.csv", b"text,label\ra,b\r", r"a.csv:1: broken row"),
         ("a.csv", b"text,label\n\xff,b\n", r"a.csv:2: not UTF-8 .* -f WINDOWS-1252"),
         ("a.csv", "text,label\n".encode("utf-16"), r"a.csv:1: not UTF-8 .* -f UTF-16"),
-        ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells.* contain a tab in double quotes"),
-        ("a.csv", b"text;label\na;b;c\n", r"a.csv:2: 3 cells.* contain a semicolon"),
+        ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells, but the header has 2"),
+        ("a.tsv", b'text\tlabel\na "b\tc\nd\n', r"a.tsv:3: 1 cells, but the header has 2"),
         ("a.csv", b"text,,label\na,b,c\n", r"a.csv:1: the header must name every column once"),
         ("a.parquet", b"PAR1 nothing", r"a.parquet: broken Parquet file"),
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
-        ("a.jsonl.gz", b"", r"a.jsonl.gz: broken gzip file \(it has 0 bytes\)"),
-        (
-            "a.csv",
-            b"text,label\na\rb,c\n",
-            r"a.csv:2: broken row .* or replace that by a space: sed 's/\\r\\\(.\\\)/ \\1/g' a.csv",
-        ),
+        ("a.jsonl.gz", b"", r"a.jsonl.gz: the file has no rows"),
         (
             "a.csv",
             gzip.compress(b"text,label\na,b\n", mtime=0),
@@ -212,12 +185,6 @@ def test_set_in_the_package():
             "a.jsonl.gz",
             gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12],
             r"jsonl.gz: broken gzip file",
-        ),
-        # Damaged in its middle: not the line is to be mended.
-        (
-            "a.jsonl.gz",
-            gzip.compress(b'{"text": "a"}\n' * 99, 0, mtime=0).replace(b'{"', b'\xff"', 50),
-            r"jsonl.gz: broken gzip file \(CRC check failed",
         ),
         ("a.xlsx", b"", r"a.xlsx: unknown file format; .* .jsonl"),
         ("a.parquet.gz", b"", r"a.parquet.gz: unknown file format"),
@@ -234,8 +201,6 @@ def test_broken_files(tmp_path, name, content, message):
 def test_missing_files(tmp_path):
     with pytest.raises(InputError, match=r"none.jsonl: no such file"):
         read_file(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match=r"is a folder, not a file; name a file in it, or"):
-        read_file(tmp_path)
     with pytest.raises(InputError, match=r"data folder .*nowhere does not exist"):
         sources.read_split(TASK, "train", source=str(tmp_path / "nowhere"))
     write_jsonl(tmp_path / "train.jsonl")
@@ -244,21 +209,8 @@ def test_missing_files(tmp_path):
     (tmp_path / "dir.jsonl").mkdir()
     with pytest.raises(InputError, match=r"dir.jsonl: is a folder"):
         read_file(tmp_path / "dir.jsonl")
-    with pytest.raises(InputError, match=r"task custom has no default data"):
+    with pytest.raises(InputError, match=r"task custom has no data of its own"):
         sources.read_split(TASK, "train")
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_no_permission(tmp_path, monkeypatch, kind):
-    path = tmp_path / f"a.{kind}"
-    WRITERS[kind](path)
-
-    def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(builtins, "open", refuse)
-    with pytest.raises(InputError, match=rf"a.{kind}: no permission to read it"):
-        read_file(path)
 
 
 HUB = """
@@ -441,12 +393,11 @@ def test_tfds(tfds_folder):
     assert len(sources.read_split(TASK, "dev", **where)) == 2
     assert sources.has_split(TASK, "dev", **where)
     assert not sources.has_split(TASK, "test", **where)
-    with pytest.raises(InputError, match="tfds:toy_polarity has no test split; it has: train, val"):
+    with pytest.raises(InputError, match="tfds:toy_polarity has no test split .*: train, val"):
         sources.read_split(TASK, "test", **where)
 
 
-@pytest.mark.parametrize("key", ["pythonClassName", "python_class_name", "type"])
-def test_tfds_imports_no_class_of_its_files(tfds_folder, tmp_path, monkeypatch, key):
+def test_tfds_imports_no_class_of_its_files(tfds_folder, tmp_path, monkeypatch):
     """A prepared data set names the class of each feature; its module may be one of the folder."""
     where = {"source": "tfds:toy_polarity:1.0.0", "cache_dir": str(tmp_path / "sets")}
     shutil.copytree(tfds_folder, tmp_path / "sets")
@@ -455,11 +406,8 @@ def test_tfds_imports_no_class_of_its_files(tfds_folder, tmp_path, monkeypatch, 
     path = tmp_path / "sets/toy_polarity/1.0.0/features.json"
     about = json.loads(path.read_text())
     label = about["featuresDict"]["features"]["label"]
-    del label["pythonClassName"]
-    label[key] = "planted.Label"
-    # The older form of the file has a class and its content.
-    whole = about if key != "type" else {"type": "planted.Label", "content": {}}
-    path.write_text(json.dumps(whole))
+    label["pythonClassName"] = "planted.Label"
+    path.write_text(json.dumps(about))
     (tmp_path / "planted.py").write_text("raise SystemExit('the planted module ran')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match="a feature of class 'planted.Label', which is not"):
@@ -476,15 +424,7 @@ def test_tfds_runs_no_code_of_other_namespaces(name, monkeypatch):
         sources.has_split(TASK, "train", source=f"tfds:{name}")
 
 
-def test_tfds_errors(tmp_path, monkeypatch):
+def test_tfds_errors(tmp_path):
     where = {"source": "tfds:no_such_set", "cache_dir": str(tmp_path)}
     with pytest.raises(InputError, match="tfds:no_such_set cannot be loaded .*; check the name"):
-        sources.read_split(TASK, "train", **where)
-    import tensorflow_datasets as tfds
-
-    def needs_tensorflow(*args, **kwargs):
-        raise ImportError("No module named 'tensorflow'", name="tensorflow")
-
-    monkeypatch.setattr(tfds, "builder", needs_tensorflow)
-    with pytest.raises(InputError, match="pip install tensorflow"):
         sources.read_split(TASK, "train", **where)

@@ -76,13 +76,7 @@ def test_a_task_is_consistent(name):
         )  # fmt: skip
         assert [part.mark for part in parsed.parts if part.mark] == ["marked"]
     assert template.parse(task.causal).parts[-1].kind == "mask"
-    sizes = {
-        "sem_eval_2010_task_8": 19,
-        "tacred": 42,
-        "wiki80": 80,
-        "chemprot": 13,
-        "dialog_re": 37,
-    }
+    sizes = dict(sem_eval_2010_task_8=19, tacred=42, wiki80=80, chemprot=13, dialog_re=37)
     assert len(task.labels) == sizes.get(name, len(task.labels))
 
 
@@ -135,74 +129,6 @@ def test_real_rows(shared, name, folder, splits):
             for (start, end), (opens, closes) in written:
                 text = text[:start] + opens + text[start:end] + closes + text[end:]
             assert text == raw
-
-
-# -- refused --------------------------------------------------------------------------------------
-
-NEAR = {"text": "abc def ghi", "head": [0, 3], "tail": [4, 7], "label": "is"}
-OWN = dict(fields=("text",), labels=("is", "none"), entities=("head", "tail"), negative="none")
-
-
-def own(offsets="characters", **fields):
-    return custom_task(**OWN | {"offsets": offsets} | fields)
-
-
-@pytest.mark.parametrize("change, said", [
-    ({"tail": [4, 12]}, "entity 2 is characters 4 to 12, but the text has 11"),
-    ({"tail": ["4", "12"]}, "entity 2 is characters 4 to 12"),  # cells of a CSV
-    ({"tail": [-1, 3]}, "entity 2 is characters -1 to 3, but the text has 11"),
-    ({"head": [5, 4]}, "entity 1 is characters 5 to 4"),
-    ({"head": [2, 2]}, "entity 1 is empty, characters 2 to 2"),
-    ({"head": [3, 4]}, "entity 1 is only white space"),
-    ({"tail": [2, 6]}, "entity 1 'abc' and entity 2 'c de' overlap"),
-    ({"tail": None}, "entity 2, tail, must be a start and an end in whole numbers, got None"),
-    ({"tail": [1.5, 3]}, "must be a start and an end in whole numbers"),
-    ({"tail": [4]}, "must be a start and an end in whole numbers"),
-    ({"text": None}, "column 'text' is null"),
-    ({"label": "no"}, "label 'no' is not a label of task custom; labels: is, none"),
-])  # fmt: skip
-def test_what_is_refused(change, said):
-    line = refuse_line(read_example, own(), NEAR | change, "file:7")
-    assert line.startswith("file:7: ") and said in line
-
-
-def test_a_missing_column_of_an_entity():
-    row = {name: value for name, value in NEAR.items() if name != "tail"}
-    line = refuse_line(read_example, own(), row, "file:7")
-    assert line == "file:7: column 'tail' of entity 2 is missing; columns: text, head, label"
-    words = own("last_word", entities=("a|b", "h.pos"))
-    line = refuse_line(read_example, words, NEAR | {"a": 0, "b": 0, "h": {}}, "file:7")
-    assert line.startswith("file:7: column 'h.pos' of entity 2 is missing; columns: text")
-    line = refuse_line(read_example, words, NEAR | {"a": 0, "b": 3, "h": {}}, "file:7")
-    assert line.startswith("file:7: entity 1 is words 0 to 4, but the text has 3")
-
-
-@pytest.mark.parametrize("text", [
-    "no <e1>a</e1> here", "<e1>a</e1> <e2>b", "<e1>a</e1> <e1>b</e1> <e2>c</e2>",
-    "<e1>a <e2>b</e1></e2>", "<e1></e1> <e2>b</e2>",
-])  # fmt: skip
-def test_tags_that_do_not_stand_there(text):
-    row = {"sentence": text, "relation": 1}
-    line = refuse_line(read_example, get_task("sem_eval_2010_task_8"), row, "file:7")
-    assert line.startswith("file:7: ") and re.search("entity [12]", line)
-
-
-@pytest.mark.parametrize("fields, said", [
-    ({"negative": "NA"}, "task.negative='NA' is not a class of task custom; known: is, none"),
-    ({"offsets": "letters"}, "task.offsets='letters' is unknown"),
-    ({"markers": ("@", "@")}, "task.markers has 2 words for 2 entities"),
-    ({"entities": ()}, None),
-    ({"entities": (), "markers": ("@",)}, "task.entities is empty"),
-    ({"entities": ("a|b|c", "d")}, "'a|b|c' is not valid with task.offsets=characters"),
-    ({"offsets": "tags"}, "'head' must be two tags"),
-    ({"target": "label", "labels": ()}, "is only valid for a task with classes"),
-    ({"fields": ("text", "entity1")}, "'entity1' is a reserved name"),
-])  # fmt: skip
-def test_tasks_that_do_not_fit(fields, said):
-    if said is None:
-        assert own(**fields).entities == ()
-    else:
-        assert said in refuse_line(own, **fields)
 
 
 @pytest.mark.parametrize("text, slots, entities, said", [

@@ -61,13 +61,10 @@ def test_the_scheme_is_found(rows, scheme):
 @pytest.mark.parametrize(
     "rows, message",
     [
-        (
-            ["O B-A", "O I-A"],
-            "jsonl:1: word 2 begins .*jsonl:0 begins with B-; 1 of 2 rows .*=iob1",
-        ),
-        (["O B_A"], "rows.jsonl:0: word 2 has the tag 'B_A'.* task.scheme=none"),
-        (["O", "X-A"], "rows.jsonl:1: word 1 has the tag 'X-A'"),
-        (["B-"], "has the tag 'B-'"),
+        (["O B-A", "O I-A"], "jsonl:1: word 2 begins .*jsonl:0: word 2 with B-.*=iob1"),
+        (["O B_A"], "rows.jsonl:0: word 2 has the invalid tag 'B_A'.* task.scheme=none"),
+        (["O", "X-A"], "rows.jsonl:1: word 1 has the invalid tag 'X-A'"),
+        (["B-"], "has the invalid tag 'B-'"),
     ],
 )
 def test_what_is_no_scheme_is_refused(rows, message):

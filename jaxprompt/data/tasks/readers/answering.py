@@ -3,13 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.data.tasks.cells import cell_text
+from jaxprompt.data.tasks.cells import cell_text, get_cell
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.errors import InputError, show_columns
-
-
-class MisplacedAnswer(InputError):
-    """An answer that does not occur in its text."""
+from jaxprompt.errors import InputError
 
 
 def read_answered(
@@ -26,16 +22,9 @@ def read_answered(
     is taken from the nearest position, and the example has `is_moved`. With need_place=False such
     an answer has no span and need not occur in the text.
     """
-    value = row.get(task.answers)
-    if value is None:
-        if need_label and task.answers in row:
-            raise InputError(
-                f"{where}: column {task.answers!r} is null; write the answers there, or remove the "
-                "example"
-            )
-        if need_label:
-            raise InputError(f"{where}: there is no column {task.answers!r}; {show_columns(row)}")
+    if not need_label and row.get(task.answers) is None:
         return Example(fields)
+    value = get_cell(row, task.answers, where)
     texts, starts = _texts_and_starts(task, value, where)
     text, spans, is_moved = fields[task.fields[-1]], [], False
     for answer, start in zip(texts, starts, strict=True):
@@ -44,7 +33,7 @@ def read_answered(
                 continue
             is_moved, start = True, _nearest(answer, text, start)
             if start < 0:
-                raise MisplacedAnswer(
+                raise InputError(
                     f"{where}: the answer {answer!r:.60} does not occur in {task.fields[-1]!r}, "
                     f"which has {len(text)} characters; fix it, or remove the example"
                 )
@@ -66,21 +55,19 @@ def _texts_and_starts(
     """Reads {"text": [...], "answer_start": [...]}, or a list of {"text", "answer_start"}."""
     if isinstance(value, (list, tuple)) and all(isinstance(answer, Mapping) for answer in value):
         value = {name: [answer.get(name) for answer in value] for name in ("text", "answer_start")}
-    parts = (
-        [value.get(name) for name in ("text", "answer_start")] if isinstance(value, Mapping) else []
-    )
-    columns = [part for part in parts if isinstance(part, (list, tuple))]
-    if len(columns) != 2 or len(columns[0]) != len(columns[1]):
+    columns = value if isinstance(value, Mapping) else {}
+    texts: Any = columns.get("text")
+    starts: Any = columns.get("answer_start")
+    are_lists = isinstance(texts, (list, tuple)) and isinstance(starts, (list, tuple))
+    if not are_lists or len(texts) != len(starts) or not all(type(n) is int for n in starts):
         raise InputError(
             f'{where}: column {task.answers!r} must be {{"text": [...], "answer_start": [...]}} of '
-            f"equal length, got {value!r:.60}"
+            f"equal length, with whole numbers as answer_start, got {value!r:.60}"
         )
-    texts = tuple(cell_text(text, task.answers, where) for text in columns[0])
-    if not all(isinstance(start, int) and not isinstance(start, bool) for start in columns[1]):
-        raise InputError(f"{where}: answer_start {columns[1]!r:.40} must be whole numbers")
-    if not all(text.strip() for text in texts):
+    answers = tuple(cell_text(text, task.answers, where) for text in texts)
+    if not all(answer.strip() for answer in answers):
         raise InputError(
             f"{where}: column {task.answers!r} has an empty answer; write its text, or remove the "
             "example"
         )
-    return texts, tuple(columns[1])
+    return answers, tuple(starts)

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.tasks.cells import cell_text, spelling
+from jaxprompt.data.tasks.cells import cell_text, get_cell, spelling
 from jaxprompt.data.tasks.published import is_published, published_rows
 from jaxprompt.data.tasks.readers.predicates import predicate_rows
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, show_columns
+from jaxprompt.errors import InputError
 
 _QUESTION = "task.question"  # column with the id of a candidate's question
 
@@ -18,7 +18,7 @@ def check_candidates(task: Task) -> None:
     """Raises InputError if a task's settings for questions and candidates do not fit."""
     if task.metric in ("f1a", "answer_f1") and not task.question:
         raise InputError(
-            f"metric {task.metric} compares questions; set task.question to the columns that "
+            f"task.metric={task.metric} compares questions; set task.question to the columns that "
             "identify one"
         )
     if task.candidates and (len(task.candidates) != 2 or not task.candidate):
@@ -26,13 +26,12 @@ def check_candidates(task: Task) -> None:
             f"task.candidates={','.join(task.candidates)} must be two columns, of the candidates "
             "and of the correct ones, with task.candidate as the field for one candidate"
         )
-    if task.candidate and task.candidate not in task.fields:
+    needs_candidate = task.candidate or task.metric == "answer_f1"
+    if needs_candidate and task.candidate not in task.fields:
         raise InputError(
-            f"task.candidate={task.candidate!r} is not in task.fields={','.join(task.fields)}; add "
-            "it there"
+            f"task.candidate={task.candidate!r} must be one of task.fields: "
+            f"{', '.join(task.fields)}; it holds the answer to a question"
         )
-    if task.metric == "answer_f1" and not task.candidate:
-        raise InputError("metric answer_f1 compares answers; set task.candidate to their field")
 
 
 def expand_rows(task: Task, rows: Rows) -> Rows:
@@ -119,12 +118,9 @@ def question_id(task: Task, row: Mapping[str, Any], where: str, *, needed: bool)
     # The candidate may have replaced a placeholder in the columns of the question.
     if task.candidates and _QUESTION in row:
         return row[_QUESTION]
-    missing = [column for column in task.question if column not in row]
-    if missing and needed:
-        raise InputError(
-            f"{where}: column {missing[0]!r} of task.question is missing; {show_columns(row)}; set "
-            "task.question to some of these"
-        )
+    if needed:
+        for column in task.question:
+            get_cell(row, column, where)
     question = "\n".join(spelling(row.get(column)) for column in task.question)
     # SuperGLUE numbers its questions, because two of a paragraph may have the same words.
     if isinstance(numbers := row.get("idx"), Mapping):

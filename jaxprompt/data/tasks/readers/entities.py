@@ -17,9 +17,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxprompt.data.tasks.cells import cell_text, whole_number
+from jaxprompt.data.tasks.cells import cell_text, cell_words, get_cell, whole_number
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, check_known, nearest, show_columns
+from jaxprompt.errors import InputError, check_known, nearest
 
 OFFSETS = ("tags", "characters", "words", "last_word", "text")
 ABSENT = (-1, -1)  # of an entity that is not marked
@@ -65,14 +65,15 @@ def check_entities(task: Task) -> None:
             "task.entities is only valid for a task with classes and without choices; remove "
             "task.target, task.tags, task.answers and task.choices"
         )
+    max_parts = 1 if task.offsets == "text" else 2
     for entry in task.entities:
         parts = entry.split("|")
-        if not all(map(str.strip, parts)) or len(parts) > 2 - (task.offsets == "text"):
+        are_two_tags = task.offsets != "tags" or len(set(parts)) == 2
+        if not all(map(str.strip, parts)) or len(parts) > max_parts or not are_two_tags:
             raise InputError(
-                f"task.entities: {entry!r} is not valid with task.offsets={task.offsets}"
+                f"task.entities: {entry!r} is not valid with task.offsets={task.offsets}; give "
+                "tags as '<e1>|</e1>', positions as a column or as 'start|end', texts as a column"
             )
-        if task.offsets == "tags" and len(set(parts)) < 2:
-            raise InputError(f"task.entities: {entry!r} must be two tags, as in '<e1>|</e1>'")
     if task.markers and len(task.markers) != 2 * len(task.entities):
         raise InputError(
             f"task.markers has {len(task.markers)} words for {len(task.entities)} entities; give "
@@ -92,17 +93,11 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> MarkedText:
     the text or overlaps another, or a tag is missing.
     """
     column = task.fields[0]
-    if column not in row:
-        raise InputError(
-            f"{where}: column {column!r} of task {task.name} is missing; {show_columns(row)}"
-        )
-    value = row[column]
+    value = get_cell(row, column, where)
     if task.offsets in ("words", "last_word"):
-        marked = _read_words(task, row, _words(value, column, where), where)
+        marked = _read_words(task, row, cell_words(value, column, where), where)
     else:
-        is_list = column in task.lines and isinstance(value, (list, tuple))
-        lines = value if is_list else (value,)
-        text = "\n".join(cell_text(line, column, where) for line in lines)
+        text = cell_text(value, column, where, lines=column in task.lines)
         readers = {"tags": _read_tagged, "characters": _read_characters, "text": _read_texts}
         marked = readers[task.offsets](task, row, text, where)
     for (i, span), (j, other) in itertools.combinations(enumerate(marked.spans, 1), 2):
@@ -117,49 +112,38 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> MarkedText:
 
 def _read_tagged(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
     """Removes the tags; the text itself may contain a closing tag elsewhere."""
-    tags: list[tuple[int, int, int]] = []  # position, length, entity
-    for i, entry in enumerate(task.entities):
+    tags: list[tuple[int, int]] = []  # position, length; two per entity
+    for i, entry in enumerate(task.entities, 1):
         opens, closes = entry.split("|")
         start = text.find(opens)
         end = text.find(closes, start + len(opens))
         if text.count(opens) != 1 or end < 0:
             raise InputError(
-                f"{where}: column {task.fields[0]!r} must contain {opens.strip()} of entity "
-                f"{i + 1} once and {closes.strip()} after it; tag the entity, or remove the example"
+                f"{where}: column {task.fields[0]!r} must contain {opens.strip()} of entity {i} "
+                f"once and {closes.strip()} after it; tag the entity, or remove the example"
             )
-        tags += [(start, len(opens), i), (end, len(closes), i)]
-    pieces, start_of_rest, num_removed = [], 0, 0
-    bounds: list[list[int]] = [[] for _ in task.entities]
-    for position, length, i in sorted(tags):
-        # Positions in the text without the tags before them.
-        bounds[i].append(position - num_removed)
-        pieces.append(text[start_of_rest:position])
-        start_of_rest, num_removed = position + length, num_removed + length
-    plain = "".join([*pieces, text[start_of_rest:]])
-    spans = [(start, end) for start, end in bounds]
-    for i, span in enumerate(spans, 1):
-        _check_span(span, i, len(plain), "characters", where)
-    return _trimmed(plain, spans, where)
+        tags += [(start, len(opens)), (end, len(closes))]
+    # Positions in the text without the tags before them.
+    bounds = [at - sum(length for other, length in tags if other < at) for at, _ in tags]
+    for position, length in sorted(tags, reverse=True):
+        text = text[:position] + text[position + length :]
+    return _trimmed(text, list(zip(bounds[::2], bounds[1::2], strict=True)), where)
 
 
 def _read_characters(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
-    spans = [_read_span(task, row, i, where) for i in range(len(task.entities))]
-    for i, span in enumerate(spans, 1):
-        _check_span(span, i, len(text), "characters", where)
-    return _trimmed(text, spans, where)
+    entities = range(len(task.entities))
+    return _trimmed(text, [_read_span(task, row, i, len(text), where) for i in entities], where)
 
 
 def _read_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> MarkedText:
     starts = [0, *itertools.accumulate(len(word) + 1 for word in words)]
     spans = []
     for i in range(len(task.entities)):
-        first, last = _read_span(task, row, i, where)
-        last += task.offsets == "last_word"
-        _check_span((first, last), i + 1, len(words), "words", where)
+        first, end = _read_span(task, row, i, len(words), where)
         if task.called:
-            first, last = _nearest(task, row, i, words, first, where)
+            first, end = _nearest(task, row, i, words, first, where)
         # Words are joined by one space, which the end of an entity leaves out.
-        spans.append((starts[first], starts[last] - 1))
+        spans.append((starts[first], starts[end] - 1))
     return _trimmed(" ".join(words), spans, where)
 
 
@@ -175,16 +159,11 @@ def _nearest(
         return re.sub(r"\W", "", word).casefold()
 
     column = task.called[index]
-    name = cell_text(_column(row, column, index + 1, where), column, where)
-    name_words, all_words = (
-        [normalize(word) for word in name.split()],
-        [normalize(word) for word in words],
-    )
-    positions = [
-        i
-        for i in range(len(words))
-        if name_words and all_words[i : i + len(name_words)] == name_words
-    ]
+    name = cell_text(_column(row, column, where), column, where)
+    name_words = [normalize(word) for word in name.split()]
+    all_words = [normalize(word) for word in words]
+    starts = range(len(words) if name_words else 0)
+    positions = [i for i in starts if all_words[i : i + len(name_words)] == name_words]
     if not positions:
         raise InputError(
             f"{where}: entity {index + 1}, {name!r:.40} in {column!r}, does not occur in "
@@ -202,7 +181,7 @@ def _read_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Ma
     """
     names, candidates = [], []
     for i, column in enumerate(task.entities, 1):
-        names.append(cell_text(_column(row, column, i, where), column, where).strip())
+        names.append(cell_text(_column(row, column, where), column, where).strip())
         if not names[-1]:
             raise InputError(f"{where}: entity {i}, column {column!r}, is empty; write its text")
         # ABSENT comes last, so of combinations that mark as many entities the first ones win.
@@ -233,70 +212,51 @@ def _occurrences(name: str, text: str) -> list[tuple[int, int]]:
     return []
 
 
-def _words(value: Any, column: str, where: str) -> list[str]:
-    if isinstance(value, (list, tuple)):
-        return [cell_text(word, column, where) for word in value]
-    return cell_text(value, column, where).split()
-
-
 def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> MarkedText:
     """Strips white space from the ends of entities."""
     trimmed = []
     for i, (start, end) in enumerate(spans, 1):
         entity = text[start:end]
         if not entity.strip():
-            raise InputError(f"{where}: entity {i} is only white space; fix its position")
+            raise InputError(f"{where}: entity {i} is empty or white space; fix its position")
         start += len(entity) - len(entity.lstrip())
         trimmed.append((start, start + len(entity.strip())))
     return MarkedText(text, tuple(trimmed))
 
 
-def _check_span(span: tuple[int, int], number: int, size: int, unit: str, where: str) -> None:
-    start, end = span
-    if start == end:
-        raise InputError(
-            f"{where}: entity {number} is empty, {unit} {start} to {end}; the end must be after "
-            f"its last {unit[:-1]}: fix its position"
-        )
-    if not 0 <= start < end <= size:
-        raise InputError(
-            f"{where}: entity {number} is {unit} {start} to {end}, but the text has {size}; fix "
-            "its position"
-        )
-
-
-def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tuple[int, int]:
+def _read_span(
+    task: Task, row: Mapping[str, Any], index: int, size: int, where: str
+) -> tuple[int, int]:
+    """Reads the start and the end of an entity in a text of `size` characters or words."""
     parts, number = task.entities[index].split("|"), index + 1
-    value: Any = [_column(row, part, number, where) for part in parts]
+    value: Any = [_column(row, part, where) for part in parts]
     if len(parts) == 1:
         (value,) = value
         if isinstance(value, Mapping):
             value = [value.get("start"), value.get("end")]
-    numbers = _numbers(value)
-    if len(numbers) != 2:
+    is_list = isinstance(value, (list, tuple))
+    numbers = [whole_number(str(part)) for part in value] if is_list else []
+    if len(numbers) != 2 or not all(re.fullmatch("-?[0-9]{1,9}", text) for text in numbers):
         raise InputError(
             f"{where}: entity {number}, {task.entities[index]}, must be a start and an end in "
             f"whole numbers, got {value!r:.40}"
         )
-    return numbers[0], numbers[1]
+    start, end = int(numbers[0]), int(numbers[1]) + (task.offsets == "last_word")
+    if not 0 <= start < end <= size:
+        unit = "characters" if task.offsets == "characters" else "words"
+        raise InputError(
+            f"{where}: entity {number} is {unit} {start} to {end}, but the text has {size}, and "
+            f"the end must be after its last {unit[:-1]}; fix its position"
+        )
+    return start, end
 
 
-def _numbers(value: Any) -> list[int]:
-    if not isinstance(value, (list, tuple)):
-        return []
-    spellings = [whole_number(str(part)) for part in value if not isinstance(part, bool)]
-    numbers = [int(part) for part in spellings if re.fullmatch("-?[0-9]{1,9}", part)]
-    return numbers if len(numbers) == len(value) else []
-
-
-def _column(row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
+def _column(row: Mapping[str, Any], name: str, where: str) -> Any:
     """Looks up a column; a dot selects a key of an object."""
     value: Any = row
     for part in (name,) if name in row else name.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise InputError(
-                f"{where}: column {name!r} of entity {number} is missing; {show_columns(row)}"
-            )
+            return get_cell(row, name, where)  # which is missing
         value = value[part]
     return value
 

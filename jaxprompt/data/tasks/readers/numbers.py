@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.data.tasks.cells import is_blank
+from jaxprompt.data.tasks.cells import get_cell, is_blank
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, show_columns
+from jaxprompt.errors import InputError
 
 
 def read_number(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> float | None:
@@ -14,26 +14,21 @@ def read_number(task: Task, row: Mapping[str, Any], where: str, needed: bool) ->
 
     Unless `needed`, a number outside the task's limits counts as none: test rows hide theirs as -1.
     """
-    value = row.get(task.number)
-    if is_blank(value) and not needed:
+    if not needed and is_blank(row.get(task.number)):
         return None
-    if task.number not in row:
-        raise InputError(f"{where}: there is no column {task.number!r}; {show_columns(row)}")
+    value = get_cell(row, task.number, where)
     try:
         # float() takes true and false for 1 and 0.
-        number = math.nan if value is None or isinstance(value, bool) else float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise InputError(
-            f"{where}: column {task.number!r} is {value!r:.40}, not a number; write one there, or "
-            "remove the example"
-        )
-    if task.limits and not task.limits[0] <= number <= task.limits[1]:
-        if not needed:
-            return None
-        raise InputError(
-            f"{where}: {task.number} is {number:g}; for task {task.name} it must be between "
-            f"{task.limits[0]:g} and {task.limits[1]:g}"
-        )
-    return number
+    low, high = task.limits or (-math.inf, math.inf)
+    if math.isfinite(number) and low <= number <= high:
+        return number
+    if math.isfinite(number) and not needed:
+        return None
+    limits = f" from {low:g} to {high:g}" if task.limits else ""
+    raise InputError(
+        f"{where}: column {task.number!r} is {value!r:.40}, not a number{limits}; write one there, "
+        "or remove the example"
+    )

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.cells import describe_non_text, spelling, whole_number
+from jaxprompt.data.tasks.cells import get_cell, spelling, whole_number
 from jaxprompt.data.tasks.task import PREDICATE, Task
-from jaxprompt.errors import InputError, show_columns
+from jaxprompt.errors import InputError
 
 
 def check_predicate(task: Task) -> None:
@@ -23,15 +23,11 @@ def check_predicate(task: Task) -> None:
             f"task.predicate={task.predicate!r} is only valid for a task that tags words; set "
             "task.tags to the column of their tags"
         )
-    if task.predicate in (*task.fields, task.tags):
+    if task.predicate in (*task.fields, task.tags) or PREDICATE in task.fields:
         raise InputError(
-            f"task.predicate={task.predicate!r} is also in task.fields or task.tags; set it to the "
-            "column with the index of the predicate"
-        )
-    if PREDICATE in task.fields:
-        raise InputError(
-            f"task.fields: {PREDICATE!r} is reserved for the predicate in templates; rename the "
-            "column"
+            f"task.predicate={task.predicate!r} must be the column with the index of the "
+            f"predicate, not in task.fields or task.tags; no field may be called {PREDICATE!r}, "
+            "which stands for the predicate in templates"
         )
     if task.markers and len(task.markers) != 2:
         raise InputError(
@@ -57,10 +53,9 @@ def predicate_rows(task: Task, row: dict[str, Any], where: str) -> list[dict[str
     if tags is None:
         return [{**row, task.predicate: index} for index in indices]
     if not isinstance(tags, (list, tuple)) or len(tags) != len(indices):
-        count = len(tags) if isinstance(tags, (list, tuple)) else "no"
         raise InputError(
-            f"{where}: {len(indices)} predicates in column {task.predicate!r}, but {count} lists "
-            f"of tags in {task.tags!r}; give one list per predicate"
+            f"{where}: column {task.predicate!r} lists {len(indices)} predicates; column "
+            f"{task.tags!r} must be a list with the tags of each, got {tags!r:.40}"
         )
     pairs = zip(indices, tags, strict=True)
     return [{**row, task.predicate: i, task.tags: tags_of_one} for i, tags_of_one in pairs]
@@ -68,21 +63,11 @@ def predicate_rows(task: Task, row: dict[str, Any], where: str) -> list[dict[str
 
 def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> int:
     """Reads the index of the predicate among the words of a row."""
-    if task.predicate not in row:
-        raise InputError(
-            f"{where}: there is no predicate in column {task.predicate!r}; {show_columns(row)}"
-        )
-    value = row[task.predicate]
+    value = get_cell(row, task.predicate, where)
     number = "" if isinstance(value, bool) else whole_number(spelling(value))
-    if not re.fullmatch("-?[0-9]{1,9}", number):
+    if not re.fullmatch("[0-9]{1,9}", number) or int(number) >= len(words):
         raise InputError(
-            f"{where}: column {task.predicate!r} is "
-            f"{describe_non_text(value) or repr(value):.40}; write the index of the predicate "
-            "there, 0 for the first word"
-        )
-    if not 0 <= int(number) < len(words):
-        raise InputError(
-            f"{where}: predicate {number} is outside of the sentence, whose {len(words)} words "
-            f"have indices 0 to {len(words) - 1}; fix column {task.predicate!r}"
+            f"{where}: column {task.predicate!r} is {value!r:.40}; it must be the index of the "
+            f"predicate among the {len(words)} words, 0 to {len(words) - 1}"
         )
     return int(number)

@@ -1,7 +1,6 @@
 """Reads and checks rows of tasks as examples."""
 
 import dataclasses
-import functools
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,19 +10,19 @@ from jaxprompt.data.tasks.cells import (
     check_label,
     class_names,
     describe_non_text,
+    get_cell,
     is_blank,
     spelling,
     whole_number,
 )
 from jaxprompt.data.tasks.checks import check_task
-from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.readers.answering import read_answered
 from jaxprompt.data.tasks.readers.candidates import question_id
 from jaxprompt.data.tasks.readers.entities import read_entities
 from jaxprompt.data.tasks.readers.numbers import read_number
 from jaxprompt.data.tasks.readers.tagging import is_untagged, read_tagged, with_tags
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.errors import InputError, show_columns
+from jaxprompt.errors import InputError
 
 _FAKE = "FAKE_ANSWER_"  # beginning of the answers in CLUE's test set of CMRC 2018
 
@@ -49,59 +48,39 @@ def with_labels(
         return with_tags(task, rows, origin)
     if task.labels or task.choices or task.kind != "classes":
         return task
-    if task.candidates:
-        for number, row in enumerate(rows):
-            _check_has_correct(task, row, origin(number) if origin else f"row {number + 1}")
-    labels = labels_from_rows(rows, task.label, origin, many=bool(task.entities))
+    where = origin or (lambda number: f"row {number + 1}")
+    names = () if task.candidates else tuple(map(spelling, classes))
+    spellings = set()
+    for number, row in enumerate(rows):
+        _check_has_label(task, row, where(number))
+        for value in row_labels(task, row):
+            check_label(value, task.label, where(number))
+            if names and spelling(value) not in names:
+                raise _unknown_label_error(task, value, names, where(number))
+            spellings.add(spelling(value))
+    labels = class_names(spellings)
     if len(labels) == 1:
         raise InputError(
             f"every training row has the {task.label} {labels[0]!r}, but a task needs 2 or more "
             "classes; check the file, or list all classes in task.labels"
         )
-    names = () if task.candidates else tuple(map(spelling, classes))
-    if names and not {*labels} <= {*names}:
-        for number, row in enumerate(rows):
-            for value in row_labels(task, row):
-                if spelling(value) not in names:
-                    where = origin(number) if origin else f"row {number + 1}"
-                    raise _unknown_label_error(task, value, names, where)
     return check_task(dataclasses.replace(task, labels=names or labels))
 
 
-def labels_from_rows(
-    rows: Iterable[Mapping[str, Any]],
-    column: str,
-    origin: Callable[[int], str] | None = None,
-    *,
-    many: bool = False,
-) -> tuple[str, ...]:
-    """Returns the distinct labels of `column`, in numeric order if all are whole numbers.
-
-    Other labels are sorted as text. With `many` a row may have a list of labels. Raises InputError,
-    with the row's `origin`, for a value that cannot be a label.
-    """
-    where = origin or (lambda number: f"row {number + 1}")
-    spellings = set()
-    for number, row in enumerate(rows):
-        if column not in row:
-            raise InputError(
-                f"{where(number)}: there is no label column {column!r}; {show_columns(row)}; set "
-                "task.label to one of them"
-            )
-        for value in _as_list(row[column], many):
-            check_label(value, column, functools.partial(where, number))
-            spellings.add(spelling(value))
-    return class_names(spellings)
+def _check_has_label(task: Task, row: Mapping[str, Any], where: str) -> None:
+    """Raises InputError for a row without the column of the label, or a correct candidate."""
+    if task.candidates and task.label not in row and task.candidates[1] in row:
+        raise InputError(
+            f"{where}: column {task.candidates[1]!r} lists no correct candidate; list 1 or more, "
+            "or remove the example"
+        )
+    get_cell(row, task.label, where)
 
 
 def row_labels(task: Task, row: Mapping[str, Any]) -> Sequence[Any]:
     """Lists the labels of a row; a task of relations may have several per row."""
-    return _as_list(row.get(task.label), bool(task.entities))
-
-
-def _as_list(value: Any, many: bool) -> Sequence[Any]:
-    """Lists the values of a cell; with `many` it may be a list of several."""
-    return value if many and isinstance(value, (list, tuple)) and value else (value,)
+    value = row.get(task.label)
+    return value if task.entities and isinstance(value, (list, tuple)) and value else (value,)
 
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
@@ -169,35 +148,23 @@ def read_example(
         return Example(fields, number=read_number(task, row, where, need_label))
     choices_of_row = () if task.options else _read_choices(task, row, where)
     # Options are the same in all rows, so their labels are read like those of classes.
-    choices, is_hidden = task.options or choices_of_row, not need_label and not has_label(task, row)
+    choices = task.options or choices_of_row
+    is_hidden = not need_label and not has_label(task, row)
     question = question_id(task, row, where, needed=not is_hidden)
-    if need_label and task.label not in row:
-        _check_has_correct(task, row, where)
-        raise InputError(
-            f"{where}: there is no label column {task.label!r}; {show_columns(row)}; set "
-            "task.label to one of them"
-        )
+    if need_label:
+        _check_has_label(task, row, where)
     if is_hidden:
         return Example(fields, choices, -1, entities=spans, question=question)
     labels = []
     for value in row_labels(task, row):
         labels.append(_label_index(task, {**row, task.label: value}, choices_of_row, where))
         if labels[-1] < 0 and need_label:
-            check_label(value, task.label, lambda: where)
+            check_label(value, task.label, where)
             raise _unknown_label_error(task, value, choices_of_row or task.labels, where)
     # One unknown label among several leaves the example without any.
     label = labels[0] if min(labels) >= 0 else -1
     references = tuple(task.labels[i] for i in labels) if len(labels) > 1 and label >= 0 else ()
     return Example(fields, choices, label, references=references, entities=spans, question=question)
-
-
-def _check_has_correct(task: Task, row: Mapping[str, Any], where: str) -> None:
-    """Raises InputError for a row of candidates of which none is correct; see `candidates`."""
-    if task.candidates and task.label not in row and task.candidates[1] in row:
-        raise InputError(
-            f"{where}: column {task.candidates[1]!r} lists no correct candidate; list 1 or more, "
-            "or remove the example"
-        )
 
 
 def _unknown_label_error(task: Task, value: Any, labels: Sequence[str], where: str) -> InputError:
@@ -214,33 +181,16 @@ def read_all(
     *,
     need_place: bool = True,
 ) -> list[Example]:
-    """Reads labelled rows. Raises InputError for the first that is invalid.
-
-    For answers that do not occur in their texts, and tags that their scheme does not allow, the
-    message says how many rows have the same problem.
-    """
-    iterator = iter(rows)  # data sets on disk are read faster in order
-
-    def read(number: int) -> Example:
-        return read_example(task, next(iterator), origin(number), need_place=need_place)
-
-    return read_each(read, len(rows))
+    """Reads labelled rows. Raises InputError for the first that is invalid."""
+    # In order, as data sets on disk are read faster so.
+    return [
+        read_example(task, row, origin(number), need_place=need_place)
+        for number, row in enumerate(rows)
+    ]
 
 
 def _field_text(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
-    if column not in row:
-        is_custom = task.name == "custom"
-        advice = (
-            "set task.fields, or rename it" if is_custom else "rename one, or use task.name=custom"
-        )
-        raise InputError(
-            f"{where}: column {column!r} of task {task.name} is missing; "
-            f"{show_columns(row)}; {advice}"
-        )
-    value = row[column]
-    if column in task.lines and isinstance(value, (list, tuple)):
-        return "\n".join(cell_text(line, column, where) for line in value)
-    return cell_text(value, column, where)
+    return cell_text(get_cell(row, column, where), column, where, lines=column in task.lines)
 
 
 def _derived_text(texts: Mapping[str, str], column: str, value: str, where: str) -> str:
@@ -270,15 +220,11 @@ def _read_choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, 
 def _read_references(
     column: str, row: Mapping[str, Any], where: str, needed: bool
 ) -> tuple[str, ...]:
-    value = row.get(column)
+    value = get_cell(row, column, where) if needed else row.get(column)
     texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    if problem := next(filter(None, map(describe_non_text, texts)), ""):
-        raise InputError(
-            f"{where}: target column {column!r} must be a text or a list of texts, not {problem}"
-        )
+    for text in texts:
+        cell_text(text, column, where)  # raises if it is no text
     references = tuple(text for text in map(spelling, texts) if text.strip())
-    if needed and column not in row:
-        raise InputError(f"{where}: there is no target column {column!r}; {show_columns(row)}")
     if needed and not references:
         raise InputError(
             f"{where}: target column {column!r} is empty; write a text, or remove the row"
@@ -301,14 +247,11 @@ def _label_index(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], w
     if spelled in choices and not task.values and (is_custom or isinstance(value, str)):
         index, other_index = choices.index(spelled), task.label_table.get(spelled, -1)
         if is_custom and other_index != index and 0 <= other_index < len(choices):
-            letter = string.ascii_uppercase[index]
-            other_letter = string.ascii_uppercase[other_index]
-            other_meaning, advice = f"index (from 0) of choice {other_letter}", "letters: A, B, ..."
-            if spelled == other_letter:
-                other_meaning, advice = f"letter of choice {other_letter}", "indices: 0, 1, ..."
+            letters = string.ascii_uppercase
             raise InputError(
-                f"{where}: {task.label} {value!r} is both the text of choice {letter} and the "
-                f"{other_meaning}; give the correct choices as {advice}"
+                f"{where}: {task.label} {value!r} is both the text of choice {letters[index]} and "
+                f"the letter or index of choice {letters[other_index]}; give the correct choices "
+                "as indices (0, 1, ...) or letters (A, B, ...) that are no texts of choices"
             )
         return index
     index = task.label_table.get(spelled, task.label_table.get(whole_number(spelled), -1))

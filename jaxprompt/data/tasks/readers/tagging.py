@@ -4,12 +4,11 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.cells import cell_text, is_blank
-from jaxprompt.data.tasks.counting import read_each
+from jaxprompt.data.tasks.cells import cell_words, get_cell, is_blank
 from jaxprompt.data.tasks.readers.predicates import read_predicate
 from jaxprompt.data.tasks.tags import NO_SCHEME, find_scheme, iob2_labels, split_tag, to_iob2
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
-from jaxprompt.errors import InputError, show_columns
+from jaxprompt.errors import InputError
 
 
 def with_tags(
@@ -21,23 +20,18 @@ def with_tags(
     where = origin or (lambda number: f"row {number + 1}")
     tags_of_rows = [_read_tags(task, row, where(number), True) for number, row in enumerate(rows)]
     scheme = task.scheme or find_scheme(tags_of_rows, where)
-    iob2_tags = read_each(
-        lambda number: to_iob2(tags_of_rows[number], scheme, where(number)), len(tags_of_rows)
-    )
+    iob2_tags = [to_iob2(tags, scheme, where(i)) for i, tags in enumerate(tags_of_rows)]
+    tags_of_task = {tag for tags in iob2_tags for tag in tags}
     if scheme == NO_SCHEME:
-        labels = tuple(sorted({tag for tags in iob2_tags for tag in tags}))
-        if len(labels) < 2:
-            raise InputError(
-                f"task.tags={task.tags!r} has only one tag in the training rows, {labels[0]!r}; a "
-                "task needs 2 or more"
-            )
-        return dataclasses.replace(task, labels=labels)
-    types = {kind for tags in iob2_tags for _, kind in map(split_tag, tags) if kind}
-    if not types:
+        labels = tuple(sorted(tags_of_task))
+    else:
+        labels = iob2_labels(kind for _, kind in map(split_tag, tags_of_task) if kind)
+    if len(labels) < 2:
         raise InputError(
-            f"task.tags={task.tags!r} has only O in the training rows; a task needs entities"
+            f"task.tags={task.tags!r} has only one tag in the training rows, {labels[0]!r}; a task "
+            "needs 2 or more"
         )
-    return dataclasses.replace(task, scheme=scheme, labels=task.labels or iob2_labels(types))
+    return dataclasses.replace(task, scheme=scheme, labels=task.labels or labels)
 
 
 def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
@@ -56,23 +50,20 @@ def _read_tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> 
     value = row.get(task.tags)
     if is_untagged(value):
         if needed:
-            raise InputError(
-                f"{where}: there are no tags in column {task.tags!r}; {show_columns(row)}"
-            )
+            get_cell(row, task.tags, where)
+            raise InputError(f"{where}: column {task.tags!r} has no tags; write one per word")
         return ()
     tags = value.split() if isinstance(value, str) else value
     if not isinstance(tags, (list, tuple)):
         raise InputError(f"{where}: column {task.tags!r} must be a list of tags, got {tags!r:.40}")
-    names = task.values
     tags_read = []
-    for word, tag in enumerate(tags):
-        if isinstance(tag, int) and not isinstance(tag, bool) and 0 <= tag < len(names):
-            tag = names[tag]
+    for tag in tags:
+        if type(tag) is int and 0 <= tag < len(task.values):
+            tag = task.values[tag]
         if not isinstance(tag, str):
-            lists = "; for lists of tags, set task.predicate to the column of the predicates"
             raise InputError(
-                f"{where}: tag {word + 1} of column {task.tags!r} is {tag!r:.40}; write it as "
-                f"text{lists * isinstance(tag, (list, tuple))}"
+                f"{where}: column {task.tags!r} has the tag {tag!r:.40}; write tags as text, or "
+                "for lists of tags set task.predicate to the column of their predicates"
             )
         tags_read.append(tag)
     return tuple(tags_read)
@@ -88,15 +79,7 @@ def is_untagged(value: Any) -> bool:
 def _read_words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Reads the words of a row: a list, or a text that is split at spaces."""
     (column,) = task.fields
-    if column not in row:
-        raise InputError(
-            f"{where}: column {column!r} of task {task.name} is missing; {show_columns(row)}"
-        )
-    value = row[column]
-    if isinstance(value, (list, tuple)):
-        words = tuple(cell_text(word, column, where) for word in value)
-    else:
-        words = tuple(cell_text(value, column, where).split())
+    words = tuple(cell_words(get_cell(row, column, where), column, where))
     if not words or not all(word.strip() for word in words):
         raise InputError(
             f"{where}: column {column!r} has an empty word, or no words; write them, or remove the "
@@ -115,11 +98,10 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
         )
     # Any tag is right in IOB1: without training rows there is no scheme to check by.
     tags = tuple(to_iob2(tags, task.scheme or "iob1", where)) if tags else ()
-    unknown = next((tag for tag in tags if tag not in task.labels), None)
-    if unknown is not None:
+    if unknown := [tag for tag in tags if tag not in task.labels]:
         if need_label:
             raise InputError(
-                f"{where}: tag {unknown!r} is not one of task {task.name}: "
+                f"{where}: tag {unknown[0]!r} is not one of task {task.name}: "
                 f"{', '.join(task.labels)}; fix it, or list all tags in task.labels"
             )
         tags = ()

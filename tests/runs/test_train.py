@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 from tiny import make_batch
 
-from jaxprompt.runs.grid.train import SplitScorer
+from jaxprompt.runs.train import SplitScorer
 
 
 class Scorer(SimpleNamespace):
