@@ -79,6 +79,12 @@ def fill(shapes, seed=0, scale=0.3):
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
+def draw_params(module, *args, seed=0, **options):
+    """Draws the parameters of a module that is called with these arguments. -> params"""
+    init = lambda: module.init(jax.random.key(0), *args, **options)
+    return fill(jax.eval_shape(init).get("params", {}), seed)
+
+
 def make_tiny(family="bert", seed=0, *, dropout=0.0, stack="unroll", remat="none", **changes):
     """Makes a backbone and random parameters. -> (module, params)"""
     hf = CONFIGS.get(family, BERT) | changes

@@ -2,13 +2,106 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.convert.hf_config import read_size
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.layers.cache import decoding_layers
+from jaxprompt.layers.embed import Table, output_bias
+from jaxprompt.layers.stack import declare_param, init_stack
 from jaxprompt.registry import BACKBONES
+from jaxprompt.types import AttentionMask, Batch, Dims, Injection
+
+
+class LayerStack(nn.Module):
+    """The base of all backbones: embeddings and a stack of layers."""
+
+    cfg: Any
+    EMBED: ClassVar[type[nn.Module]]
+    LAYER: ClassVar[type[nn.Module]]
+
+    def setup(self):
+        """Declares the parts in the checkpoint."""
+        cfg = self.cfg
+        self.embed = self.EMBED(cfg)
+        self.layer = self.LAYER(cfg, parent=None)
+        x = jnp.zeros((1, 2, cfg.width))
+        init = init_stack(self.layer, self.num_stored(), x, *self.example())
+        self.layers = declare_param(self, "layers", init)
+
+    @nn.nowrap
+    def num_stored(self) -> int:
+        """Returns the number of layers with parameters of their own."""
+        return self.cfg.layers
+
+    @nn.nowrap
+    def example(self) -> tuple[Any, ...]:
+        """Returns the other arguments of a layer, besides its input: a prefix and a mask."""
+        return None, AttentionMask(jnp.ones((1, 2), bool))
+
+    @property
+    def dims(self) -> Dims:
+        """Returns the dimensions that methods and heads need."""
+        cfg = self.cfg
+        head_dim = cfg.width // cfg.heads
+        return Dims(cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.heads, head_dim, cfg.positions)
+
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
+        return False
+
+    def words(self):
+        """Returns the word embeddings. -> [V, E]"""
+        return self.embed.word.table
+
+
+class LanguageModel(LayerStack):
+    """The base of backbones that generate text."""
+
+    def setup(self):
+        """Declares the parts in the checkpoint."""
+        super().setup()
+        cfg = self.cfg
+        self.norm = cfg.norm()
+        if not cfg.tied:
+            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+
+    def reading_layers(self) -> Any:
+        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
+        return decoding_layers(self.layers, self.cfg.layers)
+
+    def lm_features(self, x):
+        """Returns the states as they are. [..., H] -> [..., H]"""
+        return x
+
+    def lm_table(self):
+        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
+        # Not `words`, which Gemma scales.
+        table = self.embed.word.table if self.cfg.tied else self.lm.table
+        return table, output_bias(table, None, self.cfg.vocab)
+
+    def init_all(self, batch: Batch):
+        """Calls every part, so that `init` creates every parameter."""
+        return self(batch, Injection(), deterministic=True), self.lm_table()
+
+
+def read_width(
+    hf: Mapping[str, Any], width: str = "hidden_size", heads: str = "num_attention_heads",
+    *, multiple: int = 1,
+) -> tuple[int, int]:  # fmt: skip
+    """Reads the width and the number of heads from these fields of a transformers config.
+
+    Raises InputError unless the width of a head is a whole number and divisible by `multiple`.
+    """
+    size, count = read_size(hf, width), read_size(hf, heads)
+    if size % (count * multiple):
+        times = f"{multiple} times " if multiple > 1 else ""
+        raise InputError(f"{width}={size} must be divisible by {times}{heads}={count}")
+    return size, count
 
 
 def families() -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.backbones import LayerStack, read_width
 from jaxprompt.convert.hf_config import (
     read_dropout,
     read_flag,
@@ -16,14 +17,13 @@ from jaxprompt.convert.hf_config import (
     read_word,
     refuse_flags,
 )
-from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, bidirectional_mask, prepend_prefix, select_queries
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
-from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
+from jaxprompt.layers.stack import read_cached_states, run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, Batch, Dims, Injection, Prefix
 
@@ -107,10 +107,8 @@ class Embed(nn.Module):
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
-        x = self.word(tokens.ids)  # [B, T, E]
         # Before positions and norm, so that a soft token is embedded like a word.
-        if slots is not None:
-            x = write_slots(x, tokens.slot, slots)
+        x = write_slots(self.word(tokens.ids), tokens.slot, slots)  # [B, T, E]
         x = x + self.position(tokens.positions + self.cfg.offset) + self.type(tokens.types)
         x = constrain(x, "act_batch", None, None)
         x = self.drop(self.norm(x), deterministic=deterministic)
@@ -152,7 +150,7 @@ class RtdHead(nn.Module):
         return nn.Dense(1, dtype=cfg.dtype, dot_general=float32_product, name="out")(x)[..., 0]
 
 
-class Encoder(nn.Module):
+class Encoder(LayerStack):
     """The encoder with every head in its checkpoint."""
 
     cfg: EncoderConfig
@@ -163,13 +161,8 @@ class Encoder(nn.Module):
 
     def setup(self):
         """Declares the parts in the checkpoint."""
+        super().setup()
         cfg = self.cfg
-        self.embed = self.EMBED(cfg)
-        self.layer = self.LAYER(cfg, parent=None)
-        # Layers that share parameters are stored once.
-        num_stored = max(cfg.takes) + 1 if cfg.takes else cfg.layers
-        init = init_stack(self.layer, num_stored, jnp.zeros((1, 2, cfg.width)), *self.example())
-        self.layers = declare_param(self, "layers", init)
         if "pooler" in cfg.model_heads:
             self.pooler = nn.Dense(cfg.width, dtype=cfg.dtype)
         if "mlm" in cfg.model_heads:
@@ -178,23 +171,15 @@ class Encoder(nn.Module):
             # Only the parameters are called `rtd`, because a method of this class is.
             self.rtd_head = RtdHead(cfg, name="rtd")
 
-    @nn.nowrap
-    def example(self) -> tuple[Any, ...]:
-        """Returns the other arguments of a layer, besides its input: a prefix and a mask."""
-        return None, AttentionMask(jnp.ones((1, 2), bool))
+    def num_stored(self) -> int:
+        """Returns the number of layers with parameters of their own."""
+        return max(self.cfg.takes) + 1 if self.cfg.takes else self.cfg.layers
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need."""
         cfg = self.cfg
-        head_dim = cfg.width // cfg.heads
-        max_len = cfg.positions - cfg.offset
-        return Dims(cfg.vocab, cfg.width, cfg.embed, cfg.layers, cfg.heads, head_dim, max_len)
-
-    @property
-    def reads_prefix_positions(self) -> bool:
-        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
-        return False
+        return super().dims._replace(embed=cfg.embed, max_len=cfg.positions - cfg.offset)
 
     def __call__(
         self, batch: Batch, injection: Injection, *, deterministic: bool, output_positions=None
@@ -216,10 +201,6 @@ class Encoder(nn.Module):
         """Computes the input of a layer below which nothing is injected. -> [B, T, H]"""
         x = self.embed(batch.encoder, None, deterministic=True)
         return self._run(x, None, batch, True, last=layer)
-
-    def words(self):
-        """Returns the word embeddings. -> [V, E]"""
-        return self.embed.word.table
 
     def pool(self, x):
         """Applies the checkpoint's pooler. [..., H] -> [..., H]"""
@@ -252,15 +233,8 @@ class Encoder(nn.Module):
         return run_stack(
             self.layer, self.layers, x, prefix, mask, first=first, last=last,
             output_positions=output_positions, frozen_input=frozen_input,
-            **self._stack_options(deterministic),
+            param_indices=self.cfg.takes or None, **stack_options(self, deterministic),
         )[0]  # fmt: skip
-
-    def _stack_options(self, deterministic: bool) -> dict[str, Any]:
-        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
-        return dict(
-            stack=cfg.stack, remat=cfg.remat, param_indices=cfg.takes or None,
-            deterministic=deterministic, key=self.make_rng("dropout") if has_dropout else None,
-        )  # fmt: skip
 
 
 def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
@@ -272,13 +246,13 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     refuse_flags(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
     read_word(hf, "position_embedding_type", "absolute", ("absolute",))
     activation = read_word(hf, "hidden_act", "gelu", ACTIVATIONS)
-    width = read_size(hf, "hidden_size")
+    width, heads = read_width(hf)
     config = EncoderConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,
         embed=width,
         layers=read_size(hf, "num_hidden_layers"),
-        heads=read_size(hf, "num_attention_heads"),
+        heads=heads,
         mlp=read_size(hf, "intermediate_size"),
         positions=read_size(hf, "max_position_embeddings"),
         types=read_size(hf, "type_vocab_size", 2),
@@ -290,10 +264,6 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         attention_dropout=read_dropout(hf, "attention_probs_dropout_prob", 0.1),
         tied=read_flag(hf, "tie_word_embeddings", True),
     )
-    if width % config.heads:
-        raise InputError(
-            f"hidden_size={width} must be divisible by num_attention_heads={config.heads}"
-        )
     return dataclasses.replace(config, **changes)
 
 

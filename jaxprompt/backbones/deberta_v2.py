@@ -31,7 +31,7 @@ from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.reading import select_positions
-from jaxprompt.layers.stack import run_stack
+from jaxprompt.layers.stack import run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import NO_LIMIT, AttentionMask, Batch, Dims, Prefix
 
@@ -117,9 +117,7 @@ class Embed(nn.Module):
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
         cfg = self.cfg
-        x = self.word(tokens.ids)  # [B, T, E]
-        if slots is not None:
-            x = write_slots(x, tokens.slot, slots)
+        x = write_slots(self.word(tokens.ids), tokens.slot, slots)  # [B, T, E]
         if cfg.has_positions:
             x = x + self.position(tokens.positions)
         if cfg.has_types:
@@ -224,14 +222,14 @@ class Backbone(Encoder):
         last: int | None = None, output_positions=None, frozen_input: bool = False,
     ):  # fmt: skip
         tokens, num_layers, after_first = batch.encoder, self.cfg.layers, None
-        stack_options = self._stack_options(deterministic)
+        shared_options = stack_options(self, deterministic)
         shared = bidirectional_mask(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
             # `run_stack` only calls this if layer 0 runs: then x is the embeddings.
             after_first = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
 
         def run_layers(x, **options):
-            options = stack_options | options
+            options = shared_options | options
             return run_stack(self.layer, self.layers, x, prefix, *shared, **options)[0]
 
         options = dict(first=first, after_first=after_first, frozen_input=frozen_input)
@@ -239,7 +237,7 @@ class Backbone(Encoder):
         if not self.cfg.decodes or first == num_layers or last not in (None, num_layers):
             return run_layers(x, last=last, output_positions=output_positions, **options)
         x = run_layers(x, last=num_layers - 1, **options)
-        return self._decode(x, run_layers, tokens, output_positions, stack_options["key"])
+        return self._decode(x, run_layers, tokens, output_positions, shared_options["key"])
 
     def _decode(self, x, run_layers, tokens, output_positions, key):
         """Runs the last layer twice with position queries. -> [B, T or M, H]

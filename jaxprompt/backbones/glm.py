@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.backbones import LanguageModel, read_width
 from jaxprompt.backbones.gpt2 import GPT2Config, Layer
 from jaxprompt.convert.hf_config import (
     read_dropout,
@@ -24,13 +25,11 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import bidirectional_mask, causal_mask
-from jaxprompt.layers.cache import decoding_layers, make_layer_caches
+from jaxprompt.layers.cache import make_layer_caches, step_layers
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.embed import Table, output_bias, write_slots
-from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.prefix import append_to_prefix
-from jaxprompt.layers.quantized import dequantize_layer
-from jaxprompt.layers.stack import declare_param, init_stack, run_stack
+from jaxprompt.layers.stack import run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, Prefix, Role, Tokens
 
@@ -55,9 +54,7 @@ class Embed(nn.Module):
 
     def __call__(self, ids, positions, inner, slot=None, slots=None, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions. int [B, T] x 4"""
-        x = self.word(ids)
-        if slots is not None:
-            x = write_slots(x, slot, slots)
+        x = write_slots(self.word(ids), slot, slots)
         x = x + self.position(positions) + self.inner(inner)
         # In `extend` it is [B, H], a token of each row.
         if x.ndim == 3:
@@ -65,35 +62,19 @@ class Embed(nn.Module):
         return self.drop(x, deterministic=deterministic)
 
 
-class Backbone(nn.Module):
+class Backbone(LanguageModel):
     """The stack and its word embeddings, which are also the output table."""
 
     cfg: GLMConfig
     STYLE: ClassVar[str] = "infilling"
-
-    def setup(self):
-        """Declares the parts in the checkpoint."""
-        cfg = self.cfg
-        x, mask = jnp.zeros((1, 2, cfg.width)), AttentionMask(jnp.ones((1, 2), bool))
-        self.embed = Embed(cfg)
-        self.layer = Layer(cfg, parent=None)
-        init = init_stack(self.layer, cfg.layers, x, None, mask)
-        self.layers = declare_param(self, "layers", init)
-        self.norm = LayerNorm(cfg.eps)
+    EMBED = Embed
+    LAYER = Layer
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need."""
-        cfg = self.cfg
-        head_dim = cfg.width // cfg.heads
         # The table has one row more than the config's max_sequence_length.
-        max_len = cfg.positions - 1
-        return Dims(cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.heads, head_dim, max_len)
-
-    @property
-    def reads_prefix_positions(self) -> bool:
-        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
-        return False
+        return super().dims._replace(max_len=self.cfg.positions - 1)
 
     def __call__(
         self, batch: Batch, injection: Injection, *, deterministic: bool, output_positions=None
@@ -112,8 +93,9 @@ class Backbone(nn.Module):
         )
         if not has_answer:
             return self.norm(x)
-        options = dict(output_positions=output_positions)
-        return self._run_answer(batch, input_prefix, deterministic, **options)[0]
+        return self._run_answer(
+            batch, input_prefix, deterministic, output_positions=output_positions
+        )[0]
 
     def prefill(self, batch: Batch, injection: Injection, max_new_tokens: int) -> tuple[Any, Cache]:
         """Processes the input and the given start of the answer, with room for more tokens.
@@ -129,10 +111,6 @@ class Backbone(nn.Module):
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], layer_caches[0].mask.shape)
         return x, Cache(layer_caches, blank)
 
-    def reading_layers(self) -> Any:
-        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
-        return decoding_layers(self.layers, self.cfg.layers)
-
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Runs one more token through each of the `reading_layers`.
 
@@ -140,28 +118,9 @@ class Backbone(nn.Module):
         """
         # All columns have the position of the blank.
         x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
-        layer_caches = []
-        for params, layer_cache in zip(layers, cache.self_attention, strict=True):
-            variables = {"params": dequantize_layer(params, x)}
-            x, layer_cache = self.layer.apply(variables, x, layer_cache, column, method="step")
-            layer_caches.append(layer_cache)
-        return self.norm(x), cache._replace(self_attention=tuple(layer_caches))
-
-    def words(self):
-        """Returns the word embeddings. -> [V, H]"""
-        return self.embed.word.table
-
-    def lm_features(self, x):
-        """Returns the states as they are. [..., H] -> [..., H]"""
-        return x
-
-    def lm_table(self):
-        """Returns the word table and no bias, except that of padding. -> [V, H], None or [V]"""
-        return self.words(), output_bias(self.words(), None, self.cfg.vocab)
-
-    def init_all(self, batch: Batch):
-        """Calls every part, so that `init` creates every parameter."""
-        return self(batch, Injection(), deterministic=True)
+        inputs = [(column,)] * self.cfg.layers
+        x, layer_caches = step_layers(self.layer, layers, x, cache.self_attention, inputs)
+        return self.norm(x), cache._replace(self_attention=layer_caches)
 
     def _read_input(
         self, tokens: Tokens, injection: Injection, deterministic: bool, **options: Any
@@ -173,9 +132,8 @@ class Backbone(nn.Module):
             tokens.ids, tokens.positions, no_inner, tokens.slot, slots, deterministic=deterministic
         )
         prefix = prefix and prefix._replace(positions=None)
-        options = options | dict(frozen_input=slots is None)
         mask = bidirectional_mask(tokens, tokens)
-        x, (k, v) = self._run(x, prefix, mask, deterministic, **options)
+        x, (k, v) = self._run(x, prefix, mask, deterministic, frozen_input=slots is None, **options)
         return x, append_to_prefix(prefix, k, v, tokens.mask)
 
     def _run_answer(self, batch: Batch, input_prefix: Prefix, deterministic: bool, **options: Any):
@@ -199,11 +157,9 @@ class Backbone(nn.Module):
         self, x, prefix, mask: AttentionMask, deterministic: bool, return_kv: bool = True,
         **options: Any,
     ):  # fmt: skip
-        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
-            self.layer, self.layers, x, prefix, mask, stack=cfg.stack, remat=cfg.remat,
-            key=self.make_rng("dropout") if has_dropout else None, deterministic=deterministic,
-            return_kv=return_kv, **options,
+            self.layer, self.layers, x, prefix, mask, return_kv=return_kv,
+            **stack_options(self, deterministic), **options,
         )  # fmt: skip
 
 
@@ -226,9 +182,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
         raise InputError("spell_length is not supported; use a checkpoint with spell_length=null")
     if read_positive(hf, "attention_scale", 1.0) != 1.0:
         raise InputError(f"attention_scale={hf['attention_scale']} is not supported; it must be 1")
-    width, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
-    if width % heads:
-        raise InputError(f"hidden_size={width} must be divisible by num_attention_heads={heads}")
+    width, heads = read_width(hf)
     config = GLMConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,

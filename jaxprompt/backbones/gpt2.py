@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.backbones import LanguageModel, read_width
 from jaxprompt.convert.hf_config import (
     read_dropout,
     read_flag,
@@ -16,24 +17,22 @@ from jaxprompt.convert.hf_config import (
     read_word,
     refuse_flags,
 )
-from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, causal_mask, prepend_prefix, select_queries
 from jaxprompt.layers.cache import (
     column_positions,
-    decoding_layers,
     make_layer_caches,
+    step_layers,
     write_position,
     write_token,
 )
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.embed import Table, output_bias, write_slots
+from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.prefix import append_to_prefix
-from jaxprompt.layers.quantized import dequantize_layer
-from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
+from jaxprompt.layers.stack import read_cached_states, run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, LayerCache, Prefix, Tokens
+from jaxprompt.types import AttentionMask, Batch, Cache, Injection, LayerCache, Prefix, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +67,10 @@ class GPT2Config(DecoderConfig):
     dropout: float = 0.1
     attention_dropout: float = 0.1
 
+    def norm(self) -> LayerNorm:
+        """Makes a norm."""
+        return LayerNorm(self.eps)
+
 
 class Layer(nn.Module):
     """One pre-norm layer. [B, T, H] -> [B, T, H]"""
@@ -83,7 +86,7 @@ class Layer(nn.Module):
             cfg.width, cfg.heads, head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype, scale
         )
         self.mlp = Mlp(cfg.mlp, cfg.activation, cfg.dtype)
-        self.attention_norm, self.mlp_norm = LayerNorm(cfg.eps), LayerNorm(cfg.eps)
+        self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
         self.drop = Dropout(cfg.dropout)
 
     def __call__(
@@ -127,33 +130,18 @@ class Embed(nn.Module):
 
     def __call__(self, ids, positions, slot=None, slots=None, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions. int [B, T] x 3"""
-        x = self.word(ids)
-        if slots is not None:
-            x = write_slots(x, slot, slots)
-        x = x + self.position(positions)
+        x = write_slots(self.word(ids), slot, slots) + self.position(positions)
         # In `extend` x is [B, H], one token of each row.
         if x.ndim == 3:
             x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
 
 
-class Decoder(nn.Module):
-    """The computations of a decoder and its output table; subclasses declare parts in `setup`."""
+class Decoder(LanguageModel):
+    """The computations of a decoder."""
 
     cfg: DecoderConfig
     STYLE: ClassVar[str] = "causal"
-
-    @property
-    def dims(self) -> Dims:
-        """Returns the dimensions that methods and heads need."""
-        cfg = self.cfg
-        head_dim = cfg.width // cfg.heads
-        return Dims(cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.heads, head_dim, cfg.positions)
-
-    @property
-    def reads_prefix_positions(self) -> bool:
-        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
-        return False
 
     def __call__(
         self, batch: Batch, injection: Injection, *, deterministic: bool, output_positions=None
@@ -193,39 +181,20 @@ class Decoder(nn.Module):
         layer_caches = make_layer_caches(prefix, k, v, tokens.mask, max_new_tokens)
         return x, Cache(layer_caches, column_positions(prefix, tokens.positions, max_new_tokens))
 
-    def reading_layers(self) -> Any:
-        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
-        return decoding_layers(self.layers, self.cfg.layers)
-
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Runs one more token through each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
-        x, layer_caches = self.embed(ids, positions, deterministic=True), []
-        for params, layer_cache in zip(layers, cache.self_attention, strict=True):
-            variables = {"params": dequantize_layer(params, x)}
-            x, layer_cache = self.layer.apply(variables, x, layer_cache, column, method="step")
-            layer_caches.append(layer_cache)
-        cache = cache._replace(self_attention=tuple(layer_caches))
+        x = self.embed(ids, positions, deterministic=True)
+        inputs = self._step_inputs(positions, cache, column)
+        x, layer_caches = step_layers(self.layer, layers, x, cache.self_attention, inputs)
+        cache = cache._replace(self_attention=layer_caches)
         return self.norm(x), write_position(cache, positions, column)
 
-    def words(self):
-        """Returns the word embeddings. -> [V, H]"""
-        return self.embed.word.table
-
-    def lm_features(self, x):
-        """Returns the states as they are. [..., H] -> [..., H]"""
-        return x
-
-    def lm_table(self):
-        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
-        table = self.words() if self.cfg.tied else self.lm.table
-        return table, output_bias(table, None, self.cfg.vocab)
-
-    def init_all(self, batch: Batch):
-        """Calls every part, so that `init` creates every parameter."""
-        return self(batch, Injection(), deterministic=True), self.lm_table()
+    def _step_inputs(self, positions, cache: Cache, column) -> list[tuple[Any, ...]]:
+        """Returns the other arguments of each layer's `step`."""
+        return [(column,)] * self.cfg.layers
 
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **options: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
@@ -235,17 +204,15 @@ class Decoder(nn.Module):
             x = self.embed(
                 tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
             )
-        prefix = prefix and prefix._replace(positions=None)
         options = options | dict(first=self.cfg.skip, frozen_input=slots is None)
         x, layer_kv = self._run(x, prefix, tokens, deterministic, **options)
         return self.norm(x), layer_kv
 
     def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **options: Any):
-        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
+        prefix = prefix and prefix._replace(positions=None)
         return run_stack(
-            self.layer, self.layers, x, prefix, causal_mask(tokens), stack=cfg.stack,
-            remat=cfg.remat, key=self.make_rng("dropout") if has_dropout else None,
-            deterministic=deterministic, **options,
+            self.layer, self.layers, x, prefix, causal_mask(tokens),
+            **stack_options(self, deterministic), **options,
         )  # fmt: skip
 
 
@@ -253,27 +220,15 @@ class Backbone(Decoder):
     """The decoder and its output table."""
 
     cfg: GPT2Config
-
-    def setup(self):
-        """Declares the parts in the checkpoint."""
-        cfg = self.cfg
-        x, mask = jnp.zeros((1, 2, cfg.width)), AttentionMask(jnp.ones((1, 2), bool))
-        self.embed = Embed(cfg)
-        self.layer = Layer(cfg, parent=None)
-        init = init_stack(self.layer, cfg.layers, x, None, mask)
-        self.layers = declare_param(self, "layers", init)
-        self.norm = LayerNorm(cfg.eps)
-        if not cfg.tied:
-            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+    EMBED = Embed
+    LAYER = Layer
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
     """Reads a GPT-2 config. Raises InputError if it needs an unsupported feature."""
     act = read_word(hf, "activation_function", "gelu_new", ACTIVATIONS)
     refuse_flags(hf, "scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder")
-    width, heads = read_size(hf, "n_embd"), read_size(hf, "n_head")
-    if width % heads:
-        raise InputError(f"n_embd={width} must be divisible by n_head={heads}")
+    width, heads = read_width(hf, "n_embd", "n_head")
     config = GPT2Config(
         vocab=read_size(hf, "vocab_size"),
         width=width,

@@ -36,22 +36,20 @@ from jaxprompt.convert.llama_fields import (
 from jaxprompt.convert.rope import RotaryParams, read_rotary
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import causal_mask, prepend_prefix, select_queries
-from jaxprompt.layers.cache import write_position, write_token
+from jaxprompt.layers.cache import write_token
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.embed import Table, output_bias, write_slots
+from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import QuantizedTable, dequantize_layer
+from jaxprompt.layers.quantized import QuantizedTable
 from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotate
-from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
+from jaxprompt.layers.stack import run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import (
     AttentionMask,
     AttentionWindow,
-    Batch,
     Cache,
     Dims,
-    Injection,
     LayerCache,
     Prefix,
     Tokens,
@@ -81,9 +79,9 @@ class LlamaConfig(DecoderConfig):
     dropout: float = 0.0
     attention_dropout: float = 0.0
 
-    def norm(self, **name: Any) -> RMSNorm:
+    def norm(self) -> RMSNorm:
         """Makes a norm."""
-        return RMSNorm(self.eps, self.norm_offset, **name)
+        return RMSNorm(self.eps, self.norm_offset)
 
 
 class QKNormAttention(RotaryAttention):
@@ -234,16 +232,18 @@ class Embed(nn.Module):
         self.word = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
         self.drop = Dropout(cfg.embed_dropout)
 
-    def __call__(self, ids, slot=None, slots=None, *, deterministic: bool):
-        """Embeds tokens, with slot vectors at their positions. int [B, T] x 2"""
+    def __call__(self, ids, positions, slot=None, slots=None, *, deterministic: bool):
+        """Embeds tokens, with slot vectors at their positions. int [B, T] x 3
+
+        `positions` are unused: attention rotates by them.
+        """
         cfg = self.cfg
         x = self.word(ids)
         # Before the slots are written: their initial values, from `words`, are already scaled.
         if cfg.embed_scale != 1.0:
             # Rounded to the type first, as transformers does: in bfloat16 sqrt(3072) becomes 55.5.
             x = x * jnp.asarray(cfg.embed_scale, cfg.dtype)
-        if slots is not None:
-            x = write_slots(x, slot, slots)
+        x = write_slots(x, slot, slots)
         # In `extend` x is [B, H], one token of each row.
         if x.ndim == 3:
             x = constrain(x, "act_batch", None, None)
@@ -254,59 +254,29 @@ class Backbone(Decoder):
     """The decoder and its output table."""
 
     cfg: LlamaConfig
+    EMBED = Embed
+    LAYER = Layer
 
-    def setup(self):
-        """Declares the parts in the checkpoint."""
-        cfg = self.cfg
-        self.embed = Embed(cfg)
-        self.layer = Layer(cfg, parent=None)
-        x, positions = jnp.zeros((1, 2, cfg.width)), jnp.zeros((1, 2), jnp.int32)
-        example = (
-            LlamaLayerInputs(None, False),
-            AttentionMask(jnp.ones((1, 2), bool)),
-            positions,
-            self._rotations(positions),
-        )
-        self.layers = declare_param(self, "layers", init_stack(self.layer, cfg.layers, x, *example))
-        self.norm = cfg.norm()
-        if not cfg.tied:
-            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+    @nn.nowrap
+    def example(self) -> tuple[Any, ...]:
+        """Returns the other arguments of a layer, besides its input."""
+        positions = jnp.zeros((1, 2), jnp.int32)
+        mask = AttentionMask(jnp.ones((1, 2), bool))
+        return LlamaLayerInputs(None, False), mask, positions, self._rotations(positions)
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need; heads are key-value heads."""
-        cfg = self.cfg
-        return Dims(
-            cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.key_heads, cfg.head_dim, cfg.positions
-        )
+        return super().dims._replace(heads=self.cfg.key_heads, head_dim=self.cfg.head_dim)
 
     @property
     def reads_prefix_positions(self) -> bool:
         """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return any(self.cfg.is_local)
 
-    def enter(self, batch: Batch, layer: int):
-        """Computes the input of a layer below which nothing is injected. -> [B, T, H]"""
-        tokens = batch.encoder
-        x = self.embed(tokens.ids, deterministic=True)
-        return self._run(x, None, tokens, True, last=layer)[0]
-
-    def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Runs one more token through each of the `reading_layers`.
-
-        int [B], int [B], int scalar -> its state [B, H], the cache
-        """
-        x, layer_caches = self.embed(ids, deterministic=True), []
-        rotations = self._rotations(positions[:, None])
-        per_layer = zip(layers, cache.self_attention, self.cfg.is_local, strict=True)
-        for params, layer_cache, is_local in per_layer:
-            x, layer_cache = self.layer.apply(
-                {"params": dequantize_layer(params, x)}, x, layer_cache, column, is_local,
-                positions, cache.positions, rotations, method="step",
-            )  # fmt: skip
-            layer_caches.append(layer_cache)
-        cache = cache._replace(self_attention=tuple(layer_caches))
-        return self.norm(x), write_position(cache, positions, column)
+    def _step_inputs(self, positions, cache: Cache, column) -> list[tuple[Any, ...]]:
+        shared = positions, cache.positions, self._rotations(positions[:, None])
+        return [(column, is_local, *shared) for is_local in self.cfg.is_local]
 
     def words(self):
         """Returns the word embeddings as they enter the first layer. -> [V, H]"""
@@ -318,30 +288,14 @@ class Backbone(Decoder):
             scale = jnp.asarray(scale, table.dtype)
         return table * scale
 
-    def lm_table(self):
-        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
-        # Unscaled, unlike `words`: Gemma does not scale its output table.
-        table = self.embed.word.table if self.cfg.tied else self.lm.table
-        return table, output_bias(table, None, self.cfg.vocab)
-
     @nn.nowrap
     def _rotations(self, positions):
         return tuple(
             make_rotations(positions, np.array(t.frequencies), t.scale) for t in self.cfg.turnings
         )
 
-    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **options: Any):
-        tokens, (slots, prefix, _) = batch.encoder, injection.encoder
-        if self.cfg.skip:
-            x = read_cached_states(batch.cached, self.cfg.dtype)
-        else:
-            x = self.embed(tokens.ids, tokens.slot, slots, deterministic=deterministic)
-        options = options | dict(first=self.cfg.skip, frozen_input=slots is None)
-        x, layer_kv = self._run(x, prefix, tokens, deterministic, **options)
-        return self.norm(x), layer_kv
-
     def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **options: Any):
-        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
+        cfg = self.cfg
         if prefix is not None and prefix.positions is not None:
             self.check_shift(prefix.k.shape[2])
             # `run_stack` splits leaves by their axis of layers, which positions lack.
@@ -350,9 +304,7 @@ class Backbone(Decoder):
         layer_inputs = LlamaLayerInputs(prefix, np.array(cfg.is_local))
         return run_stack(
             self.layer, self.layers, x, layer_inputs, causal_mask(tokens), tokens.positions,
-            self._rotations(tokens.positions), stack=cfg.stack, remat=cfg.remat,
-            key=self.make_rng("dropout") if has_dropout else None, deterministic=deterministic,
-            **options,
+            self._rotations(tokens.positions), **stack_options(self, deterministic), **options,
         )  # fmt: skip
 
     @nn.nowrap

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.backbones import bert, read_width
 from jaxprompt.backbones.bert import Encoder, EncoderConfig
 from jaxprompt.convert.hf_config import (
     read_dropout,
@@ -32,7 +33,7 @@ from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import LayerNorm, normalize
 from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotary_frequencies
-from jaxprompt.layers.stack import run_stack
+from jaxprompt.layers.stack import run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, AttentionWindow, Prefix
 
@@ -125,14 +126,12 @@ class Embed(nn.Module):
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
-        x = self.word(tokens.ids)
-        if slots is not None:
-            x = write_slots(x, tokens.slot, slots)
+        x = write_slots(self.word(tokens.ids), tokens.slot, slots)
         x = constrain(x, "act_batch", None, None)
         return self.drop(self.norm(x), deterministic=deterministic)
 
 
-class LmHead(nn.Module):
+class LmHead(bert.LmHead):
     """The transform before the output embedding. [..., H] -> [..., H]"""
 
     cfg: ModernBertConfig
@@ -148,10 +147,6 @@ class LmHead(nn.Module):
             self.bias = self.param("bias", nn.initializers.zeros, (rows,))
         if not cfg.tied:
             self.table = self.param("table", nn.initializers.normal(0.02), (rows, cfg.width))
-
-    def __call__(self, x):
-        """Transforms hidden states."""
-        return self.norm(ACTIVATIONS[self.cfg.lm_activation](self.dense(x)))
 
 
 class _AttentionNorms(nn.Module):
@@ -221,7 +216,7 @@ class Backbone(Encoder):
         )
         x, _ = run_stack(
             self.layer, self.layers, x, layer_inputs, local_mask, mask, rotations, last=last,
-            **options, **self._stack_options(deterministic),
+            **options, **stack_options(self, deterministic),
         )  # fmt: skip
         # The result of `enter` is the input of a layer, without the last norm.
         return self.norm(x) if last is None else x
@@ -230,13 +225,9 @@ class Backbone(Encoder):
 def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
     """Reads a ModernBERT config. Raises InputError if it needs an unsupported feature."""
     refuse_flags(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
-    width, layers = read_size(hf, "hidden_size"), read_size(hf, "num_hidden_layers")
-    heads = read_size(hf, "num_attention_heads")
+    layers = read_size(hf, "num_hidden_layers")
     # Rotary positions rotate pairs, so the width of a head is even.
-    if width % heads or width // heads % 2:
-        raise InputError(
-            f"hidden_size={width} must be an even multiple of num_attention_heads={heads}"
-        )
+    width, heads = read_width(hf, multiple=2)
     # A single layer has no norm before its attention, and `later_layers` would be empty.
     if layers < 2:
         raise InputError(f"num_hidden_layers={layers} is not supported; it must be at least 2")
@@ -290,16 +281,13 @@ def _read_theta(hf: Mapping[str, Any], kind: str, field: str, default: float) ->
     parameters = {} if parameters is None else parameters
     is_by_type = isinstance(parameters, dict) and parameters.keys() <= set(_LAYER_TYPES)
     rope = (parameters.get(kind) or {}) if is_by_type else None
-    if not isinstance(rope, dict) or not rope.keys() <= {"rope_type", "rope_theta"}:
+    if (
+        not isinstance(rope, dict)
+        or rope.keys() - {"rope_type", "rope_theta"}
+        or rope.get("rope_type", "default") != "default"
+    ):
         raise InputError(
             f"rope_parameters={brief(parameters)} is not supported; it must have one rope_theta "
-            "per layer type"
+            "per layer type, with rope_type=default"
         )
-    if rope.get("rope_type", "default") != "default":
-        raise InputError(
-            f"rope_parameters with rope_type={brief(rope['rope_type'])} is not supported; it must "
-            "be default"
-        )
-    if rope.get("rope_theta") is not None:
-        return read_positive(rope, "rope_theta", default)
-    return read_positive(hf, field, default)
+    return read_positive(rope, "rope_theta", read_positive(hf, field, default))

@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.backbones import LanguageModel
 from jaxprompt.convert.hf_config import (
     read_dropout,
     read_flag,
+    read_id,
     read_positive,
     read_size,
     refuse_flags,
@@ -31,16 +33,22 @@ from jaxprompt.layers.cache import (
     column_positions,
     decoding_layers,
     make_layer_caches,
+    step_layers,
     write_position,
     write_token,
 )
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.embed import Table, output_bias, write_slots
+from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import dequantize_layer
 from jaxprompt.layers.relpos import RelativeBias, select_bias, without_prefix
-from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
+from jaxprompt.layers.stack import (
+    declare_param,
+    init_stack,
+    read_cached_states,
+    run_stack,
+    stack_options,
+)
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import (
     NO_LIMIT,
@@ -117,21 +125,15 @@ class EncoderLayer(nn.Module):
         return x + self.drop(y, deterministic=deterministic), None
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(EncoderLayer):
     """One pre-norm layer that also attends to the encoder's output. [B, T, H] -> [B, T, H]"""
-
-    cfg: T5Config
 
     def setup(self):
         """Declares the parts."""
-        cfg = self.cfg
-        self.attention, self.cross = _attention(cfg), _attention(cfg)
-        self.mlp = GatedMlp(cfg.mlp, cfg.activation, cfg.gated, cfg.dropout, cfg.dtype)
-        self.attention_norm, self.cross_norm = RMSNorm(cfg.eps), RMSNorm(cfg.eps)
-        self.mlp_norm = RMSNorm(cfg.eps)
-        self.drop = Dropout(cfg.dropout)
+        super().setup()
+        self.cross, self.cross_norm = _attention(self.cfg), RMSNorm(self.cfg.eps)
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # `run_stack` calls each kind as it is
         self, x, prefixes, mask: AttentionMask, bias, encoder_states, encoder_mask: AttentionMask,
         *, deterministic: bool, return_kv: bool = False, output_positions=None,
     ):  # fmt: skip
@@ -183,14 +185,12 @@ class Embed(nn.Module):
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
-        x = self.word(tokens.ids)
-        if slots is not None:
-            x = write_slots(x, tokens.slot, slots)
+        x = write_slots(self.word(tokens.ids), tokens.slot, slots)
         x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
 
 
-class Backbone(nn.Module):
+class Backbone(LanguageModel):
     """Encoder, decoder and output table."""
 
     cfg: T5Config
@@ -293,22 +293,13 @@ class Backbone(nn.Module):
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
-        x, layer_caches = self.embed.word(ids), []
+        x = self.embed.word(ids)
         # Before the bias is computed: the token sees itself, at distance 0.
         cache = write_position(cache, positions, column)
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
-        per_layer = zip(layers, cache.self_attention, cache.cross or (), strict=True)
-        for params, layer_cache, cross in per_layer:
-            variables = {"params": dequantize_layer(params, x)}
-            x, layer_cache = self.decoder_layer.apply(
-                variables, x, layer_cache, cross, bias, column, method="step"
-            )
-            layer_caches.append(layer_cache)
-        return self.decoder_norm(x), cache._replace(self_attention=tuple(layer_caches))
-
-    def words(self):
-        """Returns the word embeddings. -> [V, H]"""
-        return self.embed.word.table
+        inputs = [(cross, bias, column) for cross in cache.cross or ()]
+        x, layer_caches = step_layers(self.decoder_layer, layers, x, cache.self_attention, inputs)
+        return self.decoder_norm(x), cache._replace(self_attention=layer_caches)
 
     def lm_features(self, x):
         """Scales the decoder's states for the output table. [..., H] -> [..., H]"""
@@ -316,15 +307,6 @@ class Backbone(nn.Module):
         factor = cfg.width**-0.5 if cfg.scaled_output else 1.0
         # A tied table is divided like the residual stream, but must not be as the output table.
         return x * (factor * cfg.rescale if cfg.tied else factor)
-
-    def lm_table(self):
-        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
-        table = self.words() if self.cfg.tied else self.lm.table
-        return table, output_bias(table, None, self.cfg.vocab)
-
-    def init_all(self, batch: Batch):
-        """Calls every part, so that `init` creates every parameter."""
-        return self(batch, Injection(), deterministic=True), self.lm_table()
 
     def _encode(
         self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, **layer_range: int
@@ -344,7 +326,7 @@ class Backbone(nn.Module):
         return run_stack(
             self.layer, self.layers, x, _without_positions(prefix),
             bidirectional_mask(tokens, tokens), bias, **layer_range,
-            **self._stack_options(deterministic),
+            **stack_options(self, deterministic),
         )[0]  # fmt: skip
 
     def _embed_decoder(self, tokens, injection: Injection, deterministic: bool):
@@ -373,16 +355,9 @@ class Backbone(nn.Module):
         x, layer_kv = run_stack(
             self.decoder_layer, self.decoder_layers, x, tuple(map(_without_positions, prefixes)),
             causal_mask(tokens), bias, encoder_states, bidirectional_mask(tokens, encoder_tokens),
-            **options, **self._stack_options(deterministic),
+            **options, **stack_options(self, deterministic),
         )  # fmt: skip
         return self.drop(self.decoder_norm(x), deterministic=deterministic), layer_kv
-
-    def _stack_options(self, deterministic: bool) -> dict[str, Any]:
-        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
-        return dict(
-            stack=cfg.stack, remat=cfg.remat, deterministic=deterministic,
-            key=self.make_rng("dropout") if has_dropout else None,
-        )  # fmt: skip
 
 
 def _without_positions(prefix: Prefix | None) -> Prefix | None:
@@ -404,16 +379,9 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     if not read_flag(hf, "is_encoder_decoder", True):
         raise InputError("is_encoder_decoder=false is not supported; use a full T5")
     layers = read_size(hf, "num_layers")
-    start_id = hf.get("decoder_start_token_id")
-    start_id = hf.get("pad_token_id") if start_id is None else start_id
-    if type(start_id) is not int or not 0 <= start_id < read_size(hf, "vocab_size"):
-        problem = "lacks decoder_start_token_id"
-        if start_id is not None:
-            problem = f"has decoder_start_token_id={brief(start_id)}"
-        raise InputError(
-            f"the config {problem}, which must be a token id of its vocabulary, the decoder's "
-            "first input; set it in config.json (T5 uses the pad id, 0)"
-        )
+    start_field = "decoder_start_token_id"
+    if hf.get(start_field) is None and hf.get("pad_token_id") is not None:
+        start_field = "pad_token_id"
     dropout = read_dropout(hf, "dropout_rate", 0.1)
     eps = read_positive(hf, "layer_norm_epsilon", 1e-6)
     rescale = changes.get("rescale", 1.0)
@@ -443,7 +411,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
         dropout=dropout,
         attention_dropout=dropout,
         scaled_output=scaled,
-        start=start_id,
+        start=read_id(hf, start_field),
         tied=read_flag(hf, "tie_word_embeddings", True),
     )  # fmt: skip
     return dataclasses.replace(config, **changes)

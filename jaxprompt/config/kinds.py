@@ -6,20 +6,23 @@ Imports nothing heavy: configs are read and their help is shown without loading 
 import dataclasses
 import importlib
 import re
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias, TypeVar, cast, overload
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, overload
 
-from jaxprompt.errors import InputError, brief, check_kind, check_known
+from jaxprompt.errors import InputError, brief, check_kind, check_known, nearest
 from jaxprompt.files import user_path
 
 Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None  # of a field
 T = TypeVar("T")
 
 RANGES = {
+    "at least -1": lambda x: x >= -1,
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
     "above 0": lambda x: x > 0,
     "in [0, 1)": lambda x: 0 <= x < 1,
+    "in (0, 1)": lambda x: 0 < x < 1,
     "in (0, 1]": lambda x: 0 < x <= 1,
     "in [0, 2**32)": lambda x: 0 <= x < 2**32,
 }
@@ -128,9 +131,9 @@ def share(default: float | None, note: str) -> float | None:
     return number(default, note, "in [0, 1)")
 
 
-def option(default: T, note: str) -> T:
-    """Declares a field of a method or head, with the type of its default; the class checks it."""
-    return _declare(Field(type(default), cast(Value, default), note), default)
+def option(default: T, note: str, limit: str | Sequence[str] = "") -> T:
+    """Declares a field of a method or head, with the type of its default; `limit` as in `Field`."""
+    return _declare(Field(type(default), cast(Value, default), note, limit), default)
 
 
 def several(one: T | None) -> tuple[T, ...]:
@@ -174,6 +177,32 @@ def check_value(name: str, field: Field, value: object) -> None:
                     f"{name}: {brief(pattern)} is not a valid regular expression ({error}); "
                     "correct it"
                 ) from error
+
+
+def check_fields(
+    block: str, name: str, owner: Any, values: Mapping[str, object], hidden: Collection[str] = ()
+) -> None:
+    """Checks the fields of a method or head, by the limits that its class declares.
+
+    Args:
+      block: "prompt" or "head", for messages.
+      name: of the method or head.
+      owner: its class. A field that is not declared only has its type hint.
+      values: by field.
+      hidden: fields of the class that are no fields of the config.
+
+    Raises:
+      InputError: if the class lacks a field, or a value is not allowed.
+    """
+    fields = {x.name: x.metadata for x in dataclasses.fields(owner) if x.name not in hidden}
+    hints = typing.get_type_hints(owner)  # works with `from __future__ import annotations`
+    for field, value in values.items():
+        if field not in fields:
+            raise InputError(
+                f"{block}.name={name} has no field {field!r}; {nearest(field, fields)}"
+            )
+        declared = fields[field].get(DECLARED) or Field(hints[field], None, "")
+        check_value(f"{block}.{field}", declared, value)
 
 
 def as_declared(field: Field, value: object) -> Value:

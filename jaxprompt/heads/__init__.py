@@ -6,14 +6,15 @@ The modules of pre-training, in `pretraining/`, are not heads: they make no pred
 """
 
 import dataclasses
+import itertools
 import string
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import KINDS, Example, Task
 from jaxprompt.data.text.class_list import ClassList
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
@@ -23,7 +24,8 @@ from jaxprompt.data.text.specials import Specials, read_specials
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer
-from jaxprompt.errors import InputError, check_kind, check_known, nearest, with_article
+from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.registry import HEADS
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
@@ -130,30 +132,18 @@ class Kind:
         if form == "text" and style == "masked":
             raise InputError("task.form=text needs a generative backbone; use cloze, or a T5")
 
-    def check_encoder(self, facts: BackboneInfo, reads: str) -> None:
-        """Raises InputError for a backbone that is not bidirectional."""
-        if facts.style != "masked":
-            raise InputError(
-                f"head.name={self.name} reads every {reads} of the input bidirectionally, which "
-                f"{with_article(facts.family)} does not support; use a BERT, RoBERTa, ELECTRA, "
-                "ALBERT, DeBERTa or ModernBERT"
-            )
-
     # -- layout ------------------------------------------------------------------------------------
 
     def fit_task(self, task: Task, choices: int) -> Task:
         """Completes a task whose examples have up to this many choices."""
-        del choices
         return task
 
     def template_for(self, task: Task, style: str, form: str) -> str:
         """Returns the task's template for this head; "" if it has none."""
-        del style, form
         return task.plain
 
     def needs_mask(self, form: str) -> bool:
         """Returns whether a template must have a [mask]."""
-        del form
         return False
 
     def check_template(self, template: Template) -> None:
@@ -177,7 +167,6 @@ class Kind:
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes examples; with `targets`, for training."""
-        del targets
         labels = np.array([example.label for example in examples], np.int32)
         # Examples of one task may have different numbers of choices, but all have all classes.
         counts = [len(e.choices) if task.choices else classes for e in examples]
@@ -187,7 +176,6 @@ class Kind:
 
     def longest_example(self, task: Task, text: str, max_target: int) -> Example | None:
         """Returns an example of maximum length; None = one is made from the classes."""
-        del task, text, max_target
         return None
 
     # -- training ----------------------------------------------------------------------------------
@@ -201,24 +189,23 @@ class Kind:
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
         """Describes the answers of a run and how often each occurs."""
         names = task.labels or tuple(string.ascii_uppercase[:classes])
-        return label_messages(names, {name: part.labels for name, part in splits.items()})
+        return label_messages(names, {x: self.gold_labels(part) for x, part in splits.items()})
 
     def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
         """Computes metrics of a split's outputs, [units, C or C + 1].
 
         If words outside the classes may win, "other_words" is how often they do.
         """
-        scores = drop_absent(outputs, split.counts, classes)
+        scores, gold = self.class_scores(split, outputs, classes), self.gold_labels(split)
         best = decide(scores, classes)
         measured = metrics.score_predictions(
-            metric, split.labels, best, classes, split.metric_data, scores[:, :classes]
+            metric, gold, best, classes, split.metric_data, scores[:, :classes]
         )
         other = {"other_words": float((best < 0).mean())} if scores.shape[1] > classes else {}
         return measured | other
 
     def fitted(self, dev: Mapping[str, float]) -> "Kind":
         """Returns a copy with values that were selected on dev, e.g. a threshold."""
-        del dev
         return self
 
     def check_outputs(self, outputs: Any) -> None:
@@ -235,55 +222,110 @@ class Kind:
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the examples with known answers. -> metrics, their number"""
-        is_known = split.labels >= 0
+        gold = self.gold_labels(split)
+        is_known = gold >= 0
         if not is_known.any():
             return {}, 0
-        part = split._replace(labels=split.labels[is_known], counts=split.counts[is_known])
-        if split.metric_data:
-            part = part._replace(metric_data=split.metric_data.select(is_known))
         # The answer is the best of the classes, even if a word outside of them is more likely.
-        return self.measure(metric, part, outputs[is_known, :classes], classes), int(is_known.sum())
+        scores = self.class_scores(split, outputs, classes)[is_known, :classes]
+        metric_data = split.metric_data and split.metric_data.select(is_known)
+        measured = metrics.score_predictions(
+            metric, gold[is_known], scores.argmax(-1), classes, metric_data, scores
+        )
+        return measured, int(is_known.sum())
 
     def gold_labels(self, split: Split) -> np.ndarray:
-        """Returns the right class of each example, for heads that predict classes."""
+        """Returns the right class of each example, -1 = unknown, for heads that predict classes."""
         return split.labels
+
+    def class_scores(self, split: Split, outputs: Any, classes: int) -> np.ndarray:
+        """Returns the score of each class, for heads that predict classes. -> [examples, C|C + 1]
+
+        If words outside the classes may win, the last column is the best of them.
+        """
+        return drop_absent(outputs, split.counts, classes)
 
     def predicted_classes(self, split: Split, outputs: Any, classes: int) -> np.ndarray | None:
         """Returns the predicted class of each example; None if this head predicts no classes."""
         if self.OF != "classes":
             return None
-        return decide(drop_absent(outputs, split.counts, classes)[:, :classes], classes)
+        return self.class_scores(split, outputs, classes)[:, :classes].argmax(-1)
 
     def columns(self, task: Task) -> tuple[str, ...]:
         """Returns the names of the columns of `answers`."""
-        del task
         return self.COLUMNS
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields the output of each example, by `columns`: its class and all probabilities."""
-        outputs = drop_absent(outputs, split.counts, classes)[:, :classes]
-        best, probs = decide(outputs, classes), probabilities(outputs, classes)
-        yield from class_answers(task, examples, best, probs)
+        scores = self.class_scores(split, outputs, classes)[:, :classes]
+        # Not that of the probabilities: rounding may make two of them equal.
+        best = scores.argmax(-1)
+        pairs = zip(examples, best, self.shown_scores(scores), strict=True)
+        for example, index, shown in pairs:
+            names = task.labels
+            if task.choices:
+                names = (names or example.choices)[: len(example.choices)]
+            # Of many classes only the best; of equal ones the first, as in an argmax.
+            ranked = np.argsort(-shown, kind="stable")[:MANY] if classes > MANY else range(classes)
+            by_name = {names[i]: float(shown[i]) for i in ranked if i < len(names)}
+            yield {"prediction": names[index], "score": float(shown[index]), "scores": by_name}
+
+    def shown_scores(self, scores: np.ndarray) -> np.ndarray:
+        """Returns the scores that `answers` shows: probabilities of the classes. [examples, C]"""
+        return probabilities(scores, scores.shape[1])
 
 
-def class_answers(
-    task: Task, examples: Sequence[Example], best: np.ndarray, all_scores: np.ndarray
-) -> Iterator[dict[str, Any]]:
-    """Yields the `best` [examples] class of each, with the `values` [examples, C] of all.
+class WindowHead(Kind):
+    """The base of heads that read every token of a text, in windows if it is long."""
 
-    With more than MANY classes, only the best ones are included.
+    DEFAULT_STRIDE: ClassVar[int]
+    stride: int
+
+    def check_backbone(self, facts: BackboneInfo) -> None:
+        """Raises InputError for a backbone that is not bidirectional."""
+        if facts.style != "masked":
+            raise InputError(
+                f"head.name={self.name} reads the whole input bidirectionally, which "
+                f"{with_article(facts.family)} does not support; use a BERT, RoBERTa, ELECTRA, "
+                "ALBERT, DeBERTa or ModernBERT"
+            )
+
+    def check_length(self, max_len: int) -> None:
+        """Raises InputError if consecutive windows would overlap entirely."""
+        check_stride(self.stride, max_len)
+
+    def cut_windows(self, lengths: Sequence[int], room: int) -> list[TextWindow]:
+        """Splits a text into windows, see `windows.cut_windows`."""
+        stride = self.DEFAULT_STRIDE if self.stride == USUAL else self.stride
+        return cut_windows(lengths, room, stride)
+
+
+def measure_pairs(
+    score: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]],
+    pairs: Iterable[tuple[Any, Any]],
+) -> tuple[dict[str, float], int]:
+    """Scores pairs of a right answer and a prediction; () is an unknown answer.
+
+    Returns the metrics, {} if all are unknown, and the number of known answers.
     """
-    classes = all_scores.shape[1]
-    for example, scores, index in zip(examples, all_scores, best, strict=True):
-        names = task.labels
-        if task.choices:
-            names = (names or example.choices)[: len(example.choices)]
-        # Of equal values the first class, as in `decide`.
-        shown = np.argsort(-scores, kind="stable")[:MANY] if classes > MANY else range(classes)
-        scores_by_name = {names[i]: float(scores[i]) for i in shown if i < len(names)}
-        yield {"prediction": names[index], "score": float(scores[index]), "scores": scores_by_name}
+    known = [pair for pair in pairs if pair[0]]
+    return (score(*zip(*known, strict=True)) if known else {}), len(known)
+
+
+def label_table(labels: Sequence[Sequence[int] | np.ndarray], width: int) -> np.ndarray:
+    """Pads the labels of windows with -1. -> int32 [windows, width]"""
+    table = np.full((len(labels), width), -1, np.int32)
+    for line, window_labels in zip(table, labels, strict=True):
+        line[: len(window_labels)] = window_labels
+    return table
+
+
+def windows_by_text(owner: np.ndarray, num_texts: int) -> list[range]:
+    """Returns the windows of each text; `owner` [windows] is the text of each, ascending."""
+    bounds = np.searchsorted(owner, np.arange(num_texts + 1))
+    return list(itertools.starmap(range, itertools.pairwise(bounds)))
 
 
 def make_head(name: str, **fields: Any) -> Kind:
@@ -293,16 +335,10 @@ def make_head(name: str, **fields: Any) -> Kind:
       InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
         range.
     """
-    check_known("head.name", name, HEADS.names())
     head_class = HEADS.load(name)
-    hints = typing.get_type_hints(head_class)  # works with `from __future__ import annotations`
-    types = {field.name: hints[field.name] for field in dataclasses.fields(head_class)}
     # JSON has no tuples.
     fields = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
-    for field, value in fields.items():
-        if field not in types:
-            raise InputError(f"head {name!r} has no field {field!r}; {nearest(field, types)}")
-        check_kind(f"head.{field}", value, types[field])
+    kinds.check_fields("head", name, head_class, fields)
     head = head_class(**fields)
     head.check()
     return head

@@ -4,7 +4,7 @@ A class is right if the first token of its name looks original in the context.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,14 +24,12 @@ from jaxprompt.data.text.class_list import (
 )
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.overview import label_messages
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
-from jaxprompt.errors import InputError, at_least, check_known
-from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup, class_answers
+from jaxprompt.errors import InputError
+from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, mask_absent, select_positions
-from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import drop_absent
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.types import Batch, Objective
@@ -57,30 +55,24 @@ class Head(Kind):
     READ_WITH: ClassVar[Mapping[str, str]] = {"order=random": "order_seed"}
 
     score: str = kinds.option(
-        "original", "a class is scored by 1 - sigmoid; replaced: by sigmoid (table 3)"
+        "original", "a class is scored by 1 - sigmoid; replaced: by sigmoid (table 3)", SCORES
     )
-    loss: str = kinds.option("sum", "over the classes of an example: sum (eq. 3) | mean")
+    loss: str = kinds.option("sum", "over the classes of an example: sum (eq. 3) | mean", LOSSES)
     bias: bool = kinds.option(False, "a trained number per class is added to its logit")
     copies: bool = kinds.option(
         False, "classes are written by rows that the method trains (prompt.name=dpt)"
     )
     separator: str = kinds.option(", ", "between two classes")
-    order: str = kinds.option("task", "of the classes: task = as in task.labels | random")
-    order_seed: int = kinds.option(0, "random: what it is drawn by")
+    order: str = kinds.option("task", "of the classes: task = as in task.labels | random", ORDERS)
+    order_seed: int = kinds.option(0, "random: what it is drawn by", kinds.SEED)
     listed: tuple = kinds.option((), "labels in the order of the list; () = by `order`")
-    group: int = kinds.option(0, "classes that one input lists, at most; 0 = all")
+    group: int = kinds.option(0, "classes that one input lists, at most; 0 = all", "at least 0")
     hierarchy: tuple = kinds.option(
         (), 'parents of each class, "top/below", in the order of task.labels'
     )
 
     def check(self) -> None:
         """Raises InputError for unknown or out-of-range values."""
-        check_known("head.score", self.score, SCORES)
-        check_known("head.loss", self.loss, LOSSES)
-        check_known("head.order", self.order, ORDERS)
-        if not 0 <= self.order_seed < 2**32:  # what RandomState takes
-            raise InputError(f"head.order_seed={self.order_seed} must be in [0, 2**32)")
-        at_least("head.group", self.group, 0)
         if self.bias and (self.group or self.hierarchy):
             raise InputError(
                 "head.bias=True has one parameter per class of a single list; leave head.group and "
@@ -229,47 +221,21 @@ class Head(Kind):
         words = [*(entry[0] for entry in task.words), *tree.names[classes:]]
         lists = (self.separator.join(words[n] for n in members) for members in tree.lists)
         num_lists = len(tree.lists)
+        line = f"listed: {' | '.join(lists)}; forward passes per example: {num_lists}"
         in_training = f", {tree.depth} at most in training" if tree.depth < num_lists else ""
-        plural = "es" if num_lists > 1 else ""
-        line = f"listed: {' | '.join(lists)}; {num_lists} forward pass{plural} per example"
-        labels = {name: self.gold_labels(split) for name, split in splits.items()}
-        return [*label_messages(task.labels, labels), line + in_training]
-
-    def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
-        """Compares the best classes with the right ones."""
-        scores = log_scores(split, outputs, classes)
-        gold, best = self.gold_labels(split), scores.argmax(-1)
-        return metrics.score_predictions(metric, gold, best, classes, split.metric_data, scores)
-
-    def measure_known(
-        self, metric: str, split: Split, outputs: Any, classes: int
-    ) -> tuple[dict[str, float], int]:
-        """Computes metrics over the examples with known answers. -> metrics, their number"""
-        gold, scores = self.gold_labels(split), log_scores(split, outputs, classes)
-        is_known = gold >= 0
-        if not is_known.any():
-            return {}, 0
-        metric_data = split.metric_data and split.metric_data.select(is_known)
-        best = scores.argmax(-1)[is_known]
-        measured = metrics.score_predictions(
-            metric, gold[is_known], best, classes, metric_data, scores[is_known]
-        )
-        return measured, int(is_known.sum())
+        return [*super().tell(task, classes, splits), line + in_training]
 
     def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the right class of each example. -> int32 [examples], -1 = unknown"""
         return split.labels if split.parts is None else split.parts.gold
 
-    def predicted_classes(self, split: Split, outputs: Any, classes: int) -> np.ndarray:
-        """Returns the best class of each example."""
-        return log_scores(split, outputs, classes).argmax(-1)
+    def class_scores(self, split: Split, outputs: Any, classes: int) -> np.ndarray:
+        """Returns log s of each class. -> [examples, C]"""
+        return log_scores(split, outputs, classes)
 
-    def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
-    ) -> Iterator[dict[str, Any]]:
-        """Yields the best class of each example and the score s of all, which do not sum to 1."""
-        scores = log_scores(split, outputs, classes)
-        yield from class_answers(task, examples, scores.argmax(-1), np.exp(scores))
+    def shown_scores(self, scores: np.ndarray) -> np.ndarray:
+        """Returns the scores s, which do not sum to 1. [examples, C]"""
+        return np.exp(scores)
 
 
 def check_discriminator(head: Kind, facts: BackboneInfo, other: str = "") -> None:

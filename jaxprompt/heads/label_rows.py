@@ -9,21 +9,10 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.config import kinds
-from jaxprompt.data.text.encode import Answer
-from jaxprompt.data.text.specials import FED
-from jaxprompt.data.text.target import (
-    Frame,
-    branch_plan,
-    default_answer,
-    make_answer_frame,
-    masked_plan,
-    read_answer,
-)
-from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
-from jaxprompt.data.text.verbalizer import make_verbalizer
-from jaxprompt.errors import InputError, check_known
+from jaxprompt.data.text.tokenizer import Tokenizer
+from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup
-from jaxprompt.heads.verbalizer import SCORES, LabelWordHead, choose_words
+from jaxprompt.heads.verbalizer import SCORES, LabelWordHead
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import score_table
@@ -37,12 +26,8 @@ class Head(LabelWordHead):
     """Scores classes by vectors that the method trains, initialised from the label words."""
 
     scores: str = kinds.option(
-        "restricted", "restricted to the label rows | full: the vocabulary besides"
+        "restricted", "restricted to the label rows | full: the vocabulary besides", SCORES
     )
-
-    def check(self) -> None:
-        """Raises InputError for an unknown value."""
-        check_known("head.scores", self.scores, SCORES)
 
     def reads_rows(self) -> bool:
         """Returns True."""
@@ -58,26 +43,10 @@ class Head(LabelWordHead):
 
     def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads the single position of a label."""
-        style = facts.style
-        answer, sentinels = read_answer(setup.answer or default_answer(style))
-        specials = self.specials(facts, setup, tokenizer, sentinels)
-        words = choose_words(setup.task, style, setup.form)
-        # The space is not repeated if the template ends with one.
-        has_space = setup.template.writes_space(style, takes_one_space(tokenizer))
-        spaced = setup.task.spaced and not has_space
-        verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
-        first_ids = verbalizer.ids[:, :1, :1]  # a vector replaces a whole word
-        answer_frame = make_answer_frame(answer, specials) if style in FED else Frame((), ())
-        if style == "masked":
-            plan = masked_plan(first_ids)
-        else:
-            plan = branch_plan(first_ids, answer_frame, whole=False)
-        counts = tuple(int(n) for n in (verbalizer.ids >= 0).any(-1).sum(-1))
-        module = LabelRows(counts, self.scores)
-        return HeadLayout(
-            self, {"main": module}, specials, Answer(plan, answer_frame.stem), 1,
-            [entry[0] for entry in verbalizer.words], verbalizer,
-        )  # fmt: skip
+        words = self.read_words(facts, setup, tokenizer)
+        plan = words.plan(words.verbalizer.ids[:, :1, :1])  # a vector replaces a whole word
+        counts = tuple(int(n) for n in (words.verbalizer.ids >= 0).any(-1).sum(-1))
+        return words.layout(self, {"main": LabelRows(counts, self.scores)}, plan, masks=1)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the cross entropy over the label vectors, or over these and the vocabulary."""
@@ -111,9 +80,8 @@ class LabelRows(Scores):
             )
         per_word = count > classes
         counts = self.words if per_word else (1,) * classes
-        features = backbone.lm_features(select_positions(hidden, batch.label_pos[:, :1]))[
-            :, 0
-        ]  # [B, X]
+        features = backbone.lm_features(select_positions(hidden, batch.label_pos[:, :1]))
+        features = features[:, 0]  # [B, X]
         bias = self.param("bias", nn.initializers.zeros, (classes,))
         class_of = np.repeat(np.arange(classes), counts)  # the class of each row
         logits = einsum("bx,rx->br", features, rows.astype(features.dtype), jnp.float32)

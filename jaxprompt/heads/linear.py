@@ -8,10 +8,10 @@ from flax import linen as nn
 from jaxprompt.config import kinds
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.errors import InputError, check_known, check_share, with_article
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.reading import Scores, mask_absent
+from jaxprompt.layers.reading import Scores, mask_absent, score_layer
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import ABSENT, Batch, Objective, Role
 
@@ -23,14 +23,9 @@ class Head(Kind):
     """Classes, or the choices of an example, by a linear layer."""
 
     pooler: str = kinds.option(
-        "auto", "checkpoint | trained | cls | mean; auto = checkpoint, else cls"
+        "auto", "auto = checkpoint if it has a pooler, else cls", ("auto", *POOLERS)
     )
-    dropout: float = kinds.option(0.1, "before the linear layer")
-
-    def check(self) -> None:
-        """Raises InputError for an unknown pooler or an invalid dropout rate."""
-        check_known("head.pooler", self.pooler, ("auto", *POOLERS))
-        check_share("head.dropout", self.dropout)
+    dropout: float = kinds.option(0.1, "before the linear layer", "in [0, 1)")
 
     def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a pooler that the backbone does not have."""
@@ -109,9 +104,7 @@ class Classifier(Scores):
             )
             pooled = jnp.tanh(dense(pooled))
         pooled = Dropout(self.dropout)(pooled, deterministic=deterministic)
-        # BERT's initializer_range.
-        init = nn.initializers.normal(0.02)
-        scores = nn.Dense(self.classes, kernel_init=init, name="out")(pooled)  # [B*K, C]
+        scores = score_layer(self.classes)(pooled)  # [B*K, C]
         if self.classes == 1:  # choices that an example lacks are sequences without tokens
             scores = jnp.where(tokens.mask.any(-1, keepdims=True), scores, ABSENT)
         return mask_absent(scores.reshape(batch.labels.shape[0], -1), batch.counts)

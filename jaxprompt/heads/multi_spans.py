@@ -21,12 +21,12 @@ from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.data.text.windows import USUAL, TextWindow
-from jaxprompt.errors import InputError, at_least, check_known
-from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup
+from jaxprompt.data.text.windows import TextWindow
+from jaxprompt.errors import InputError
+from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup, measure_pairs, windows_by_text
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
 from jaxprompt.heads.spans import TextSpanHead, known_answers
-from jaxprompt.layers.reading import Scores, select_positions
+from jaxprompt.layers.reading import Scores, score_layer, select_positions
 from jaxprompt.scoring.answer_words import HAN
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.scoring.metrics import SPAN_METRICS
@@ -63,12 +63,14 @@ class Head(TextSpanHead):
     READ_WITH: ClassVar[Mapping[str, str]] = {"single=False": "drop_substrings"}
 
     layer: str = kinds.option(
-        "discriminator", "what judges: the checkpoint's head | linear: a new layer"
+        "discriminator", "what judges: the checkpoint's head | linear: a new layer", LAYERS
     )
-    score: str = kinds.option("original", "s = 1 - sigmoid of the layer's logit; replaced: sigmoid")
-    loss: str = kinds.option("mean", "over the tokens of a window: mean | sum")
+    score: str = kinds.option(
+        "original", "s = 1 - sigmoid of the layer's logit; replaced: sigmoid", SCORES
+    )
+    loss: str = kinds.option("mean", "over the tokens of a window: mean | sum", LOSSES)
     threshold: float = kinds.option(
-        0.6, "a token is of the answer where 1 - s is below it (appendix A)"
+        0.6, "a token is of the answer where 1 - s is below it (appendix A)", "in (0, 1)"
     )
     tune: bool = kinds.option(
         False, "the threshold is that of the best metric on dev; it is exported"
@@ -83,17 +85,9 @@ class Head(TextSpanHead):
         False, "a question may have none; else the likeliest word is one at least"
     )
     stride: int = kinds.option(
-        -1, "tokens that windows of a long text share; -1 = 128; at most half of one"
-    )
-
-    def check(self) -> None:
-        """Raises InputError for unknown or out-of-range values."""
-        check_known("head.layer", self.layer, LAYERS)
-        check_known("head.score", self.score, SCORES)
-        check_known("head.loss", self.loss, LOSSES)
-        at_least("head.stride", self.stride, USUAL)
-        if not 0 < self.threshold < 1:
-            raise InputError(f"head.threshold={self.threshold} must be between 0 and 1")
+        -1, "tokens that windows of a long text share; -1 = 128; at most half of one",
+        "at least -1",
+    )  # fmt: skip
 
     def check_task(self, task: Task) -> None:
         """Raises InputError for another type of answer, or a metric that compares single spans."""
@@ -106,7 +100,7 @@ class Head(TextSpanHead):
 
     def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone that cannot score tokens."""
-        self.check_encoder(facts, "token")
+        super().check_backbone(facts)
         if self.layer == "discriminator":
             check_discriminator(self, facts, "head.layer=linear with another backbone")
 
@@ -171,17 +165,8 @@ class Head(TextSpanHead):
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the questions with known answers."""
-        labelled = known_answers(split, _words_of(split, outputs))
-        if not labelled:
-            return {}, 0
-        references, words = zip(*labelled, strict=True)
-        return self._compare(metric, references, words, self.threshold), len(labelled)
-
-    def fitted(self, dev: Mapping[str, float]) -> "Head":
-        """Returns a copy with the threshold that was best on dev."""
-        if not self.tune or "threshold" not in dev:
-            return self
-        return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
+        compare = partial(self._compare, metric, threshold=self.threshold)
+        return measure_pairs(compare, known_answers(split, _words_of(split, outputs)))
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
@@ -246,12 +231,10 @@ def _words_of(split: Split, outputs: np.ndarray) -> Iterator[ScoredWords]:
     """
     pattern = _word_pattern()
     owner, offsets, texts = split.parts
-    # Windows are sorted by text.
-    bounds = np.searchsorted(owner, np.arange(split.size + 1))
-    for number, text in enumerate(texts):
+    for text, windows in zip(texts, windows_by_text(owner, split.size), strict=True):
         places = np.array([m.span() for m in pattern.finditer(text)], np.int32).reshape(-1, 2)
         scores = np.zeros(len(places))
-        for window in range(bounds[number], bounds[number + 1]):
+        for window in windows:
             characters = offsets[window]
             probs = np.exp(
                 -np.logaddexp(0.0, -outputs[window, : len(characters)].astype(np.float64))
@@ -287,6 +270,5 @@ class JudgedTokens(Scores):
         if self.layer == "discriminator":
             logits = backbone.rtd(states).astype(jnp.float32)
         else:
-            dense = nn.Dense(1, kernel_init=nn.initializers.normal(0.02), name="out")
-            logits = dense(states.astype(jnp.float32))[..., 0]
+            logits = score_layer(1)(states.astype(jnp.float32))[..., 0]
         return -logits if self.original else logits

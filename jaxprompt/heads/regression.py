@@ -43,7 +43,6 @@ class Head(linear.Head):
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes examples with their numbers."""
-        del classes, targets
         # Any number may be right, so NaN means unknown.
         numbers = [np.nan if example.number is None else example.number for example in examples]
         counts = np.ones(len(examples), np.int32)
@@ -52,7 +51,6 @@ class Head(linear.Head):
 
     def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns an example whose fields have the maximum length."""
-        del max_target
         return task.example(text)._replace(number=0.0)
 
     def objectives(self, smoothing: float) -> list[Objective]:
@@ -84,9 +82,8 @@ class Head(linear.Head):
         if not is_known.any():
             return {}, 0
         part = split._replace(labels=split.labels[is_known])
-        return self.measure(metric, part, np.asarray(outputs)[is_known], classes), int(
-            is_known.sum()
-        )
+        measured = self.measure(metric, part, np.asarray(outputs)[is_known], classes)
+        return measured, int(is_known.sum())
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int

@@ -6,6 +6,7 @@ answer.
 """
 
 import dataclasses
+import functools
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -20,15 +21,21 @@ from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_with_offsets
-from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
-from jaxprompt.errors import InputError, at_least
-from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
-from jaxprompt.layers.reading import Scores, select_positions
+from jaxprompt.data.text.windows import TextWindow
+from jaxprompt.errors import InputError
+from jaxprompt.heads import (
+    BackboneInfo,
+    HeadLayout,
+    TaskSetup,
+    WindowHead,
+    label_table,
+    measure_pairs,
+    windows_by_text,
+)
+from jaxprompt.layers.reading import Scores, score_layer, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_loss
 from jaxprompt.types import ABSENT, Batch, Objective
-
-_STRIDE = 128  # the default
 
 
 class TextWindows(NamedTuple):
@@ -50,11 +57,13 @@ class SpanAnswer(NamedTuple):
     margin: float  # score of no answer minus that of this span
 
 
-class TextSpanHead(Kind):
+class TextSpanHead(WindowHead):
     """The base of heads whose answer is in the last field of a task."""
 
     OF: ClassVar[str] = "spans"
-    stride: int
+    DEFAULT_STRIDE: ClassVar[int] = 128
+    tune: bool
+    threshold: float
 
     def check_template(self, template: Template) -> None:
         """Raises InputError if the last field of the template, the text, is in it twice."""
@@ -74,10 +83,6 @@ class TextSpanHead(Kind):
                 "the last of task.fields: the text with the answer"
             )
 
-    def check_length(self, max_len: int) -> None:
-        """Raises InputError if consecutive windows would overlap entirely."""
-        check_stride(self.stride, max_len)
-
     def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns a text of maximum length, after a question of one word."""
         fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
@@ -88,7 +93,6 @@ class TextSpanHead(Kind):
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes questions, each with its text in as many windows as needed."""
-        del classes, targets
         field = task.fields[-1]
         rows, labels, owner, offsets = [], [], [], []
         gaps = list(encoder.gaps(examples, field))
@@ -99,20 +103,24 @@ class TextSpanHead(Kind):
             places = places + (len(example.fields[field]) - len(gap.field.text))
             answer = self.answer_of(example, places)
             # Windows may begin or end within a word.
-            stride = _STRIDE if self.stride == USUAL else self.stride
-            for window in cut_windows([1] * len(ids), gap.room, stride):
+            for window in self.cut_windows([1] * len(ids), gap.room):
                 row, at = encoder.fill_gap(gap, ids[window.first : window.last])
                 read, window_labels, inside = self.read_window(window, at, encoder.cls_at, answer)
                 rows.append([row._replace(label_pos=read, num_choices=len(read))])
                 labels.append(window_labels)
                 owner.append(number)
                 offsets.append(places[inside])
-        table = np.full((len(rows), max(map(len, labels))), -1, np.int32)
-        for line, window_labels in zip(table, labels, strict=True):
-            line[: len(window_labels)] = window_labels
         counts = np.array([row[0].num_choices for row in rows], np.int32)
         parts = TextWindows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
-        return Split(rows, table, counts, [e.references for e in examples], parts)
+        references = [e.references for e in examples]
+        return Split(rows, label_table(labels, counts.max()), counts, references, parts)
+
+    def fitted(self, dev: Mapping[str, float]) -> "TextSpanHead":
+        """Returns a copy with the threshold that was best on dev."""
+        if not self.tune or "threshold" not in dev:
+            return self
+        fields: dict[str, Any] = {"tune": False, "threshold": dev["threshold"]}
+        return dataclasses.replace(self, **fields)
 
     def answer_of(self, example: Example, places: np.ndarray) -> Any:
         """Returns the tokens of the answer; `places` int32 [tokens, 2] are their characters."""
@@ -129,16 +137,13 @@ class TextSpanHead(Kind):
         raise TypeError(f"{type(self).__module__} must define read_window")
 
 
-def known_answers(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str], Any]]:
-    """Pairs the right answers of questions that have some with the predicted ones.
+def known_answers(split: Split, answers: Iterable[Any]) -> Iterable[tuple[Sequence[str], Any]]:
+    """Pairs the right answers of questions with the predicted ones, for `measure_pairs`.
 
-    If any question has an answer, an empty list means no answer; otherwise all are unknown.
+    If any question has an answer, an empty text means no answer; otherwise all are unknown.
     """
-    pairs = zip(split.references, answers, strict=True)
-    labelled: list[tuple[Sequence[str], Any]] = [
-        (right, answer) for right, answer in pairs if right
-    ]
-    return labelled if any(any(right) for right, _ in labelled) else []
+    is_known = any(any(texts) for texts in split.references)
+    return zip(split.references, answers, strict=True) if is_known else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,10 +154,11 @@ class Head(TextSpanHead):
     READ_WITH: ClassVar[Mapping[str, str]] = {"no_answer": "threshold"}
 
     stride: int = kinds.option(
-        -1, "tokens that windows of a long text share; -1 = 128; at most half of one"
-    )
-    max_answer: int = kinds.option(30, "tokens of an answer")
-    n_best: int = kinds.option(20, "starts, and ends, of a window that are looked at")
+        -1, "tokens that windows of a long text share; -1 = 128; at most half of one",
+        "at least -1",
+    )  # fmt: skip
+    max_answer: int = kinds.option(30, "tokens of an answer", "at least 1")
+    n_best: int = kinds.option(20, "starts, and ends, of a window that are looked at", "at least 1")
     no_answer: bool = kinds.option(
         False, "a question may have none (SQuAD 2.0); else the best span is taken"
     )
@@ -164,18 +170,12 @@ class Head(TextSpanHead):
     )
 
     def check(self) -> None:
-        """Raises InputError for out-of-range values."""
-        for field, minimum in (("stride", USUAL), ("max_answer", 1), ("n_best", 1)):
-            at_least(f"head.{field}", getattr(self, field), minimum)
+        """Raises InputError for fields that do not fit each other."""
         if self.tune and not self.no_answer:
             raise InputError(
                 "head.tune=True selects the threshold of no answer; set head.no_answer=True, or "
                 "leave head.tune out"
             )
-
-    def check_backbone(self, facts: BackboneInfo) -> None:
-        """Raises InputError for a backbone that is not bidirectional."""
-        self.check_encoder(facts, "token")
 
     def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads [CLS] and every token of the text."""
@@ -206,11 +206,7 @@ class Head(TextSpanHead):
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the mean of the cross entropies of start and end."""
-
-        def loss(scores, labels, weights):
-            return span_loss(scores, labels, weights, smoothing=smoothing)
-
-        return [Objective("main", loss)]
+        return [Objective("main", functools.partial(span_loss, smoothing=smoothing))]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
         """Describes how many questions have no answer, and how many texts are split."""
@@ -255,20 +251,13 @@ class Head(TextSpanHead):
         texts = ["" if answer.margin > threshold else answer.span for answer in answers]
         return metrics.score_spans(metric, split.references, texts) | {"threshold": threshold}
 
-    def fitted(self, dev: Mapping[str, float]) -> "Head":
-        """Returns a copy with the threshold that was best on dev."""
-        if not self.tune or "threshold" not in dev:
-            return self
-        return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
-
     def measure_known(
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the questions with known answers."""
-        labelled = known_answers(split, (answer.text for answer in self._answers(split, outputs)))
-        if not labelled:
-            return {}, 0
-        return metrics.score_spans(metric, *zip(*labelled, strict=True)), len(labelled)
+        texts = (answer.text for answer in self._answers(split, outputs))
+        compare = functools.partial(metrics.score_spans, metric)
+        return measure_pairs(compare, known_answers(split, texts))
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
@@ -285,11 +274,9 @@ class Head(TextSpanHead):
     def _answers(self, split: Split, outputs: np.ndarray) -> Iterator[SpanAnswer]:
         """Yields the answer of each example; `outputs` is [windows, M, 2]."""
         owner, offsets, texts = split.parts
-        # Windows are sorted by text.
-        bounds = np.searchsorted(owner, np.arange(split.size + 1))
-        for number, text in enumerate(texts):
+        for text, windows in zip(texts, windows_by_text(owner, split.size), strict=True):
             window_scores, spans, null = [], [], np.inf
-            for window in range(bounds[number], bounds[number + 1]):
+            for window in windows:
                 start, end = outputs[window, : split.counts[window]].T  # [M]
                 # The window that is most likely to contain an answer decides, as in BERT's script
                 # for SQuAD 2.0.
@@ -400,7 +387,7 @@ class SpanScores(Scores):
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores both ends."""
         states = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
-        scores = nn.Dense(2, kernel_init=nn.initializers.normal(0.02), name="out")(states)
+        scores = score_layer(2)(states)
         if batch.counts is None:
             return scores
         is_read = jnp.arange(scores.shape[1]) < batch.counts[:, None]  # [B, M]

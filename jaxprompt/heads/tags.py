@@ -5,6 +5,7 @@ whose roles are tagged is in every window if the template contains or marks it.
 """
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -21,11 +22,19 @@ from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
-from jaxprompt.errors import InputError, at_least, brief, check_known, check_share
-from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
+from jaxprompt.data.text.windows import TextWindow
+from jaxprompt.errors import InputError, brief
+from jaxprompt.heads import (
+    BackboneInfo,
+    HeadLayout,
+    TaskSetup,
+    WindowHead,
+    label_table,
+    measure_pairs,
+    windows_by_text,
+)
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.reading import Scores, select_positions
+from jaxprompt.layers.reading import Scores, score_layer, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import token_cross_entropy
 from jaxprompt.scoring.roles import VERB
@@ -33,7 +42,6 @@ from jaxprompt.scoring.viterbi import best_tags
 from jaxprompt.types import Batch, Objective
 
 DECODES = ("argmax", "viterbi")
-_STRIDE = 32  # the default
 
 
 class TaggedWindows(NamedTuple):
@@ -55,30 +63,21 @@ class MarkedPredicate(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(Kind):
+class Head(WindowHead):
     """A linear layer on the first subword of every word."""
 
     OF: ClassVar[str] = "tags"
+    DEFAULT_STRIDE: ClassVar[int] = 32
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "entities")
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("decode",)
 
-    dropout: float = kinds.option(0.1, "before the linear layer")
+    dropout: float = kinds.option(0.1, "before the linear layer", "in [0, 1)")
     stride: int = kinds.option(
-        -1, "tokens that windows of a long text share; -1 = 32; at most half of one"
+        -1, "tokens that windows of a long text share; -1 = 32; at most half of one", "at least -1"
     )
     decode: str = kinds.option(
-        "argmax", "the best tag of each word; viterbi: the best that IOB2 allows"
+        "argmax", "the best tag of each word; viterbi: the best that IOB2 allows", DECODES
     )
-
-    def check(self) -> None:
-        """Raises InputError for out-of-range values."""
-        check_share("head.dropout", self.dropout)
-        at_least("head.stride", self.stride, USUAL)
-        check_known("head.decode", self.decode, DECODES)
-
-    def check_backbone(self, facts: BackboneInfo) -> None:
-        """Raises InputError for a backbone that is not bidirectional."""
-        self.check_encoder(facts, "word")
 
     def check_task(self, task: Task) -> None:
         """Raises InputError for another type of answer, or Viterbi decoding without a scheme."""
@@ -88,10 +87,6 @@ class Head(Kind):
                 "head.decode=viterbi follows the rules of IOB2, but task.scheme=none has none; use "
                 "head.decode=argmax"
             )
-
-    def check_length(self, max_len: int) -> None:
-        """Raises InputError if consecutive windows would overlap entirely."""
-        check_stride(self.stride, max_len)
 
     def check_template(self, template: Template) -> None:
         """Raises InputError unless the words are in the template exactly once."""
@@ -114,7 +109,6 @@ class Head(Kind):
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes texts, each in as many windows as needed."""
-        del classes, targets
         (field,) = task.fields
         index = {name: number for number, name in enumerate(task.labels)}
         rows, owner, labels = [], [], []
@@ -144,10 +138,8 @@ class Head(Kind):
                 rows.append([row._replace(label_pos=label_pos, cut=cut)])
                 owner.append(number)
                 labels.append([index[tag] for tag in example.tags[window.read : window.end]])
-        table = np.full((len(rows), max(len(row[0].label_pos) for row in rows)), -1, np.int32)
-        for line, window_labels in zip(table, labels, strict=True):
-            line[: len(window_labels)] = window_labels
         counts = np.array([len(row[0].label_pos) for row in rows], np.int32)
+        table = label_table(labels, counts.max())
         gold, has_predicates = [e.tags for e in examples], bool(task.predicate)
         parts = TaggedWindows(np.array(owner, np.int32), gold, task.labels, has_predicates)
         return Split(rows, table, counts, [()] * len(examples), parts)
@@ -161,11 +153,7 @@ class Head(Kind):
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the cross entropy of every word's tag."""
-
-        def loss(scores, labels, weights):
-            return token_cross_entropy(scores, labels, weights, smoothing=smoothing)
-
-        return [Objective("main", loss)]
+        return [Objective("main", functools.partial(token_cross_entropy, smoothing=smoothing))]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
         """Describes the entities or tags, their counts, and how many texts are split."""
@@ -174,12 +162,10 @@ class Head(Kind):
         if task.predicate:
             unit = "roles"
         for name, split in splits.items():
-            counted = (e for tags in split.parts.gold for e in _types_or_tags(task, tags))
-            counts = sorted(Counter(counted).items())
-            shown = ", ".join(f"{kind} {count:,}" for kind, count in counts) or "none"
+            counts = Counter(e for tags in split.parts.gold for e in _types_or_tags(task, tags))
+            shown = ", ".join(f"{kind} {counts[kind]:,}" for kind in sorted(counts)) or "none"
             longer = int((np.bincount(split.parts.owner) > 1).sum())
-            windows = f"; {longer} texts are split into windows" if longer else ""
-            lines.append(f"{unit} in {name}: {shown}{windows}")
+            lines.append(f"{unit} in {name}: {shown}; {longer} texts are split into windows")
         return lines
 
     def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
@@ -191,14 +177,9 @@ class Head(Kind):
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the texts with known tags."""
-        pairs = zip(split.parts.gold, self._read(split, outputs), strict=True)
-        labelled = [(gold, tags) for gold, (tags, _) in pairs if gold]
-        if not labelled:
-            return {}, 0
-        gold, tags = zip(*labelled, strict=True)
-        has_predicates = split.parts.has_predicates
-        scores = metrics.score_tags(metric, gold, tags, has_predicates=has_predicates)
-        return scores, len(labelled)
+        parts, tags = split.parts, (tags for tags, _ in self._read(split, outputs))
+        compare = functools.partial(metrics.score_tags, metric, has_predicates=parts.has_predicates)
+        return measure_pairs(compare, zip(parts.gold, tags, strict=True))
 
     def columns(self, task: Task) -> tuple[str, ...]:
         """Returns the names of the columns of `answers`."""
@@ -247,26 +228,22 @@ class Head(Kind):
         Returns the windows, and the maximum number of tokens of the other words in one.
         """
         lengths = [len(ids) for ids in pieces]
-        stride = _STRIDE if self.stride == USUAL else self.stride
-        if predicate.word < 0:
-            return cut_windows(lengths, room, stride), room
-        # It is in every window, which reduces the room for other words.
-        lengths[predicate.word] = 0
-        room -= len(predicate.ids)
+        if predicate.word >= 0:
+            # It is in every window, which reduces the room for other words.
+            lengths[predicate.word] = 0
+            room -= len(predicate.ids)
         if room < 1:
             raise InputError(
                 f"the predicate and its markers take {len(predicate.ids)} tokens, which leaves no "
                 f"room for other words; raise data.max_len by at least {1 - room}, or leave "
                 "task.markers empty"
             )
-        return cut_windows(lengths, room, stride), room
+        return self.cut_windows(lengths, room), room
 
     def _read(self, split: Split, outputs: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields each text's tags and their probabilities; `outputs` is [windows, M, C]."""
         parts = split.parts
-        starts = np.searchsorted(parts.owner, np.arange(len(parts.gold) + 1))
-        for number in range(len(parts.gold)):
-            windows = range(starts[number], starts[number + 1])
+        for windows in windows_by_text(parts.owner, len(parts.gold)):
             # Each word is read in one window, and windows are in order.
             scores = np.concatenate([outputs[w, : split.counts[w]] for w in windows])  # [words, C]
             # The maximum is subtracted because exponentials would overflow.
@@ -293,9 +270,7 @@ def _with_space(example: Example) -> Example:
 
 def _predicate(example: Example, task: Task) -> int:
     """Finds the index of the predicate among the words of an example."""
-    spans = word_spans(example.fields[task.fields[0]], example.words)
-    first, last = example.entities[0]
-    return spans.index((first, last))
+    return word_spans(example.fields[task.fields[0]], example.words).index(example.entities[0])
 
 
 def _unknown_ids(tokenizer: Tokenizer, word: str) -> list[int]:
@@ -341,4 +316,4 @@ class TagScores(Scores):
         """Scores the tags."""
         states = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
         states = Dropout(self.dropout)(states, deterministic=deterministic)
-        return nn.Dense(self.classes, kernel_init=nn.initializers.normal(0.02), name="out")(states)
+        return score_layer(self.classes)(states)

@@ -13,7 +13,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.instance import mean_prompt_vector
-from jaxprompt.layers.reading import Scores
+from jaxprompt.layers.reading import Scores, score_layer
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import Batch, Injection, Objective
 
@@ -62,6 +62,4 @@ class Topics(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection: Injection, backbone, *, deterministic):
         """Scores topics; the compiler removes `hidden` and `backbone`, which are unused."""
-        mean = mean_prompt_vector(injection)  # [B, X]
-        init = nn.initializers.normal(0.02)
-        return nn.Dense(self.classes, kernel_init=init, name="out")(mean)
+        return score_layer(self.classes)(mean_prompt_vector(injection))

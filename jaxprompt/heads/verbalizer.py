@@ -7,12 +7,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.encode import Answer
-from jaxprompt.data.text.specials import FED
+from jaxprompt.data.text.specials import FED, Specials
 from jaxprompt.data.text.target import (
     Frame,
     branch_plan,
@@ -23,8 +24,8 @@ from jaxprompt.data.text.target import (
 )
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
-from jaxprompt.data.text.verbalizer import make_verbalizer
-from jaxprompt.errors import InputError, check_known
+from jaxprompt.data.text.verbalizer import Verbalizer, make_verbalizer
+from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.quantized import score_table
@@ -36,10 +37,48 @@ from jaxprompt.types import ABSENT, Batch, Objective
 SCORES, PIECES, SPANS = ("restricted", "full"), ("mean", "sum"), ("label", "target")
 
 
+class ReadWords(NamedTuple):
+    """The label words of a task in a backbone's vocabulary, and where they are."""
+
+    style: str
+    specials: Specials
+    spaced: bool  # a space precedes each word
+    verbalizer: Verbalizer
+    frame: Frame  # of a decoder's target
+
+    def plan(self, ids: np.ndarray, *, whole: bool = False) -> Any:
+        """Returns where each subword is predicted; `whole` also that of the other target tokens."""
+        if self.style == "masked":
+            return masked_plan(ids)
+        return branch_plan(ids, self.frame, whole=whole)
+
+    def layout(
+        self, head: Kind, modules: dict[str, nn.Module], plan: Any, masks: int
+    ) -> HeadLayout:
+        """Returns the layout of a head that reads the words."""
+        names = [entry[0] for entry in self.verbalizer.words]
+        answer = Answer(plan, self.frame.stem)
+        return HeadLayout(head, modules, self.specials, answer, masks, names, self.verbalizer)
+
+
 class LabelWordHead(Kind):
     """The base of heads that represent a class by words, on a language-model head."""
 
     READS_WORDS: ClassVar[bool] = True
+
+    def read_words(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> ReadWords:
+        """Tokenizes the words of each class, those for this kind of backbone if there are some."""
+        task, style = setup.task, facts.style
+        answer, sentinels = read_answer(setup.answer or default_answer(style, setup.form))
+        specials = self.specials(facts, setup, tokenizer, sentinels)
+        words: Any = task.targets or task.labels
+        if setup.form != "text":
+            words = (style == "causal" and task.causal_words) or task.words or task.labels
+        # The space is not repeated if the template ends with one.
+        spaced = task.spaced and not setup.template.writes_space(style, takes_one_space(tokenizer))
+        verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
+        frame = make_answer_frame(answer, specials) if style in FED else Frame((), ())
+        return ReadWords(style, specials, spaced, verbalizer, frame)
 
     def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a backbone without a language-model head."""
@@ -79,46 +118,30 @@ class LabelWordHead(Kind):
 class Head(LabelWordHead):
     """Scores classes, or the choices of an example, by the words predicted at [mask]."""
 
-    scores: str = kinds.option("restricted", "restricted to the label words | full vocabulary")
-    pieces: str = kinds.option("mean", "mean | sum over the subwords of a label word")
-    span: str = kinds.option(
-        "label", "T5, GPT-2: loss on the label's tokens | the whole target's, full scores"
+    scores: str = kinds.option(
+        "restricted", "restricted to the label words | full vocabulary", SCORES
     )
-
-    def check(self) -> None:
-        """Raises InputError for an unknown value."""
-        check_known("head.scores", self.scores, SCORES)
-        check_known("head.pieces", self.pieces, PIECES)
-        check_known("head.span", self.span, SPANS)
+    pieces: str = kinds.option("mean", "mean | sum over the subwords of a label word", PIECES)
+    span: str = kinds.option(
+        "label", "T5, GPT-2: loss on the label's tokens | the whole target's, full scores", SPANS
+    )
 
     def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""
-        task, style = setup.task, facts.style
-        answer, sentinels = read_answer(setup.answer or default_answer(style, setup.form))
-        specials = self.specials(facts, setup, tokenizer, sentinels)
-        words = choose_words(task, style, setup.form)
-        # The space is not repeated if the template ends with one.
-        spaced = task.spaced and not setup.template.writes_space(style, takes_one_space(tokenizer))
-        verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
-        masks, whole = verbalizer.num_masks, self.span == "target"
-        answer_frame = make_answer_frame(answer, specials) if style in FED else Frame((), ())
-        if style == "masked":
-            plan = masked_plan(verbalizer.ids)
-            if task.widest:
-                widest = make_verbalizer(tokenizer, task.widest, leading_space=spaced)
-                masks = max(masks, widest.num_masks)
-        else:
-            plan = branch_plan(verbalizer.ids, answer_frame, whole=whole)
-        read = plan.words
-        modules: dict[str, nn.Module] = {}
-        modules["main"] = LabelWords(read.rows, read.where, read.at, self.scores, self.pieces)
+        words = self.read_words(facts, setup, tokenizer)
+        masks, whole = words.verbalizer.num_masks, self.span == "target"
+        if words.style == "masked" and setup.task.widest:
+            widest = make_verbalizer(tokenizer, setup.task.widest, leading_space=words.spaced)
+            masks = max(masks, widest.num_masks)
+        plan = words.plan(words.verbalizer.ids, whole=whole)
+        modules: dict[str, nn.Module] = {
+            "main": LabelWords(
+                plan.words.rows, plan.words.where, plan.words.at, self.scores, self.pieces
+            )
+        }
         if whole:
-            read = plan.whole
-            modules["target"] = LabelWords(read.rows, read.where, read.at, "full")
-        return HeadLayout(
-            self, modules, specials, Answer(plan, answer_frame.stem), masks,
-            [entry[0] for entry in verbalizer.words], verbalizer,
-        )  # fmt: skip
+            modules["target"] = LabelWords(plan.whole.rows, plan.whole.where, plan.whole.at, "full")
+        return words.layout(self, modules, plan, masks)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the loss of the label's tokens, or of the whole target."""
@@ -144,13 +167,6 @@ class Head(LabelWordHead):
         # The main module and the target's, in the order of `lay_out`.
         head = AnswerHead(*modules.values())
         return {"main": head}, Objective("main", target_loss, sums=count_hits)
-
-
-def choose_words(task: Task, style: str, form: str) -> Any:
-    """Returns the words of each class, if the task has some for this kind of backbone."""
-    if form == "text":
-        return task.targets or task.labels
-    return (style == "causal" and task.causal_words) or task.words or task.labels
 
 
 def log_probabilities(backbone, hidden, rows=None):

@@ -12,7 +12,7 @@ from jaxprompt.layers.dropout import apply_keep_mask, sample_keep_mask
 from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
-from jaxprompt.types import AttentionMask, LayerCache, Prefix, Tokens
+from jaxprompt.types import Array, AttentionMask, LayerCache, Prefix, Tokens
 
 
 def attend(
@@ -298,17 +298,13 @@ def select_queries(positions, mask: AttentionMask, *states):
 
 def bidirectional_mask(queries: Tokens, keys: Tokens) -> AttentionMask:
     """Returns the mask by which each token sees the real tokens of its document."""
-    query_segments, key_segments = queries.segments, keys.segments
-    if query_segments is None and key_segments is None:
+    if queries.segments is None:
         return AttentionMask(keys.mask, keys.mask, lengths=keys.lengths)
-    if query_segments is None or key_segments is None:
-        raise TypeError("one stream of tokens has segments and the other has none")
+    segments: tuple[Array, Array] = queries.segments, keys.segments
     # Padding is document 0 on both sides, so the keys' mask has to hide it.
-    same_segment = query_segments[:, :, None] == key_segments[:, None, :]  # [B, T, S]
+    same_segment = segments[0][:, :, None] == segments[1][:, None, :]  # [B, T, S]
     # Without lengths, which would not describe the visible keys.
-    return AttentionMask(
-        same_segment & keys.mask[:, None, :], keys.mask, segments=(query_segments, key_segments)
-    )
+    return AttentionMask(same_segment & keys.mask[:, None, :], keys.mask, segments=segments)
 
 
 def causal_mask(tokens: Tokens) -> AttentionMask:

@@ -5,13 +5,14 @@ slices a stack or transposes.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.attention import prepend_prefix
+from jaxprompt.layers.quantized import dequantize_layer
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
@@ -55,6 +56,22 @@ def iterate_layers(layers: tuple | StackedLayers, column) -> Iterable[Any]:
         lambda leaf: jax.lax.dynamic_index_in_dim(leaf, zero + i, keepdims=False), layers.tree
     )
     return map(layer_at, range(layers.length))
+
+
+def step_layers(
+    layer: Any, layers: Iterable[Any], x, caches: Sequence[LayerCache],
+    per_layer: Iterable[tuple[Any, ...]],
+):  # fmt: skip
+    """Runs one more token of each row through the layers. [B, H] -> [B, H], the caches with it
+
+    `layers` are those of `iterate_layers`, `per_layer` the other arguments of each one's `step`.
+    """
+    new_caches = []
+    for params, layer_cache, inputs in zip(layers, caches, per_layer, strict=True):
+        variables = {"params": dequantize_layer(params, x)}
+        x, layer_cache = layer.apply(variables, x, layer_cache, *inputs, method="step")
+        new_caches.append(layer_cache)
+    return x, tuple(new_caches)
 
 
 def make_layer_caches(

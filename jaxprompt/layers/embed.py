@@ -16,11 +16,13 @@ EMBED_INIT = nn.initializers.normal(0.02)
 def write_slots(x, slot, slots):
     """Writes slot vector slot[b, t] wherever slot >= 0.
 
-    [B, T, E], [B, T], [B|1, S, E] -> [B, T, E]
+    [B, T, E], [B, T], [B|1, S, E] or None -> [B, T, E]
 
     The vectors are selected by a product with one-hot rows: its gradient is a product too and
     deterministic, unlike a scatter-add on GPUs.
     """
+    if slots is None:
+        return x
     # [B, T, S], a zero row where slot < 0
     one_hot = jax.nn.one_hot(slot, slots.shape[1], dtype=x.dtype)
     # Cast after the broadcast, so that the gradient is summed over the batch in float32.

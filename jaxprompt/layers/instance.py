@@ -42,7 +42,7 @@ def first_words(tokens: Tokens, share: float, count: int = 0) -> FirstWords:
 def _share_of_count(count, share: float):
     """Returns a share of a number, rounded up."""
     # In lowest terms, so that the product does not overflow.
-    exact = Fraction(round(share * _SHARE_STEPS), _SHARE_STEPS)
+    exact = Fraction(max(round(share * _SHARE_STEPS), 1), _SHARE_STEPS)
     return -(-count * exact.numerator // exact.denominator)
 
 
@@ -122,11 +122,10 @@ def mean_prompt_vector(injection: Injection):
     slots, prefix, mask = injection.encoder
     if slots is not None:
         vectors, mask = slots[None], None if mask is None else mask[None]  # [1, B, S, E]
-    elif prefix is not None:
+    else:
+        assert prefix is not None  # a prompt has one of them
         keys_values = jnp.stack([prefix.k, prefix.v], axis=-2)  # [L, B, P, N, 2, D]
         vectors, mask = keys_values.reshape(*keys_values.shape[:3], -1), prefix.mask
-    else:
-        raise ValueError("a prompt without soft tokens and without a prefix has no mean")
     is_present = jnp.broadcast_to(True if mask is None else mask, vectors.shape[:3])
     total = jnp.where(is_present[..., None], vectors, 0.0).sum((0, 2))
     return total / jnp.maximum(is_present.sum((0, 2)), 1)[:, None]

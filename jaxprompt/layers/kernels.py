@@ -133,8 +133,7 @@ def pallas_attention(q, k, v, mask: AttentionMask, bias, scale: float, cap: floa
     [B, T, N, D], [B, S, N|G, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]. Splash attention supports
     windows, soft caps and shared key heads; flash attention supports a bias.
     """
-    if mask.keys is None:
-        raise ValueError("the kernel needs AttentionMask.keys, which is None; see `choose_kernel`")
+    assert mask.keys is not None  # see `choose_kernel`
     batch, queries, heads, size = q.shape
     keys = k.shape[1]
     splash = bias is None and bool(mask.window or cap or k.shape[2] < heads)

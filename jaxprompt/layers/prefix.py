@@ -1,5 +1,6 @@
 """Prefixes: keys and values in the layers, where they are and how they are computed."""
 
+import re
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -54,19 +55,13 @@ def parse_layers(text: str, num_layers: int, field: str = "layers") -> tuple[int
     """
     if not text:
         return 0, num_layers
-    ends = text.split("-")
-    try:
-        if len(ends) > 2 or not all(map(str.isdecimal, ends)):
-            raise ValueError(text)
-        first, last = int(ends[0]), int(ends[-1])  # ValueError: too many digits
-    except ValueError as error:
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
+    first, last = (int(end or match[1]) for end in match.groups()) if match else (0, 0)
+    if not 1 <= first <= last <= num_layers:
         raise InputError(
-            f"prompt.{field}={brief(text)} must be FIRST-LAST, e.g. 17-24, or empty"
-        ) from error
-    if not 1 <= first <= last:
-        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST with 1 <= FIRST <= LAST")
-    if last > num_layers:
-        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST within 1-{num_layers}")
+            f"prompt.{field}={brief(text)} must be FIRST-LAST within 1-{num_layers}, e.g. 17-24, "
+            "or empty"
+        )
     return first - 1, last
 
 

@@ -41,6 +41,12 @@ def separate_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
     return head.with_arrays(jax.tree.map(lambda _: None, arrays)), tuple(keys)
 
 
+def score_layer(width: int) -> nn.Dense:
+    """Makes the linear layer "out" of a head, in its module. [..., H] -> [..., width]"""
+    # BERT's initializer_range.
+    return nn.Dense(width, kernel_init=nn.initializers.normal(0.02), name="out")
+
+
 def select_positions(hidden, positions):
     """Selects hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
     states = jnp.take_along_axis(hidden, positions[..., None], axis=1)

@@ -207,6 +207,15 @@ def _cast_kernels(params, dtype):
     return jax.tree_util.tree_map_with_path(cast_kernel, params)
 
 
+def stack_options(backbone: nn.Module, deterministic: bool) -> dict[str, Any]:
+    """Returns the arguments of `run_stack` that a backbone's config sets, in its `__call__`."""
+    has_dropout = not deterministic and backbone.has_rng("dropout")
+    return dict(
+        stack=backbone.cfg.stack, remat=backbone.cfg.remat, deterministic=deterministic,
+        key=backbone.make_rng("dropout") if has_dropout else None,
+    )  # fmt: skip
+
+
 def read_cached_states(states, dtype):
     """Casts and shards the cached states that enter the first layer to run. -> [B, T, H]"""
     return sharding.constrain(states.astype(dtype), "act_batch", None, None)

@@ -15,7 +15,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.reading import separate_arrays
-from jaxprompt.models.model import positions_read, renumber_reads
+from jaxprompt.models.model import EqualByKey, positions_read, renumber_reads
 from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
@@ -34,21 +34,12 @@ class HeadParams(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Bank:
+class Bank(EqualByKey):
     """A backbone and the kinds of heads of the prompts on it; their parameters are arguments."""
 
     backbone: nn.Module
     heads: tuple[nn.Module, ...]
     choices: int = 1  # rows of an example
-
-    # As a Model's: arrays of heads have no hash.
-    def __hash__(self) -> int:
-        """Returns the same hash for equal banks, which are the same program."""
-        return hash(self._key())
-
-    def __eq__(self, other: object) -> bool:
-        """Compares the parts, arrays of heads by value."""
-        return isinstance(other, Bank) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
         return (self.backbone, self.choices, *map(separate_arrays, self.heads))
@@ -61,9 +52,7 @@ class Bank:
         `params` has "backbone", and `stacked` is the result of `stack_injections`.
         """
         # The prompt is chosen per example, and the backbone has K rows of each, example-major.
-        prompt = batch.prompt
-        if prompt is None:
-            raise ValueError("the batch has no `prompt`, the index of each example's prompt")
+        prompt: Any = batch.prompt
         injection = select_injections(stacked, jnp.repeat(prompt, self.choices))
         variables = {"params": params["backbone"]}
         reads = None if any(head.reads_all for head in self.heads) else positions_read(batch)

@@ -60,11 +60,11 @@ def generate(
         known.
 
     Raises:
-      InputError: if beams, length or early_stopping are invalid, if a row has several documents,
-        or, unless `checked`, if the texts do not fit.
+      InputError: if beams or length are invalid, if a row has several documents, or, unless
+        `checked`, if the texts do not fit.
     """
     ends = tuple(np.atleast_1d(eos).tolist())
-    check_search(model, batch, max_new_tokens, num_beams, early_stopping, ends)
+    check_search(model, batch, max_new_tokens, num_beams, ends)
     if not checked:
         check_new_tokens(model, batch, max_new_tokens)
     num_free = max_new_tokens - 1  # the last token is not read, since nothing follows it
@@ -247,7 +247,7 @@ def check_generation(
     model: Model, batch: Batch, max_new_tokens: int, num_beams: int, ends: Sequence[int] = ()
 ) -> None:
     """Raises InputError like `check_search` and `check_new_tokens`."""
-    check_search(model, batch, max_new_tokens, num_beams, ends=ends)
+    check_search(model, batch, max_new_tokens, num_beams, ends)
     check_new_tokens(model, batch, max_new_tokens)
 
 
@@ -256,26 +256,23 @@ def check_search(
     batch: Batch,
     max_new_tokens: int,
     num_beams: int,
-    early_stopping: bool | str = False,
     ends: Sequence[int] = (),
 ) -> None:
     """Raises InputError if arguments are out of range or rows have several documents."""
     at_least("max_new_tokens", max_new_tokens, 1)
     at_least("num_beams", num_beams, 1)
     vocab = model.backbone.dims.vocab
-    if num_beams > 1 and (num_ranked := _num_ranked(num_beams, ends)) > vocab:
-        per_beam = num_ranked // num_beams
+    per_beam = _num_ranked(1, ends)
+    if num_beams > 1 and num_beams * per_beam > vocab:
         raise InputError(
-            f"num_beams={num_beams} exceeds {vocab // per_beam}: the search ranks {per_beam} "
-            f"tokens per beam, from a vocabulary of {vocab}; use at most {vocab // per_beam}"
+            f"num_beams={num_beams} is too many: the search ranks {per_beam} tokens per beam, from "
+            f"a vocabulary of {vocab}; use at most {vocab // per_beam}"
         )
     if batch.encoder.segments is not None:
         raise InputError(
             "the batch has several documents in a row, but a row has one continuation; put each "
             "document in a separate row"
         )
-    if early_stopping not in (True, False, "never"):
-        raise InputError(f"early_stopping={early_stopping!r} is unknown; known: True, False, never")
 
 
 def check_new_tokens(model: Model, batch: Batch, max_new_tokens: int) -> None:
@@ -290,13 +287,10 @@ def check_new_tokens(model: Model, batch: Batch, max_new_tokens: int) -> None:
     longest = mask.shape[1] if is_traced else int(np.asarray(mask).sum(1).max())
     shared = len(model.shared_prefix.ids) if model.shared_prefix else 0  # not part of rows
     num_input, shift = shared + longest, model.prompt.position_shift()
-    if (free := limit - num_input - shift) < max_new_tokens:
-        advice = (
-            f"reduce max_new_tokens to {free} or shorten the input"
-            if free > 0
-            else "shorten the input"
-        )
+    free = limit - num_input - shift
+    if free < max_new_tokens:
         raise InputError(
             f"{num_input} tokens of input + {shift} positions of the prompt + "
-            f"max_new_tokens={max_new_tokens} exceed the model's {limit} positions; {advice}"
+            f"max_new_tokens={max_new_tokens} exceed the model's {limit} positions, of which "
+            f"{max(free, 0)} are free; reduce max_new_tokens or shorten the input"
         )

@@ -1,5 +1,6 @@
 """A backbone, a method and heads, as pure functions of params = {"backbone", "prompt", "head"}."""
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -24,8 +25,25 @@ KeyValues = tuple[Array, Array]  # keys and values of a shared prefix, [L, B|1, 
 LAST_LAYER = ("needed", "all")
 
 
+class EqualByKey(abc.ABC):
+    """Equal objects are the same program; their key has the arrays of heads by value.
+
+    A dataclass would hash and compare these arrays, and mappings, which have no hash.
+    """
+
+    @abc.abstractmethod
+    def _key(self) -> tuple[Any, ...]:
+        """Returns what determines the program."""
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._key() == other._key()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Model:
+class Model(EqualByKey):
     """Combines the parts; the line `backbone(batch, prompt(batch, embed))` serves every method."""
 
     backbone: nn.Module
@@ -52,15 +70,6 @@ class Model:
         """
         sharding = None if placement is None else placement.replicated
         return {"backbone": backbone, **_compile_init(self, choices, sharding)(key, backbone)}
-
-    # A dataclass would hash and compare the mapping of heads, and arrays in it, which have no hash.
-    def __hash__(self) -> int:
-        """Returns the same hash for equal models, which are the same program."""
-        return hash(self._key())
-
-    def __eq__(self, other: object) -> bool:
-        """Compares the parts, arrays of heads by value."""
-        return isinstance(other, Model) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
         heads = frozenset((name, *separate_arrays(head)) for name, head in self.heads.items())
@@ -182,8 +191,7 @@ class Model:
         """
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
         if self.is_cached:
-            if batch.cached is None:
-                raise ValueError("the batch lacks the states that the backbone gave before")
+            assert batch.cached is not None
             return batch.cached.astype(self.backbone.cfg.dtype), batch, injection
         batch = without_absent_slots(batch, injection)
         injection = self.add_shared_prefix(

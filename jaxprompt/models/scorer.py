@@ -1,8 +1,7 @@
 """A backbone on disk, and the scorer that turns examples into predictions."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,33 +25,6 @@ from jaxprompt.models.model import Model
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.relations import collect_facts
 from jaxprompt.types import Batch
-
-
-def with_example_in_error(encode: Callable[..., Split]) -> Callable[..., Split]:
-    """Wraps `encode(scorer, examples)` so that an InputError shows the text of the example.
-
-    The error of a single example is unchanged, since the caller knows the example.
-    """
-
-    @functools.wraps(encode)
-    def wrapper(scorer: "Scorer", examples: Sequence[Example], **options: Any) -> Split:
-        try:
-            return encode(scorer, examples, **options)
-        except InputError:
-            if len(examples) > 1:
-                for example in examples:
-                    _encode_alone(encode, scorer, example, options)
-            raise  # there is only one, or each can be encoded alone
-
-    return wrapper
-
-
-def _encode_alone(encode: Callable[..., Split], scorer: "Scorer", example: Example, options: Any):
-    try:
-        encode(scorer, [example], **options)
-    except InputError as error:
-        text = next(iter(example.fields.values()), "")
-        raise InputError(f"example {brief(text)}: {error}") from error
 
 
 class Backbone(NamedTuple):
@@ -120,12 +92,24 @@ class Scorer(NamedTuple):
         ids = np.concatenate([np.unique(text_ids(train.rows)) for train in trains])
         return self.with_prompt(self.model.prompt.with_vocabulary(np.unique(ids)))
 
-    @with_example_in_error
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
         """Encodes a split; with `targets`, including the texts to learn.
 
-        With demonstrations, each example is encoded once per sample of them.
+        With demonstrations, each example is encoded once per sample of them. An InputError shows
+        the text of the example, unless there is only one, which the caller knows.
         """
+        try:
+            return self._encode_split(examples, targets)
+        except InputError:
+            for example in examples if len(examples) > 1 else ():
+                try:
+                    self._encode_split([example], targets)
+                except InputError as error:
+                    text = next(iter(example.fields.values()), "")
+                    raise InputError(f"example {brief(text)}: {error}") from error
+            raise
+
+    def _encode_split(self, examples: Sequence[Example], targets: bool) -> Split:
         if self.demos is None:
             split = self._encode(self.encoder, examples, targets)
         else:

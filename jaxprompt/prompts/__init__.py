@@ -4,17 +4,18 @@ import ast
 import dataclasses
 import functools
 import re
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.errors import InputError, check_kind, nearest
+from jaxprompt.errors import InputError, check_kind
 from jaxprompt.registry import METHODS
-from jaxprompt.types import Batch, Dims, Injection, Objective, TaskInfo
+from jaxprompt.types import Batch, Dims, Injection, Objective, Stream, TaskInfo
 
 # Path of an export -> its method and parameters, including those of exports it depends on.
 LoadExport = Callable[[str], tuple["Method", dict[str, Any]]]
@@ -125,6 +126,21 @@ class Method(nn.Module):
         """Lists its initialisations, as named by `prompt.start`."""
         return [self.start] if hasattr(self, "start") else []
 
+    def _vectors(self, std: float) -> Injection:
+        """Trains vectors of N(0, std^2): `length` for the template and `num_rows` for the head.
+
+        Those of the template come first. A head, or an objective's view, writes the others.
+        """
+        counts = {"table": self.length, "rows": self.num_rows()}
+        init = nn.initializers.normal(std)
+        vectors = {
+            name: self.param(name, init, (count, self.dims.embed))
+            for name, count in counts.items()
+            if count
+        }
+        slots = jnp.concatenate(list(vectors.values()))[None] if vectors else None
+        return Injection(Stream(slots=slots), rows=vectors.get("rows"))
+
     def inherits(self) -> list[tuple[str, "Method"]]:
         """Lists the exports that it or its components are initialised from, with these."""
         return []
@@ -140,7 +156,6 @@ class Method(nn.Module):
 
     def with_vocabulary(self, ids: np.ndarray) -> "Method":
         """Receives the ids of the words in the training text, if it depends on them."""
-        del ids
         return self
 
     def check_start(self) -> None:
@@ -174,7 +189,6 @@ class Method(nn.Module):
 
     def begin(self, params: dict[str, Any], source: InitSource) -> dict[str, Any]:
         """Replaces randomly initialised parameters by those of the source. -> params"""
-        del source
         return params
 
     def with_base(self, params: dict[str, Any], load_export: LoadExport) -> dict[str, Any]:
@@ -182,7 +196,6 @@ class Method(nn.Module):
 
         They never train, even if a pattern matches them. -> params
         """
-        del load_export
         return params
 
     @nn.nowrap  # as `__init_subclass__` does for others
@@ -240,10 +253,10 @@ def write_parts(parts: Sequence[Method]) -> str:
     """Formats methods and their fields for `read_parts`."""
     texts = []
     for part in parts:
-        # `seen` is shared by all parts, and stored separately.
-        fields = {k: v for k, v in part.block().items() if k not in ("name", "seen")}
-        fields_text = ",".join(f"{field}={value!r}" for field, value in fields.items())
-        texts.append(f"{part.block()['name']}({fields_text})")
+        fields = part.block()
+        name = fields.pop("name")
+        fields.pop("seen", None)  # shared by all parts, and stored separately
+        texts.append(f"{name}({','.join(f'{field}={x!r}' for field, x in fields.items())})")
     return "+".join(texts)
 
 
@@ -252,14 +265,14 @@ def _read_part(node: ast.expr) -> tuple[str, dict[str, Any]]:
         return node.id, {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
         raise ValueError
-    fields: dict[str, Any] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError
-        value = keyword.value
-        # A single word needs no quotes: start=labels.
-        fields[keyword.arg] = value.id if isinstance(value, ast.Name) else ast.literal_eval(value)
-    return node.func.id, fields
+    values = {keyword.arg: keyword.value for keyword in node.keywords}
+    if None in values:  # **fields
+        raise ValueError
+    # A single word needs no quotes: start=labels.
+    return node.func.id, {
+        str(field): value.id if isinstance(value, ast.Name) else ast.literal_eval(value)
+        for field, value in values.items()
+    }
 
 
 _NO_TASK = TaskInfo()
@@ -281,20 +294,9 @@ def make_prompt(
       InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
         range.
     """
-    if name not in METHODS.names():
-        raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, METHODS.names())}")
     cls = METHODS.load(name)
-    types = typing.get_type_hints(cls)  # works with `from __future__ import annotations`
-    names = (field.name for field in dataclasses.fields(cls) if field.name not in _NOT_IN_CONFIG)
-    config_fields = {name: types[name] for name in names}
-    for field, value in fields.items():
-        if field not in config_fields:
-            raise InputError(
-                f"method {name!r} has no field {field!r}; {nearest(field, config_fields)}"
-            )
-        check_kind(f"prompt.{field}", value, config_fields[field])
+    kinds.check_fields("prompt", name, cls, fields, hidden=_NOT_IN_CONFIG)
     check_kind("prompt.init", init, str)
-    check_kind("prompt.seen", seen, str)
     if init and cls.INIT != "init":
         raise InputError(
             f"prompt.init={init}: the method {name!r} is initialised from an export with "

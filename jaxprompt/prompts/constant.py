@@ -3,17 +3,13 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError
 from jaxprompt.layers.prefix import make_prefix
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
 # Prefixes of the names of fields and parameters, by stream; the encoder has none, as in `prefix`.
 PARTS = {"encoder": "", "decoder": "decoder_", "cross": "cross_"}
-_SIZES = (
-    "slots", "length", "shift", "rows", "decoder_slots", "decoder_length", "shift_decoder",
-    "cross_length",
-)  # fmt: skip
 
 
 class Prompt(Method):
@@ -41,10 +37,6 @@ class Prompt(Method):
     def check(self) -> None:
         """Raises InputError if the prompt does not fit the backbone."""
         self.check_decoder("decoder_slots", "decoder_length", "cross_length")
-        for field in _SIZES:
-            if not 0 <= getattr(self, field) < 2**31:
-                shown = brief(getattr(self, field))
-                raise InputError(f"prompt.{field}={shown} must be in [0, 2**31)")
         for stream, name in PARTS.items():
             first, last, layers = *self._span(name), self._layers(stream)
             if not 0 <= first <= last <= layers:

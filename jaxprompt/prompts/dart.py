@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.config import kinds
 from jaxprompt.data.text.tokenizer import unused_ids
 from jaxprompt.data.text.words import template_ids
-from jaxprompt.errors import InputError, at_least, check_known, check_share
+from jaxprompt.errors import InputError
 from jaxprompt.layers.hiding import fill_masks, mask_text
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.prompts import InitSource, Method
@@ -28,29 +28,26 @@ class Prompt(Method):
 
     READ_WITH = {"fluency": "hide", "start=words": "text"}
     task_info: TaskInfo = TaskInfo()
-    length: int = kinds.option(3, "rows of the template, one per subword of `text`")
+    length: int = kinds.option(3, "rows of the template, one per subword of `text`", "at least 0")
     text: str = kinds.option("", 'words of the template that they start from; "" = N(0, 0.02^2)')
     start: str = kinds.option(
-        "words", "words | unused: BERT's [unused1], ... for all rows, in place of `text`"
+        "words",
+        "unused: BERT's [unused1], ... for all rows, in place of `text`",
+        ("words", "unused"),
     )
     labels: bool = kinds.option(True, "label rows are trained; False = label words stay words")
-    each: str = kinds.option("class", "a label row for each class | word of a class")
+    each: str = kinds.option(
+        "class", "a label row for each class | word of a class", ("class", "word")
+    )
     pieces: str = kinds.option(
-        "mean", "a label row starts from the mean of its subwords | from the first"
+        "mean",
+        "a label row starts from the mean of its subwords | from the first",
+        ("mean", "first"),
     )
-    fluency: float = kinds.option(0.0, "weight of the fluency objective; 0 = none")
+    fluency: float = kinds.option(0.0, "weight of the fluency objective; 0 = none", "at least 0")
     hide: float = kinds.option(
-        0.1, "fluency: share of the text's tokens that is hidden; 0 = one token"
+        0.1, "fluency: share of the text's tokens that is hidden; 0 = one token", "in [0, 1)"
     )
-
-    def check(self) -> None:
-        """Raises InputError if a hyperparameter is out of range."""
-        at_least("prompt.length", self.length, 0)
-        at_least("prompt.fluency", self.fluency, 0)
-        check_share("prompt.hide", self.hide)
-        check_known("prompt.start", self.start, ("words", "unused"))
-        check_known("prompt.each", self.each, ("class", "word"))
-        check_known("prompt.pieces", self.pieces, ("mean", "first"))
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the template, which has no label vectors."""
@@ -126,15 +123,8 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Returns slots [1, S + R, E], of which the template places S, and rows [R, E]."""
-        # In this order: the slots of the template come first.
-        counts = {"table": self.length, "rows": self.num_rows()}
-        init = nn.initializers.normal(0.02)
-        vectors = {
-            name: self.param(name, init, (count, self.dims.embed))
-            for name, count in counts.items()
-            if count
-        }
-        # Otherwise neither the template nor a view writes slots.
-        writes_slots = vectors and (self.length or self.fluency)
-        slots = jnp.concatenate(list(vectors.values()))[None] if writes_slots else None
-        return Injection(Stream(slots=slots), rows=vectors.get("rows"))
+        injection = self._vectors(0.02)
+        if self.length or self.fluency:
+            return injection
+        # Neither the template nor a view writes slots.
+        return injection._replace(encoder=Stream())

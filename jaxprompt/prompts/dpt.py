@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from jaxprompt.config import kinds
-from jaxprompt.errors import at_least
 from jaxprompt.prompts import InitSource, Method
-from jaxprompt.types import Batch, Injection, Stream, TaskInfo
+from jaxprompt.types import Batch, Injection, TaskInfo
 
 
 class Prompt(Method):
@@ -21,13 +19,10 @@ class Prompt(Method):
 
     READ_WITH = {"length": "scale"}
     task_info: TaskInfo = TaskInfo()
-    length: int = kinds.option(0, "soft tokens")
-    scale: float = kinds.option(0.02, "standard deviation of the soft tokens at the start")
-
-    def check(self) -> None:
-        """Raises InputError if a hyperparameter is out of range."""
-        at_least("prompt.length", self.length, 0)
-        at_least("prompt.scale", self.scale, 0)
+    length: int = kinds.option(0, "soft tokens", "at least 0")
+    scale: float = kinds.option(
+        0.02, "standard deviation of the soft tokens at the start", "at least 0"
+    )
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the template; the vectors come after them."""
@@ -47,16 +42,7 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Returns slots [1, S + R, E], of which the template places S, and rows [R, E]."""
-        # In this order: the slots of the template come first.
-        counts = {"table": self.length, "rows": self.num_rows()}
-        init = nn.initializers.normal(self.scale)
-        vectors = {
-            name: self.param(name, init, (count, self.dims.embed))
-            for name, count in counts.items()
-            if count
-        }
-        slots = jnp.concatenate(list(vectors.values()))[None] if vectors else None
-        return Injection(Stream(slots=slots), rows=vectors.get("rows"))
+        return self._vectors(self.scale)
 
     def _subwords(self) -> list[int]:
         """Lists the subwords of each class's first word, class by class."""

@@ -7,7 +7,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.config import kinds
-from jaxprompt.errors import InputError, at_least, check_known
+from jaxprompt.errors import InputError
 from jaxprompt.layers.instance import ENCODERS, instance_vectors
 from jaxprompt.layers.prefix import parse_layers, vectors_to_prefix
 from jaxprompt.layers.word_rows import WordRows, export_rows, init_table, pack_ids, restore_rows
@@ -30,21 +30,25 @@ class Prompt(Method):
     INIT, STATIC_FIELDS, reads = "pretrained", ("scale",), ("encoder",)
     READ_WITH = {"encoder=cnn,lstm,mlp": "hidden", "on=prefix": "layers added coefficient shift"}
 
-    length: int = kinds.option(20, "soft tokens, or keys and values of a layer")
-    on: str = kinds.option("prompt", "prompt: soft tokens | prefix: keys and values")
+    length: int = kinds.option(20, "soft tokens, or keys and values of a layer", "at least 1")
+    on: str = kinds.option(
+        "prompt", "prompt: soft tokens | prefix: keys and values", ("prompt", "prefix")
+    )
     fixed: bool = kinds.option(False, "the rows of words do not train")
     encoder: str = kinds.option(
-        "none", "none | cnn | lstm | mlp: what computes the vectors from the rows"
+        "none", "none | cnn | lstm | mlp: what computes the vectors from the rows", ENCODERS
     )
     hidden: int = kinds.option(
-        0, "encoder: channels, LSTM units of a direction; 0 = 48, of an mlp 256"
+        0, "encoder: channels, LSTM units of a direction; 0 = 48, of an mlp 256", "at least 0"
     )
-    utilization: float = kinds.option(1.0, "share of a text's words, from its first, that are read")
+    utilization: float = kinds.option(
+        1.0, "share of a text's words, from its first, that are read", "in (0, 1]"
+    )
     pretrained: str = kinds.option("", "an export of ipt whose rows, and encoder, it starts from")
     rows: str = kinds.option(
-        "seen", "seen: the words of the training text train | all: the vocabulary"
+        "seen", "seen: the words of the training text train | all: the vocabulary", ("seen", "all")
     )
-    scale: float = kinds.option(0.5, "rows start in U(-scale, scale)")
+    scale: float = kinds.option(0.5, "rows start in U(-scale, scale)", "at least 0")
     layers: str = kinds.option("1", 'prefix: interval of layers that the vectors are for; "" = all')
     added: bool = kinds.option(
         True, "prefix: to trained keys and values of the task in every layer"
@@ -55,13 +59,6 @@ class Prompt(Method):
 
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""
-        for field, limit in (("length", 1), ("hidden", 0), ("scale", 0)):
-            at_least(f"prompt.{field}", getattr(self, field), limit)
-        check_known("prompt.on", self.on, ("prompt", "prefix"))
-        check_known("prompt.encoder", self.encoder, ENCODERS)
-        check_known("prompt.rows", self.rows, ("seen", "all"))
-        if not 1e-5 <= self.utilization <= 1:
-            raise InputError(f"prompt.utilization={self.utilization} must be in (0, 1]")
         parse_layers(self.layers, self.dims.layers)
         if self.fixed and self.encoder == "none":
             raise InputError(

@@ -3,7 +3,6 @@
 from flax import linen as nn
 
 from jaxprompt.config import kinds
-from jaxprompt.errors import at_least, check_known
 from jaxprompt.layers.recurrent import BiLstm, LinearStack
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Stream
@@ -22,21 +21,21 @@ class Prompt(Method):
     PLAIN = "prompt.encoder=none"
     READ_WITH = {"encoder=lstm": "hidden lstm_layers", "encoder=lstm,mlp": "linear inner"}
 
-    length: int = kinds.option(9, "pseudo tokens")
-    encoder: str = kinds.option("lstm", "lstm | mlp | none: the embeddings themselves")
-    hidden: int = kinds.option(0, "lstm: width of each direction; 0 = that of the word embeddings")
-    lstm_layers: int = kinds.option(2, "lstm: layers")
-    linear: int = kinds.option(2, "linear layers, of the MLP or behind the LSTM")
-    inner: int = kinds.option(0, "width between linear layers; 0 = that of the word embeddings")
-    scale: float = kinds.option(1.0, "standard deviation of the embeddings at the start")
-
-    def check(self) -> None:
-        """Raises InputError if a hyperparameter is out of range."""
-        for field in ("length", "lstm_layers", "linear"):
-            at_least(f"prompt.{field}", getattr(self, field), 1)
-        for field in ("hidden", "inner", "scale"):
-            at_least(f"prompt.{field}", getattr(self, field), 0)
-        check_known("prompt.encoder", self.encoder, ("lstm", "mlp", "none"))
+    length: int = kinds.option(9, "pseudo tokens", "at least 1")
+    encoder: str = kinds.option(
+        "lstm", "of the embeddings; none = they are the soft tokens", ("lstm", "mlp", "none")
+    )
+    hidden: int = kinds.option(
+        0, "lstm: width of each direction; 0 = that of the word embeddings", "at least 0"
+    )
+    lstm_layers: int = kinds.option(2, "lstm: layers", "at least 1")
+    linear: int = kinds.option(2, "linear layers, of the MLP or behind the LSTM", "at least 1")
+    inner: int = kinds.option(
+        0, "width between linear layers; 0 = that of the word embeddings", "at least 0"
+    )
+    scale: float = kinds.option(
+        1.0, "standard deviation of the embeddings at the start", "at least 0"
+    )
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the input."""

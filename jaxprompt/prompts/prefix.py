@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.data.text.words import choose_rows
-from jaxprompt.errors import InputError, at_least, check_known, check_share
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.prefix import PrefixMlp, PrefixSpec, make_prefix, prefix_specs
 from jaxprompt.prompts import InitSource, Method
@@ -39,27 +39,29 @@ class Prompt(Method):
     READ_WITH = {"start=normal": "scale", "decoder": "decoder_layers", "cross": "cross_layers"}
     length: int = kinds.option(20, "keys and values of a layer")
     layers: str = kinds.option("", 'interval of layers, as in "17-24"; "" = all')
-    decoder: int = kinds.option(0, "T5: length in the decoder's own attention; 0 = none")
+    decoder: int = kinds.option(
+        0, "T5: length in the decoder's own attention; 0 = none", "at least 0"
+    )
     decoder_layers: str = kinds.option(
         "", 'interval of the decoder\'s layers, as in "1-6"; "" = all'
     )
-    cross: int = kinds.option(0, "T5: length in the decoder's attention over the encoder; 0 = none")
+    cross: int = kinds.option(
+        0, "T5: length in the decoder's attention over the encoder; 0 = none", "at least 0"
+    )
     cross_layers: str = kinds.option("", "interval of layers of that attention")
-    hidden: int = kinds.option(0, "width of the MLP that computes the prefix; 0 = none")
-    dropout: float = kinds.option(0.0, "of keys and values")
+    hidden: int = kinds.option(
+        0, "width of the MLP that computes the prefix; 0 = none", "at least 0"
+    )
+    dropout: float = kinds.option(0.0, "of keys and values", "in [0, 1)")
     shift: bool = kinds.option(True, "the text's positions start at `length`")
-    start: str = kinds.option("normal", "normal | zero | text")
-    scale: float = kinds.option(0.02, "normal: standard deviation")
+    start: str = kinds.option("normal", "of the keys and values", ("normal", "zero", "text"))
+    scale: float = kinds.option(0.02, "normal: standard deviation", "at least 0")
     text: str = kinds.option("", "text: what it starts from the keys and values of")
 
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""
         self.check_decoder("decoder", "decoder_layers", "cross", "cross_layers")
         at_least("prompt.length", self.length, 0 if self.decoder or self.cross else 1)
-        for field in ("decoder", "cross", "hidden", "scale"):
-            at_least(f"prompt.{field}", getattr(self, field), 0)
-        check_share("prompt.dropout", self.dropout)
-        check_known("prompt.start", self.start, ("normal", "zero", "text"))
         self.check_start()
         if self.start != "normal" and self.hidden:
             raise InputError(

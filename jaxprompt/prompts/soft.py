@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.data.text.words import choose_rows
-from jaxprompt.errors import InputError, at_least, nearest
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.prompts import InitSource, Method
 from jaxprompt.types import Batch, Injection, Stream
 
@@ -35,27 +35,22 @@ class Prompt(Method):
     START_FIELDS = ("text", "file")
     READ_WITH = {"start=normal": "scale", "start=vocab,frequent": "top"}
     length: int = kinds.option(20, "soft tokens")
-    decoder: int = kinds.option(0, "T5: soft tokens in front of what the decoder is fed")
-    start: str = kinds.option(
-        "normal", "normal | uniform | vocab | frequent | labels | text | task | file"
+    decoder: int = kinds.option(
+        0, "T5: soft tokens in front of what the decoder is fed", "at least 0"
     )
-    scale: float = kinds.option(0.02, "normal: standard deviation")
+    start: str = kinds.option("normal", "random vectors, a file, or embeddings of tokens", STARTS)
+    scale: float = kinds.option(0.02, "normal: standard deviation", "at least 0")
     top: int = kinds.option(
-        0, "vocab: of how many first ids, 0 = all; frequent: of how many words, 0 = 1,000"
-    )
+        0, "vocab: of how many first ids, 0 = all; frequent: of how many words, 0 = 1,000",
+        "at least 0",
+    )  # fmt: skip
     text: str = kinds.option("", "text: what they start from the words of")
     file: str = kinds.option("", "file: an .npy [P, E], an export, or a PEFT adapter")
 
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""
         self.check_decoder("decoder")
-        at_least("prompt.decoder", self.decoder, 0)
         at_least("prompt.length", self.length, 0 if self.decoder else 1)
-        at_least("prompt.scale", self.scale, 0)
-        at_least("prompt.top", self.top, 0)
-        if self.start not in STARTS:
-            hint = nearest(self.start, STARTS)
-            raise InputError(f"prompt.start={self.start!r} is unknown; {hint}")
         self.check_start()
 
     def num_slots(self) -> int:

@@ -36,6 +36,9 @@ if Version(transformers.__version__) < Version("5.20"):
     transformers.PreTrainedModel.mark_tied_weights_as_initialized = mark_tied_that_are_there
 
 
+BF16_MAX = 0.08
+
+
 class Pair(NamedTuple):
     """A torch model and the module and parameters read from the same file."""
 
@@ -54,6 +57,26 @@ def randomise(model, scale=0.1):
             size = scale if parameter.ndim == 1 else 0.1 * float(parameter.std())
             parameter.add_(size * torch.randn_like(parameter))
     return model.eval()
+
+
+def shake(model):
+    """Moves every number by as much: scales of 1 and biases of 0 would hide a mistake."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def pair_fixture(make):
+    """Returns a fixture: a function of a kind, which calls `make(folder, kind)` once for each."""
+
+    @pytest.fixture(scope="module")
+    def pairs(tmp_path_factory):
+        torch.set_num_threads(1)
+        root = tmp_path_factory.mktemp("pairs")
+        return functools.cache(lambda kind: make(root / kind, kind))
+
+    return pairs
 
 
 def write_checkpoint(folder, config, tensors):
@@ -94,15 +117,31 @@ def make_tokens(ids, mask=None, types=None, positions=None) -> Tokens:
     return Tokens(ids, mask, none, np.int32(positions), types, np.zeros(ids.shape, np.int8))
 
 
-def draw_tokens(vocab, side="right", lengths=(9, 5, 1), width=9, seed=0, first=None) -> Tokens:
-    """Draws padded rows; `first` stands in front of each."""
+def draw_tokens(
+    vocab, side="right", lengths=(9, 5, 1), width=9, seed=0, first=None, types=1, pad=0
+) -> Tokens:
+    """Draws padded rows of tokens of several types; `first` stands in front of each."""
     column, lengths = np.arange(width)[None], np.array(lengths)[:, None]
     mask = column < lengths if side == "right" else column >= width - lengths
-    ids = np.random.default_rng(seed).integers(2, vocab, mask.shape)
-    ids = np.where(mask, ids, 0)
+    rng = np.random.default_rng(seed)
+    ids = np.where(mask, rng.integers(2, vocab, mask.shape), pad)
     if first is not None:
         ids[:, 0] = first
-    return make_tokens(ids, mask)
+    return make_tokens(ids, mask, np.where(mask, rng.integers(0, types, mask.shape), 0))
+
+
+def run_torch(model, tokens, past=None, **inputs):
+    """Runs torch; the past keys, of all rows, are seen and stand in front."""
+    ids, mask, positions = (
+        torch.tensor(x).long() for x in (tokens.ids, tokens.mask, tokens.positions)
+    )
+    length = 0 if past is None else past.get_seq_length()
+    mask = torch.cat([torch.ones(len(mask), length, dtype=mask.dtype), mask], dim=1)
+    inputs = dict(position_ids=positions, past_key_values=past, use_cache=past is not None) | inputs
+    return model(
+        input_ids=ids, attention_mask=mask, output_hidden_states=True,
+        **{name: x for name, x in inputs.items() if x is not None},
+    )  # fmt: skip
 
 
 def make_batch(encoder: Tokens, decoder: Tokens | None = None) -> Batch:
@@ -141,6 +180,13 @@ def assert_near(found, expected, tolerance, mask=None):
     error = np.abs(found - expected)
     worst = (error if mask is None else error[np.asarray(mask)]).max()
     assert worst <= tolerance, worst
+
+
+def assert_near_in_16_bits(found, expected, mask):
+    """Compares bfloat16, which keeps 8 bits: states of size 1 to 4 move by hundredths."""
+    assert found.dtype == jnp.bfloat16
+    assert_near(found, expected, BF16_MAX, mask)
+    assert np.abs(np.float32(found) - np.asarray(expected))[mask].mean() <= 0.01
 
 
 def primitives(jaxpr):

@@ -1,22 +1,22 @@
 """GPT-2 against torch: modules to 1e-5, models to 1e-4, float32."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
 from pairs import (
     assert_near,
+    assert_near_in_16_bits,
     draw_tokens,
     make_batch,
     make_tokens,
+    pair_fixture,
     primitives,
     randomise,
     read_ours,
     read_pair,
     run,
+    run_torch,
     write_checkpoint,
 )
 
@@ -25,8 +25,6 @@ from jaxprompt.types import Injection, Prefix, Stream
 torch = pytest.importorskip("torch")
 
 MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
-# bfloat16 keeps 8 bits; states after the last norm are of size 1 to 4.
-BF16_MAX, BF16_MEAN = 0.08, 0.01
 SIZES = dict(vocab_size=60, n_embd=32, n_layer=3, n_head=4, n_positions=20)
 KINDS = {
     "plain": {},
@@ -36,38 +34,25 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    """Returns a function of a kind that makes each pair once."""
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("gpt2")
+def make_pair(folder, kind):
+    torch.manual_seed(len(kind))
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES | KINDS[kind]))
+    randomise(model).save_pretrained(folder)
+    pair = read_pair(folder, "gpt2", transformers.GPT2LMHeadModel)
+    assert pair.module.cfg.tied == (kind != "untied")
+    return pair
 
-    @functools.cache
-    def make(kind):
-        torch.manual_seed(len(kind))
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES | KINDS[kind]))
-        randomise(model).save_pretrained(root / kind)
-        pair = read_pair(root / kind, "gpt2", transformers.GPT2LMHeadModel)
-        assert pair.module.cfg.tied == (kind != "untied")
-        return pair
 
-    return make
+pairs = pair_fixture(make_pair)
 
 
 def batch_of(pair, side="right"):
     return make_batch(draw_tokens(pair.config["vocab_size"], side))
 
 
-def run_torch(model, batch):
-    tokens = batch.encoder
-    ids, mask, positions = (
-        torch.tensor(x).long() for x in (tokens.ids, tokens.mask, tokens.positions)
-    )
-    with torch.no_grad():
-        return model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, output_hidden_states=True,
-            use_cache=False,
-        )  # fmt: skip
+@torch.no_grad()
+def expect(pair, batch):
+    return run_torch(pair.torch, batch.encoder)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +60,7 @@ def run_torch(model, batch):
 def test_model(pairs, kind, side):
     pair = pairs(kind)
     batch = batch_of(pair, side)
-    expected, mask = run_torch(pair.torch, batch), batch.encoder.mask
+    expected, mask = expect(pair, batch), batch.encoder.mask
     hidden, logits = run(pair, batch)
     assert_near(hidden, expected.hidden_states[-1], MODEL, mask)
     assert_near(logits, expected.logits, MODEL, mask)
@@ -106,8 +91,7 @@ def test_fused_attention(pairs):
     batch = batch_of(pair, "left")
     module, *_ = read_ours(pair.folder, "gpt2", attention="fused")
     hidden, _ = run(pair, batch, module=module)
-    expected = run_torch(pair.torch, batch).hidden_states[-1]
-    assert_near(hidden, expected, MODEL, batch.encoder.mask)
+    assert_near(hidden, expect(pair, batch).hidden_states[-1], MODEL, batch.encoder.mask)
 
 
 def test_bfloat16(pairs):
@@ -115,10 +99,7 @@ def test_bfloat16(pairs):
     module, params, _ = read_ours(pair.folder, "gpt2", dtype="bfloat16")
     batch = batch_of(pair)
     hidden, _ = run(pair, batch, module=module, params=params)
-    assert hidden.dtype == jnp.bfloat16
-    expected, mask = run_torch(pair.torch, batch).hidden_states[-1], batch.encoder.mask
-    assert_near(hidden, expected, BF16_MAX, mask)
-    assert np.abs(np.float32(hidden) - expected.numpy())[mask].mean() <= BF16_MEAN
+    assert_near_in_16_bits(hidden, expect(pair, batch).hidden_states[-1], batch.encoder.mask)
     forward = lambda p: module.apply({"params": p}, batch, Injection(), deterministic=True)
     wide = [
         equation.invars[0].aval.dtype.name
@@ -159,7 +140,7 @@ def test_branches_are_rows_of_their_own(pairs, prompted):
         alone, _ = run(pair, batch, injection)
         assert_near(together[:, columns], alone[:, 2:end], MODULE)
         if not prompted:
-            expected = run_torch(pair.torch, batch).hidden_states[-1]
+            expected = expect(pair, batch).hidden_states[-1]
             assert_near(together[:, columns], expected[:, 2:end], MODEL)
     mixed = joint._replace(types=np.zeros_like(joint.types))
     other, _ = run(pair, make_batch(mixed), injection)

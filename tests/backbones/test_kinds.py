@@ -1,6 +1,5 @@
 """DeBERTa, ALBERT and ModernBERT against transformers: states, logits, and every gradient."""
 
-import functools
 import json
 
 import jax
@@ -12,10 +11,13 @@ from folders import CARD
 from pairs import (
     assert_near,
     compiled,
+    draw_tokens,
     make_batch,
-    make_tokens,
+    pair_fixture,
     read_ours,
     read_pair,
+    run_torch,
+    shake,
 )
 from safetensors.numpy import load_file, save_file
 from tiny import BERT, CONFIGS, jit
@@ -75,45 +77,27 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Returns a function that saves each kind once."""
-    root = tmp_path_factory.mktemp("kinds")
-
-    @functools.cache
-    def make(kind):
-        torch.set_num_threads(1)
-        torch.manual_seed(len(kind))
-        _, name, sizes = KINDS[kind]
-        model_class = getattr(transformers, name)
-        model = model_class(model_class.config_class(**sizes))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        model.save_pretrained(root / kind)
-        return root / kind
-
-    return make
+def save(folder, kind):
+    torch.manual_seed(len(kind))
+    model_class = getattr(transformers, KINDS[kind][1])
+    shake(model_class(model_class.config_class(**KINDS[kind][2]))).save_pretrained(folder)
+    return folder
 
 
-def draw_batch(config, side="right", lengths=(11, 7, 1), width=11):
-    rng, column, lengths = np.random.default_rng(3), np.arange(width), np.array(lengths)[:, None]
-    mask = column < lengths if side == "right" else column >= width - lengths
-    ids = np.where(mask, rng.integers(5, config["vocab_size"], mask.shape), 0)
-    types = np.where(mask, rng.integers(0, config.get("type_vocab_size") or 1, mask.shape), 0)
-    return make_batch(make_tokens(ids, mask, types))
+folder = pair_fixture(save)
 
 
-def run_torch(model, batch):
-    tokens = batch.encoder
-    given = dict(
-        input_ids=torch.tensor(tokens.ids).long(), attention_mask=torch.tensor(tokens.mask).long(),
-        token_type_ids=torch.tensor(tokens.types).long(),
-        position_ids=torch.tensor(tokens.positions).long(),
-    )  # fmt: skip
-    if model.config.model_type == "modernbert":
-        del given["token_type_ids"]
-    return model(**given, output_hidden_states=True)
+def draw_batch(config, side="right"):
+    types = config.get("type_vocab_size") or 1
+    return make_batch(draw_tokens(config["vocab_size"], side, (11, 7, 1), 11, seed=3, types=types))
+
+
+def expect(model, batch):
+    types = torch.tensor(batch.encoder.types).long()
+    is_modern = model.config.model_type == "modernbert"
+    return run_torch(
+        model, batch.encoder, use_cache=None, token_type_ids=None if is_modern else types
+    )
 
 
 def scores(module, batch):
@@ -130,7 +114,7 @@ def test_states_logits_and_gradients(folder, tmp_path, kind):
     pair = read_pair(where, family, getattr(transformers, name))
     for side in ("left", "right"):
         batch = draw_batch(pair.config, side)
-        expected, mask = run_torch(pair.torch, batch), batch.encoder.mask
+        expected, mask = expect(pair.torch, batch), batch.encoder.mask
         hidden, logits = compiled(pair.module, scores)(pair.params, batch)
         assert_near(hidden, expected.hidden_states[-1].detach(), 1e-4, mask)
         assert_near(logits, expected.logits.detach(), 1e-4, mask)
@@ -197,7 +181,7 @@ def test_the_head_is_read_under_the_names_it_was_published_with(folder, tmp_path
     )
     models = (getattr(transformers, name).from_pretrained(x) for x in (source, tmp_path / "out"))
     batch = draw_batch(config)
-    before, after = (run_torch(model.eval(), batch).logits.detach().numpy() for model in models)
+    before, after = (expect(model.eval(), batch).logits.detach().numpy() for model in models)
     np.testing.assert_allclose(after, before, atol=1e-6)
     assert_near(compiled(module, scores)(params, batch)[1], before, 1e-4, batch.encoder.mask)
 
@@ -207,13 +191,6 @@ def test_a_modernbert_that_classifies_has_no_head_for_words(tmp_path):
     model_class(model_class.config_class(**CONFIGS["modernbert"])).save_pretrained(tmp_path)
     _, _, report = read_ours(tmp_path, "modernbert")
     assert report.heads == () and report.absent == ("mlm",)
-
-
-@pytest.mark.parametrize("family", ["deberta", "deberta_v2"])
-def test_what_a_config_leaves_out_is_as_transformers_has_it(family):
-    kind = transformers.DebertaConfig if family == "deberta" else transformers.DebertaV2Config
-    hf = {name: x for name, x in CONFIGS[family].items() if name != "layer_norm_eps"}
-    assert make_backbone(family, hf, ()).cfg.eps == kind().layer_norm_eps
 
 
 def test_no_kernel_is_promised_for_a_deberta():

@@ -1,11 +1,19 @@
 """The Llama family against torch: models to 1e-4, float32, random weights of odd shapes."""
 
-import functools
-
 import numpy as np
 import pytest
 import transformers
-from pairs import assert_near, draw_tokens, make_batch, make_tokens, randomise, read_pair, run
+from pairs import (
+    assert_near,
+    draw_tokens,
+    make_batch,
+    make_tokens,
+    pair_fixture,
+    randomise,
+    read_pair,
+    run,
+    run_torch,
+)
 
 from jaxprompt.errors import InputError
 from jaxprompt.types import Injection, Prefix, Stream
@@ -64,37 +72,18 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    """Returns a function of a kind that makes each pair once."""
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("llama")
-
-    @functools.cache
-    def make(kind):
-        torch.manual_seed(len(kind))
-        name, changes = KINDS[kind]
-        sizes = {k: v for k, v in (SIZES | changes).items() if (k, name) != ("head_dim", "qwen2")}
-        if name == "qwen2":
-            sizes["hidden_size"] = 36
-        model_class = CAUSAL[name]
-        randomise(model_class(model_class.config_class(**sizes))).save_pretrained(root / kind)
-        return read_pair(root / kind, "llama", model_class)
-
-    return make
+def make_pair(folder, kind):
+    torch.manual_seed(len(kind))
+    name, changes = KINDS[kind]
+    sizes = {k: v for k, v in (SIZES | changes).items() if (k, name) != ("head_dim", "qwen2")}
+    if name == "qwen2":
+        sizes["hidden_size"] = 36
+    model_class = CAUSAL[name]
+    randomise(model_class(model_class.config_class(**sizes))).save_pretrained(folder)
+    return read_pair(folder, "llama", model_class)
 
 
-def run_torch(model, tokens, past=None):
-    """Runs torch as PEFT does: the past keys, of all rows, are seen and stand in front."""
-    ids, mask = torch.tensor(tokens.ids).long(), torch.tensor(tokens.mask).long()
-    length = 0 if past is None else past.get_seq_length()
-    mask = torch.cat([torch.ones(len(mask), length, dtype=mask.dtype), mask], dim=1)
-    positions = torch.tensor(tokens.positions).long()
-    with torch.no_grad():
-        return model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=past,
-            output_hidden_states=True, use_cache=past is not None,
-        )  # fmt: skip
+pairs = pair_fixture(make_pair)
 
 
 @pytest.mark.long_cases("left-*")
@@ -103,7 +92,8 @@ def run_torch(model, tokens, past=None):
 def test_model(pairs, kind, side):
     pair = pairs(kind)
     tokens = draw_tokens(60, side, lengths=(12, 7, 1), width=12)
-    expected = run_torch(pair.torch, tokens)
+    with torch.no_grad():
+        expected = run_torch(pair.torch, tokens)
     hidden, logits = run(pair, make_batch(tokens))
     assert_near(hidden, expected.hidden_states[-1], MODEL, tokens.mask)
     assert_near(logits, expected.logits, MODEL, tokens.mask)
@@ -124,7 +114,8 @@ def test_prefix(pairs, kind):
     for layer in range(c.layers):
         lay = lambda x, layer=layer: torch.tensor(x[layer]).transpose(1, 2).repeat(3, 1, 1, 1)
         past.update(lay(k), lay(v), layer)
-    expected = run_torch(pair.torch, tokens, past).logits
+    with torch.no_grad():
+        expected = run_torch(pair.torch, tokens, past).logits
     mask = np.ones((c.layers, 1, length), bool)
     prefix = Prefix(k, v, mask, np.arange(length, dtype=np.int32))
     _, logits = run(pair, make_batch(tokens), Injection(Stream(prefix=prefix)))

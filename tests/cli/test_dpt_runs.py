@@ -89,8 +89,11 @@ def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"head.group": 2}, "listed: beast, food | tool; 2 forward passes per example"),
-        ({"head.hierarchy": "living,thing,thing"}, "listed: living, thing | food, tool; 2 forward"),
+        ({"head.group": 2}, "listed: beast, food | tool; forward passes per example: 2"),
+        (
+            {"head.hierarchy": "living,thing,thing"},
+            "listed: living, thing | food, tool; forward passes per example: 2",
+        ),
     ],
 )
 def test_several_lists_train_and_predict(fields, message, electra, data, tmp_path, capsys):

@@ -16,7 +16,6 @@ from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.class_list import ClassList, ListEntry, make_tree
 from jaxprompt.errors import InputError
-from jaxprompt.heads import make_head
 from jaxprompt.heads.discriminator import log_scores
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import InitSource, make_prompt
@@ -201,13 +200,6 @@ def test_copies_are_of_all_subwords_of_the_first_word_of_each_class():
     np.testing.assert_array_equal(begun["rows"], table[[11, 12, 21]])
 
 
-def test_copies_need_a_method_that_has_rows(backbone):
-    with pytest.raises(
-        InputError, match="5 vectors, one per subword.*trains 0; use prompt.name=dpt"
-    ):
-        make(backbone, copies=True)
-
-
 def test_the_bias_is_added_to_the_logit_of_its_class(backbone):
     scorer, params = make(backbone, bias=True, listed=("tool", "beast", "food"))
     batch = scorer.one_batch(scorer.encode(examples()).rows)
@@ -238,11 +230,6 @@ def test_the_text_is_cut_and_never_the_list(backbone):
     assert spell(scorer, row).endswith("about : old beast , food , big tool . [SEP]")
     first = [scorer.tokenizer.convert_ids_to_tokens([row.ids[at]])[0] for at in row.label_pos]
     assert first == ["old", "food", "big"]
-
-
-def test_a_list_that_leaves_no_room_is_named(backbone):
-    with pytest.raises(InputError, match=r"7 for a list of classes.*head.group or head.hierarchy"):
-        make(backbone, max_len=11)
 
 
 def test_a_random_order_is_drawn_once_and_kept(backbone):
@@ -309,7 +296,7 @@ def test_the_classes_of_all_groups_are_compared(backbone):
     answers = list(scorer.answers(examples(), split, found))
     assert [a["prediction"] for a in answers] == [LABELS[c] for c in scores.argmax(1)]
     line = scorer.head.tell(TASK, 3, {"train": split})[-1]
-    assert line == "listed: old beast, food | big tool; 2 forward passes per example"
+    assert line == "listed: old beast, food | big tool; forward passes per example: 2"
 
 
 def test_a_group_has_its_scores_in_the_order_of_the_classes_however_it_lists_them(backbone):
@@ -345,7 +332,7 @@ def test_a_hierarchy_learns_the_way_down_and_scores_every_class(backbone):
     with pytest.raises(InputError, match="score dev or test"):
         log_scores(learned, found[:8], 3)
     line = scorer.head.tell(TASK, 3, {"train": learned})[-1]
-    assert line.startswith("listed: living, thing | food, big tool; 2 forward passes per example")
+    assert line.startswith("listed: living, thing | food, big tool; forward passes per example: 2")
 
 
 def test_a_list_of_parents_alone_scores_their_classes(backbone):
@@ -393,23 +380,19 @@ def test_a_list_of_parents_alone_scores_their_classes(backbone):
         (dict(separator=" 日 "), "head.separator=' 日 ' is not in the vocabulary of"),
         (dict(separator="\u200b"), r"head.separator='\\u200b' is empty; give a word"),
         (dict(head="linear"), r"has \[classes\], which this head does not read"),
+        (dict(copies=True), "5 vectors, one per subword.*trains 0; use prompt.name=dpt"),
+        (dict(max_len=11), r"7 for a list of classes.*head.group or head.hierarchy"),
+        (dict(bias=True, group=2), "head.bias=True has one parameter per class"),
+        (
+            dict(task=custom_task(fields=("text",), choices=("a", "b"))),
+            "examples of .* have separate choices",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(backbone, changes, told):
     head = {"name": changes.pop("head")} if "head" in changes else {}
     with pytest.raises(InputError, match=told):
         make(backbone, **changes, **head)
-
-
-def test_a_bias_needs_a_single_list():
-    with pytest.raises(InputError, match="head.bias=True has one parameter per class"):
-        make_head("discriminator", bias=True, group=2)
-
-
-def test_a_task_of_choices_is_refused(backbone):
-    task = custom_task(fields=("text",), choices=("a", "b"))
-    with pytest.raises(InputError, match="examples of .* have separate choices"):
-        make(backbone, task)
 
 
 def test_a_backbone_without_the_head_is_refused(tmp_path):

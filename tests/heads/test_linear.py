@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
+from tiny import assert_close, assert_equal, draw_params, make_batch, make_tiny
 
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.heads.linear import Classifier as Head
@@ -19,8 +19,7 @@ BATCH = make_batch(slots=2, side="left")
 def make(batch=BATCH, hidden=HIDDEN, **fields):
     head = Head(**({"classes": 3, "dropout": 0.0} | fields))
     args = hidden, batch, Injection(), BOUND
-    init = lambda: head.init(jax.random.key(0), *args, deterministic=True)["params"]
-    params = fill(jax.eval_shape(init))
+    params = draw_params(head, *args, deterministic=True)
     return head, params, head.apply({"params": params}, *args, deterministic=True)
 
 

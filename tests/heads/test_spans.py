@@ -2,12 +2,11 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 import transformers
 from test_tags import make_encoder
-from tiny import assert_close, make_batch, make_tiny
+from tiny import assert_close, draw_params, make_batch
 
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
@@ -16,9 +15,10 @@ from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.spans import SpanScores
+from jaxprompt.heads.tags import TagScores
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START
-from jaxprompt.types import Injection
+from jaxprompt.types import ABSENT, Injection
 
 torch = pytest.importorskip("torch")
 
@@ -234,27 +234,31 @@ def test_a_span_is_neither_backward_nor_too_long(bert):
     assert 0 <= last - first < 3
 
 
-def test_scores_are_those_of_transformers():
-    backbone, weights = make_tiny()
-    batch = make_batch()
-    size = batch.label_pos.shape[1]
-    batch = batch._replace(counts=np.full(len(batch.labels), size, np.int32))
+@pytest.mark.parametrize(
+    "head, name, layer, labels",
+    [
+        (SpanScores(), "BertForQuestionAnswering", "qa_outputs", 2),
+        (TagScores(5, 0.0), "BertForTokenClassification", "classifier", 5),
+    ],
+)
+def test_scores_are_those_of_transformers(head, name, layer, labels):
+    """Which reads every token; of these we read some, one of them in half of the rows."""
+    batch = make_batch(masks=2)
+    counts = np.array([1, 2] * 4, np.int32) if labels == 2 else None
     hidden = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
-    bound = backbone.bind({"params": weights})
-    params = SpanScores().init(
-        jax.random.key(0), hidden, batch, Injection(), bound, deterministic=True
-    )["params"]
-    found = SpanScores().apply(
-        {"params": params}, hidden, batch, Injection(), bound, deterministic=True
-    )
-    model = transformers.BertForQuestionAnswering(
-        transformers.BertConfig(hidden_size=16, num_attention_heads=2)
-    )
+    args = hidden, batch._replace(counts=counts), Injection(), None
+    params = draw_params(head, *args, deterministic=True)
+    found = head.apply({"params": params}, *args, deterministic=True)
+    config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_labels=labels)
+    linear = getattr(getattr(transformers, name)(config), layer)
     with torch.no_grad():
-        model.qa_outputs.weight.copy_(torch.tensor(np.array(params["out"]["kernel"].T)))
-        model.qa_outputs.bias.copy_(torch.tensor(np.array(params["out"]["bias"])))
-        every = model.qa_outputs(torch.tensor(hidden)).numpy()
-    assert_close(found, np.take_along_axis(every, batch.label_pos[..., None], 1))
+        linear.weight.copy_(torch.tensor(np.array(params["out"]["kernel"].T)))
+        linear.bias.copy_(torch.tensor(np.array(params["out"]["bias"])))
+        every = linear(torch.tensor(hidden)).numpy()
+    expected = np.take_along_axis(every, batch.label_pos[..., None], 1)
+    if counts is not None:
+        expected[np.arange(2) >= counts[:, None]] = ABSENT
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

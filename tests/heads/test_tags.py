@@ -2,11 +2,8 @@
 
 import copy
 
-import jax
 import numpy as np
 import pytest
-import transformers
-from tiny import assert_close, make_batch, make_tiny
 
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
@@ -15,11 +12,7 @@ from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.template import parse
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
-from jaxprompt.heads.tags import TagScores
 from jaxprompt.scoring import metrics
-from jaxprompt.types import Injection
-
-torch = pytest.importorskip("torch")
 
 TEXT = "The President of the United States , Jiuquan Zhao , went to Uppsala on Xqzwvb ."
 TAGS = "O O O O B-LOC I-LOC O B-PER I-PER O O O B-LOC O B-X O"
@@ -73,28 +66,6 @@ def test_windows_lose_no_word(tokenizer, max_len):
     assert [e["text"] for e in answer["entities"]] == [
         "United States", "Jiuquan Zhao", "Uppsala", "Xqzwvb",
     ]  # fmt: skip
-
-
-def test_scores_are_those_of_transformers():
-    """BertForTokenClassification reads every token; of these we read some."""
-    backbone, weights = make_tiny()
-    batch = make_batch()
-    hidden = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
-    head = TagScores(5, 0.0)
-    bound = backbone.bind({"params": weights})
-    params = head.init(jax.random.key(0), hidden, batch, Injection(), bound, deterministic=True)[
-        "params"
-    ]
-    found = head.apply({"params": params}, hidden, batch, Injection(), bound, deterministic=True)
-    model = transformers.BertForTokenClassification(
-        transformers.BertConfig(hidden_size=16, num_labels=5, num_attention_heads=2)
-    )
-    with torch.no_grad():
-        model.classifier.weight.copy_(torch.tensor(np.array(params["out"]["kernel"].T)))
-        model.classifier.bias.copy_(torch.tensor(np.array(params["out"]["bias"])))
-        scores = model.classifier(torch.tensor(hidden))
-    every = np.take_along_axis(scores.numpy(), batch.label_pos[..., None], 1)
-    assert_close(found, every)
 
 
 def test_entities_are_counted_as_conlleval_does():

@@ -1,10 +1,9 @@
 """DeBERTa's attention against its equation written out, with a prefix in front."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import fill
+from tiny import draw_params
 
 from jaxprompt.layers.attention import prepend_prefix
 from jaxprompt.layers.disentangled import Disentangled, align_by_distance, distance_rows
@@ -52,10 +51,8 @@ def test_a_prefix_is_scored_by_content_alone_under_the_same_divisor(joined, shar
         k, v, seen = prepend_prefix(prefix, *module.keys(x), AttentionMask(jnp.asarray(keep)))
         return module(x, k, v, seen, relative, deterministic=True), k, v, module._queries(x)
 
-    shapes = jax.eval_shape(lambda key: module.init(key, method=attend), jax.random.key(0))
-    params = fill(shapes)
-    found, k, v, q = module.apply(params, method=attend)
-    own = params["params"]
+    own = draw_params(module, method=attend)
+    found, k, v, q = module.apply({"params": own}, method=attend)
 
     def project(name, of):
         if shared:
@@ -91,8 +88,7 @@ def test_v1_takes_queries_keys_and_values_from_one_kernel():
     """Part by part within each head; queries and values have biases of their own, keys none."""
     layer = Disentangled(width=WIDTH, heads=HEADS, head_dim=SIZE, joined=True)
     x = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
-    init = lambda: layer.init(jax.random.key(0), x, method="keys")["params"]
-    params = fill(jax.eval_shape(init))
+    params = draw_params(layer, x, method="keys")
     kernel = np.asarray(params["in_proj"]["kernel"])  # [H, N, 3, D]
     params["query"] = {"bias": jnp.full((HEADS, SIZE), 2.0)}
     k, v = layer.apply({"params": params}, x, method="keys")

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, exact_jit, fill
+from tiny import assert_close, draw_params, exact_jit
 
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp, Mlp, gelu, tanh_gelu
 
@@ -54,7 +54,7 @@ def test_gelu_keeps_one_array_for_the_backward_pass(gelu):
 def test_mlp_is_two_maps():
     x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)
     module = Mlp(12, "relu")
-    params = fill(jax.eval_shape(lambda: module.init(jax.random.key(0), x)["params"]))
+    params = draw_params(module, x)
     up, down = params["up"], params["down"]
     expected = np.maximum(x @ up["kernel"] + up["bias"], 0) @ down["kernel"] + down["bias"]
     assert_close(module.apply({"params": params}, x), expected)
@@ -64,8 +64,7 @@ def draw_gated(activation, gated, dtype=jnp.float32, **options):
     """Makes T5's block of width 8. -> (module, params, x)"""
     x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype(dtype)
     module = GatedMlp(12, activation, gated, dtype=dtype, **options)
-    init = lambda: module.init(jax.random.key(0), x, deterministic=True)["params"]
-    return module, fill(jax.eval_shape(init)), x
+    return module, draw_params(module, x, deterministic=True), x
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu"])

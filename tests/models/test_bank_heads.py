@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from tiny import assert_close, fill, jit, make_batch, make_tiny
+from tiny import assert_close, draw_params, jit, make_batch, make_tiny
 
 from jaxprompt.heads import label_rows, linear
 from jaxprompt.models import bank
@@ -37,8 +37,8 @@ def test_each_example_is_judged_by_its_own_numbers(kind, most, monkeypatch):
         return Injection(Stream(), rows=rows)
 
     added = [given(number) for number in range(PROMPTS)]
-    init = lambda: head.init(jax.random.key(0), hidden, batch, added[0], bound, deterministic=True)
-    numbers = [fill(jax.eval_shape(init), seed)["params"] for seed in range(PROMPTS)]
+    args = hidden, batch, added[0], bound
+    numbers = [draw_params(head, *args, seed=n, deterministic=True) for n in range(PROMPTS)]
     kinds, held, of = group_heads([head] * PROMPTS, numbers, [own.rows for own in added])
     assert of == [0] * PROMPTS
     every = Bank(backbone, kinds, choices)
@@ -59,10 +59,7 @@ def test_the_work_of_heads_does_not_grow_with_their_number():
     batch = batch._replace(prompt=np.zeros(ROWS, np.int32))
     bound = backbone.bind({"params": weights})
     hidden = backbone.apply({"params": weights}, batch, Injection(), deterministic=True)
-    init = lambda: head.init(
-        jax.random.key(0), hidden, batch, Injection(), bound, deterministic=True
-    )
-    own = fill(jax.eval_shape(init))["params"]
+    own = draw_params(head, hidden, batch, Injection(), bound, deterministic=True)
     flops = []
     for count in (2, 200):
         kinds, held, _ = group_heads([head] * count, [own] * count, [None] * count)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import fill, make_batch
+from tiny import draw_params, make_batch
 
 from jaxprompt.models.folding import as_constants
 from jaxprompt.prompts import make_prompt
@@ -19,8 +19,7 @@ ARGS = make_batch(rows=2, family="t5"), jnp.zeros((53, 12))
 def constants(name, **fields):
     """-> the params that are drawn, the constant method and its params"""
     prompt = make_prompt(name, DIMS, **fields)
-    init = lambda: prompt.init(jax.random.key(0), *ARGS, deterministic=True)
-    params = fill(jax.eval_shape(init)["params"])
+    params = draw_params(prompt, *ARGS, deterministic=True)
     streams = jax.device_get(prompt.apply({"params": params}, *ARGS, deterministic=True))
     return params, *as_constants(prompt, streams)
 

@@ -52,66 +52,46 @@ def bert(tmp_path_factory):
     return theirs, make_backbone("bert", read_config(folder), loaded.report.heads), loaded.params
 
 
-def test_a_prefix_draws_what_transformers_says(bert):
-    """BERT with past keys and values: `output_attentions` to 1e-5."""
+@pytest.mark.parametrize("method", ["prefix", "soft"])
+def test_a_prompt_draws_what_transformers_says(bert, method):
+    """`output_attentions` to 1e-5, with past keys and values, or rows that stand in the input.
+
+    The queries of soft tokens do not count.
+    """
     theirs, backbone, weights = bert
-    prompt = make_prompt("prefix", backbone.dims, length=LENGTH)
+    prompt = make_prompt(method, backbone.dims, length=LENGTH)
     model = Model(backbone, prompt, {"main": Classifier(3)})
     params = make_params(model, weights)
-    batch = make_batch(rows=5, shift=LENGTH)
+    batch = make_batch(rows=5, slots=prompt.num_slots(), shift=prompt.position_shift())
     found = measure(model, params, batch)
     assert set(found) == {"encoder"}
-
-    table = np.asarray(params["prompt"]["table"])  # [L, 2, P, N, D]
-    past = transformers.DynamicCache()
-    for layer, (k, v) in enumerate(torch.tensor(table)):
-        spread = lambda x: x.transpose(0, 1)[None].expand(5, -1, -1, -1)  # [B, N, P, D]
-        past.update(spread(k), spread(v), layer)
-    tokens = batch.encoder
-    tensor = lambda x: torch.tensor(np.asarray(x))
-    with torch.no_grad():
-        out = theirs(
-            input_ids=tensor(tokens.ids), token_type_ids=tensor(tokens.types),
-            position_ids=tensor(tokens.positions), past_key_values=past, output_attentions=True,
-            attention_mask=torch.cat([torch.ones(5, LENGTH), tensor(tokens.mask)], 1),
-        )  # fmt: skip
-    for layer, probs in enumerate(out.attentions):  # [B, N, T, P+T]
-        mass = probs[..., :LENGTH].sum(-1).numpy()
-        np.testing.assert_allclose(
-            found["encoder"].tokens[:, layer], average(mass, tokens.mask), rtol=0, atol=1e-5
-        )
-        read = mass[np.arange(5), :, batch.label_pos[:, 0]]
-        np.testing.assert_allclose(found["encoder"].read[:, layer], read, rtol=0, atol=1e-5)
-    even = LENGTH / (LENGTH + tokens.mask.sum(-1))
-    np.testing.assert_allclose(found["encoder"].uniform, even, rtol=1e-6)
-
-
-def test_soft_tokens_draw_what_transformers_says(bert):
-    """The rows of the prompt stand in the input; their own queries do not count."""
-    theirs, backbone, weights = bert
-    prompt = make_prompt("soft", backbone.dims, length=LENGTH)
-    model = Model(backbone, prompt, {"main": Classifier(3)})
-    params = make_params(model, weights)
-    batch = make_batch(rows=5, slots=LENGTH)
-    found = measure(model, params, batch)["encoder"]
     tokens, table = batch.encoder, np.asarray(params["prompt"]["table"])
     tensor = lambda x: torch.tensor(np.asarray(x))
-    is_soft = np.asarray(tokens.slot) >= 0
+    is_prompt, mask, past = np.asarray(tokens.slot) >= 0, tensor(tokens.mask) * 1.0, None
+    is_query = np.asarray(tokens.mask) & ~is_prompt
     words = theirs.embeddings.word_embeddings(tensor(tokens.ids)).detach().numpy()
-    words[is_soft] = table[np.asarray(tokens.slot)[is_soft]]
+    if method == "soft":
+        words[is_prompt] = table[np.asarray(tokens.slot)[is_prompt]]
+    else:
+        past = transformers.DynamicCache()
+        for layer, (k, v) in enumerate(torch.tensor(table)):  # [L, 2, P, N, D]
+            spread = lambda x: x.transpose(0, 1)[None].expand(5, -1, -1, -1)  # [B, N, P, D]
+            past.update(spread(k), spread(v), layer)
+        mask = torch.cat([torch.ones(5, LENGTH), mask], 1)
+        is_prompt = np.arange(mask.shape[1])[None] < LENGTH
     with torch.no_grad():
         out = theirs(
             inputs_embeds=tensor(words), token_type_ids=tensor(tokens.types),
-            position_ids=tensor(tokens.positions), attention_mask=tensor(tokens.mask) * 1.0,
+            position_ids=tensor(tokens.positions), attention_mask=mask, past_key_values=past,
             output_attentions=True,
         )  # fmt: skip
-    task_info = np.asarray(tokens.mask) & ~is_soft
-    for layer, probs in enumerate(out.attentions):
-        mass = (probs.numpy() * is_soft[:, None, None]).sum(-1)
-        np.testing.assert_allclose(
-            found.tokens[:, layer], average(mass, task_info), rtol=0, atol=1e-5
-        )
-    np.testing.assert_allclose(found.uniform, LENGTH / np.asarray(tokens.mask).sum(-1), rtol=1e-6)
+    for layer, probs in enumerate(out.attentions):  # [B, N, T, P+T]
+        mass = (probs.numpy() * is_prompt[:, None, None]).sum(-1)
+        expected = average(mass, is_query)
+        np.testing.assert_allclose(found["encoder"].tokens[:, layer], expected, rtol=0, atol=1e-5)
+        read = mass[np.arange(5), :, batch.label_pos[:, 0]]
+        np.testing.assert_allclose(found["encoder"].read[:, layer], read, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found["encoder"].uniform, LENGTH / mask.sum(-1), rtol=1e-6)
 
 
 FIELDS = {"t5": {"decoder": LENGTH, "cross": LENGTH}}

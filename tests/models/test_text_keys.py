@@ -18,7 +18,6 @@ BERT = dict(
     vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24
 )
 THEIRS = {
-    "bert": (transformers.BertModel, transformers.BertConfig(**BERT)),
     "roberta": (transformers.RobertaModel, transformers.RobertaConfig(**BERT)),
     "gpt2": (
         transformers.GPT2Model,
@@ -50,7 +49,7 @@ def test_their_shapes(family, stack):
     }
 
 
-@pytest.mark.long_cases("bert", "t5")
+@pytest.mark.long_cases("t5")
 @pytest.mark.parametrize("family", THEIRS)
 def test_they_are_those_of_transformers(family, tmp_path):
     torch.manual_seed(0)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.config import kinds
-from jaxprompt.errors import at_least
 from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores
 from jaxprompt.prompts import Method
@@ -18,13 +17,8 @@ from jaxprompt.types import Batch, Injection, Objective, Stream
 class LowRank(Method):
     """Soft tokens whose table is the product of two small matrices."""
 
-    length: int = kinds.option(20, "soft tokens")
-    rank: int = kinds.option(4, "of their table")
-
-    def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
-        at_least("prompt.length", self.length, 1)
-        at_least("prompt.rank", self.rank, 1)
+    length: int = kinds.option(20, "soft tokens", "at least 1")
+    rank: int = kinds.option(4, "of their table", "at least 1")
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the input."""

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_equal, fill, make_batch
+from tiny import assert_equal, draw_params, make_batch
 
 from jaxprompt.errors import InputError
 from jaxprompt.layers.side_by_side import check_prefixes_agree
@@ -23,10 +23,9 @@ def compose(parts, dims=DIMS, task_info=ASKS):
 def injected(prompt, batch, **options):
     """Draws numbers and adds them. -> params, what is added"""
     embed = jnp.zeros((53, 16))
-    args = {"deterministic": True} | options
-    init = lambda: prompt.init(jax.random.key(0), batch, embed, deterministic=True)
-    params = fill(jax.eval_shape(init)["params"])
-    return params, prompt.apply({"params": params}, batch, embed, **args)
+    params = draw_params(prompt, batch, embed, deterministic=True)
+    options = {"deterministic": True} | options
+    return params, prompt.apply({"params": params}, batch, embed, **options)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +179,9 @@ def test_parts_add_the_rows_that_their_exports_hold():
     [
         ("soft", "must combine at least two trainable methods; use methods"),
         ("soft+none", "must combine at least two trainable methods"),
-        ("soft+soff", "prompt.parts, soff: unknown method prompt.name='soff'; nearest: soft"),
+        ("soft+soff", "prompt.parts, soff: unknown method 'soff'; nearest: soft"),
         ("soft(length=0)+prefix", "prompt.parts, soft: prompt.length=0 must be at least 1"),
-        ("soft(lenght=3)+prefix", "method 'soft' has no field 'lenght'; nearest: length"),
+        ("soft(lenght=3)+prefix", "prompt.name=soft has no field 'lenght'; nearest: length"),
         ("soft+soft(length='a')", "prompt.parts, soft-2: config field prompt.length='a' must"),
         ("dart(length=2)+dpt(length=2)", "dart and dpt train vectors for the head; use only one"),
         ("prefix+prefix(shift=False)", "has shift=False and True; combined prefixes"),

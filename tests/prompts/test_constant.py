@@ -1,10 +1,9 @@
 """An exported prompt injects its constants."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_equal, fill, make_batch
+from tiny import assert_equal, draw_params, make_batch
 
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Dims, Injection
@@ -15,8 +14,7 @@ ARGS = make_batch(rows=3), jnp.zeros((53, 12))
 
 def make(dims=DIMS, **fields):
     prompt = make_prompt("constant", dims, **fields)
-    init = lambda: prompt.init(jax.random.key(0), *ARGS, deterministic=True)
-    params = fill(jax.eval_shape(init).get("params", {}))
+    params = draw_params(prompt, *ARGS, deterministic=True)
     return prompt, params, prompt.apply({"params": params}, *ARGS, deterministic=True)
 
 

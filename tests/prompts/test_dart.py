@@ -338,9 +338,7 @@ def source():
 def test_rows_start_from_the_words(pair):
     """Those of the template from the embeddings, those of labels from the output table."""
     given, table, output = source()
-    prompt = make_prompt(
-        "dart", pair[1].dims, TaskInfo(CLASSES, WORDS, MASK), length=3, text="it was ."
-    )
+    prompt = make_prompt("dart", pair[1].dims, ASKS, length=3, text="it was .")
     empty = {"table": np.zeros((3, 24)), "rows": np.zeros((3, 24))}
     found = prompt.begin(empty, given)
     assert_close(found["table"], table[[1, 2, 3]])
@@ -352,12 +350,11 @@ def test_a_row_for_each_word_and_from_its_first_piece(pair):
     given, _, output = source()
     empty = {"rows": np.zeros((4, 24))}
     own = dict(length=0, each="word")
-    task_info = TaskInfo(CLASSES, WORDS, MASK)
-    found = make_prompt("dart", pair[1].dims, task_info, **own).begin(empty, given)["rows"]
+    found = make_prompt("dart", pair[1].dims, ASKS, **own).begin(empty, given)["rows"]
     assert_close(found, np.stack([output[list(w)].mean(0) for own in WORDS for w in own]))
-    prompt = make_prompt("dart", pair[1].dims, task_info, **own, pieces="first")
+    prompt = make_prompt("dart", pair[1].dims, ASKS, **own, pieces="first")
     assert_close(prompt.begin(empty, given)["rows"], output[[11, 21, 22, 31]])
-    prompt = make_prompt("dart", pair[1].dims, task_info, length=0, pieces="first")
+    prompt = make_prompt("dart", pair[1].dims, ASKS, length=0, pieces="first")
     first = prompt.begin({"rows": np.zeros((3, 24))}, given)["rows"]
     assert_close(first, np.stack([output[11], (output[21] + output[22]) / 2, output[31]]))
 
@@ -365,13 +362,12 @@ def test_a_row_for_each_word_and_from_its_first_piece(pair):
 def test_rows_start_from_unused_words(pair):
     """Each from its table, where a backbone's two are not one."""
     given, table, output = source()
-    task_info = TaskInfo(CLASSES, WORDS, MASK)
-    prompt = make_prompt("dart", pair[1].dims, task_info, length=3, start="unused", text="it was .")
+    prompt = make_prompt("dart", pair[1].dims, ASKS, length=3, start="unused", text="it was .")
     empty = {"table": np.zeros((3, 24)), "rows": np.zeros((3, 24))}
     found = prompt.begin(empty, given)
     assert_close(found["table"], table[[41, 42, 43]])
     assert_close(found["rows"], output[[44, 45, 46]])
-    prompt = make_prompt("dart", pair[1].dims, task_info, length=5, start="unused")
+    prompt = make_prompt("dart", pair[1].dims, ASKS, length=5, start="unused")
     with pytest.raises(InputError, match=r"no \[unused8\], but 8 rows .*; use prompt.start=words"):
         prompt.begin({"table": np.zeros((5, 24)), "rows": np.zeros((3, 24))}, given)
 
@@ -386,9 +382,7 @@ def test_of_several_rows_the_first_stands_at_the_mask(pair):
 
 def test_a_text_of_another_length_is_named(pair):
     given, *_ = source()
-    prompt = make_prompt(
-        "dart", pair[1].dims, TaskInfo(CLASSES, WORDS, MASK), length=2, text="it was ."
-    )
+    prompt = make_prompt("dart", pair[1].dims, ASKS, length=2, text="it was .")
     with pytest.raises(InputError, match="3 subwords, but prompt.length is 2; set prompt.length=3"):
         prompt.begin({"table": np.zeros((2, 24))}, given)
 

@@ -6,7 +6,15 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
-from tiny import assert_close, assert_equal, exact_jit, fill, make_batch, make_params, make_tiny
+from tiny import (
+    assert_close,
+    assert_equal,
+    draw_params,
+    exact_jit,
+    make_batch,
+    make_params,
+    make_tiny,
+)
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
@@ -213,7 +221,7 @@ def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
     mask = np.arange(9) < lengths[:, None]
     ours = InstanceEncoder("lstm", 4, 5, 7, 0.3)
     words, there = jnp.asarray(x), jnp.asarray(mask)
-    params = fill(jax.eval_shape(lambda: ours.init(jax.random.key(1), words, there)["params"]))
+    params = draw_params(ours, words, there)
     lstm = torch.nn.LSTM(6, 4, 3, bidirectional=True, batch_first=True)
     linear = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]
     with torch.no_grad():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, assert_equal, fill, make_batch
+from tiny import assert_close, assert_equal, draw_params, make_batch
 
 from jaxprompt.errors import InputError
 from jaxprompt.layers.prefix import parse_layers
@@ -23,8 +23,7 @@ def inject(prompt, params, **options):
 
 
 def draw(prompt):
-    init = lambda: prompt.init(jax.random.key(0), BATCH, jnp.zeros((53, 16)), deterministic=True)
-    return fill(jax.eval_shape(init)["params"])
+    return draw_params(prompt, BATCH, jnp.zeros((53, 16)), deterministic=True)
 
 
 @pytest.mark.parametrize(
@@ -44,25 +43,18 @@ def test_intervals_that_leave_the_model_are_errors(text):
     assert f"{text!r} must be FIRST-LAST" in str(error.value)
 
 
-def test_prefix_is_the_table():
-    prompt = make_prompt("prefix", DIMS, length=3)
+@pytest.mark.parametrize("layers, first, last", [("", 0, 4), ("2-3", 1, 3)])
+def test_prefix_is_the_table_and_masked_in_other_layers(layers, first, last):
+    prompt = make_prompt("prefix", DIMS, length=3, layers=layers)
     params = draw(prompt)
-    assert params["table"].shape == (4, 2, 3, 2, 8)
-    found = inject(prompt, params)
-    assert_equal(found.k[:, 0], params["table"][:, 0])
-    assert_equal(found.v[:, 0], params["table"][:, 1])
-    assert found.mask.shape == (4, 1, 3) and found.mask.all()
-
-
-def test_layers_outside_the_interval_are_masked():
-    prompt = make_prompt("prefix", DIMS, length=3, layers="2-3")
-    params = draw(prompt)
-    assert params["table"].shape == (2, 2, 3, 2, 8)
-    found = inject(prompt, params)
-    np.testing.assert_array_equal(found.mask.all((1, 2)), [False, True, True, False])
-    np.testing.assert_array_equal(found.mask.any((1, 2)), [False, True, True, False])
-    assert_equal(found.k[1:3, 0], params["table"][:, 0])
-    assert_equal(found.v[1:3, 0], params["table"][:, 1])
+    assert params["table"].shape == (last - first, 2, 3, 2, 8)
+    found, inside = inject(prompt, params), np.arange(4)
+    inside = (inside >= first) & (inside < last)
+    assert found.mask.shape == (4, 1, 3)
+    np.testing.assert_array_equal(found.mask.all((1, 2)), inside)
+    np.testing.assert_array_equal(found.mask.any((1, 2)), inside)
+    assert_equal(found.k[inside, 0], params["table"][:, 0])
+    assert_equal(found.v[inside, 0], params["table"][:, 1])
 
 
 def test_reparameterisation_is_a_two_layer_tanh_mlp():
