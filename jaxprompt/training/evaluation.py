@@ -48,7 +48,7 @@ class EvalPass(NamedTuple):
 
 
 # Starts a pass: (trainable, frozen) -> a function of its batches.
-StartPass = Callable[[Flat, Flat], EvalPass]
+StartPass = Callable[[Any, Any], EvalPass]
 
 
 def compile_step(

@@ -162,13 +162,13 @@ def draw_params(model, batch):
     """Draws a model's parameters on the host, as if they came from a file."""
     import jax
 
-    from jaxprompt.convert.tensor_reader import aligned_empty
+    from jaxprompt.convert.tensor_reader import aligned_zeros
 
     init = lambda key: model.backbone.init(key, batch, method="init_all")["params"]
     draws = np.random.default_rng(0)
 
     def draw(leaf):
-        values = aligned_empty(leaf.shape, np.float32)
+        values = aligned_zeros(leaf.shape, np.float32)
         draws.standard_normal(dtype=np.float32, out=values)
         values *= 0.02
         return values.astype(model.backbone.cfg.dtype, copy=False)
