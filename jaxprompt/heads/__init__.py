@@ -211,7 +211,7 @@ class Kind:
         scores = drop_absent(outputs, split.counts, classes)
         best = decide(scores, classes)
         measured = metrics.score_predictions(
-            metric, split.labels, best, classes, split.metric_data, scores[:, :classes]
+            metric, split.labels, best, split.metric_data, scores[:, :classes]
         )
         other = {"other_words": float((best < 0).mean())} if scores.shape[1] > classes else {}
         return measured | other

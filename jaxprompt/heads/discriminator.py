@@ -239,7 +239,7 @@ class Head(Kind):
         """Compares the best classes with the right ones."""
         scores = log_scores(split, outputs, classes)
         gold, best = self.gold_labels(split), scores.argmax(-1)
-        return metrics.score_predictions(metric, gold, best, classes, split.metric_data, scores)
+        return metrics.score_predictions(metric, gold, best, split.metric_data, scores)
 
     def measure_known(
         self, metric: str, split: Split, outputs: Any, classes: int
@@ -252,7 +252,7 @@ class Head(Kind):
         metric_data = split.metric_data and split.metric_data.select(is_known)
         best = scores.argmax(-1)[is_known]
         measured = metrics.score_predictions(
-            metric, gold[is_known], best, classes, metric_data, scores[is_known]
+            metric, gold[is_known], best, metric_data, scores[is_known]
         )
         return measured, int(is_known.sum())
 

@@ -31,6 +31,7 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
     if not examples:
         raise InputError(f"task {task.name} has no {split} split; give data.files.{split}")
     labels = np.array([example.label for example in examples])
+    metrics.check_metric(task.metric, len(task.labels))
     check_relations(task.metric, task.labels, task.negative)
     judgements = collect_facts(task, examples)
     predictions = np.full_like(labels, majority)
@@ -38,7 +39,6 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
         task.metric,
         labels,
         predictions,
-        len(task.labels),
         judgements,
         scores=np.broadcast_to(counts, (len(labels), len(task.labels))),
     )
