@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.data.text.gguf_header import ArrayField, Header, read_header
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, brief, first_line
 from jaxprompt.files import (
     file_checksum,
     folder_checksums,
@@ -55,25 +55,21 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
     tokenizer = _make(header)
     make_folder(cache)
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=".", dir=cache))
-    except OSError as error:
-        raise write_error(cache, error) from error
-    try:
-        tokenizer.save_pretrained(scratch)
-        (scratch / _CHECKSUMS).write_text(json.dumps(folder_checksums(scratch)))
-        if folder.is_dir() and not _is_intact(folder):
-            shutil.rmtree(folder)
-        try:
-            # Whole or not at all: other processes may look for the folder meanwhile.
-            scratch.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster, and made the same
-                raise
+        with tempfile.TemporaryDirectory(prefix=".", dir=cache) as scratch:
+            tokenizer.save_pretrained(scratch)
+            checksums = json.dumps(folder_checksums(Path(scratch)))
+            Path(scratch, _CHECKSUMS).write_text(checksums)
+            if folder.is_dir() and not _is_intact(folder):
+                shutil.rmtree(folder)
+            try:
+                # Whole or not at all: other processes may look for the folder meanwhile.
+                os.rename(scratch, folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was faster, and made the same
+                    raise
     except Exception as error:  # of Rust's writer too, which knows no OSError
-        os_error = error if isinstance(error, OSError) else OSError(str(error).split("\n")[0])
-        raise write_error(folder, os_error) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        os_error = error if isinstance(error, OSError) else OSError(first_line(error))
+        raise write_error(cache, os_error) from error
     return folder
 
 
@@ -116,9 +112,10 @@ def _make(header: Header) -> Any:
         )
     if parts.get("tokenizer_type") == "llama" or pre in _ADDS_BOS:
         settings.setdefault("add_bos_token", True)
-    for name, key in _SPECIAL.items():
-        settings[name] = _special_token(header, parts["tokens"], f"tokenizer.ggml.{key}_token_id")
     try:
+        for name, key in _SPECIAL.items():
+            token_id = header.fields.get(f"tokenizer.ggml.{key}_token_id")
+            settings[name] = None if token_id is None else parts["tokens"][token_id]
         backend, options = convert_gguf_tokenizer(header.architecture, parts)
         backend = _without_later_ids(backend, len(parts["tokens"]))
         if is_bytes and pre == _NORMALIZED:
@@ -143,9 +140,8 @@ def _make(header: Header) -> Any:
         return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **options)
     # The Rust tokenizers know no other kind; a vocabulary lacks scores, a merge a word.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"no tokenizer can be made from {header.path} ({reason}); {_ADVICE}"
+            f"no tokenizer can be made from {header.path} ({first_line(error)}); {_ADVICE}"
         ) from error
 
 
@@ -171,16 +167,3 @@ def _read_fields(header: Header, names: Mapping[str, str]) -> dict[str, Any]:
         for key, name in fields.items()
         if key in header.fields
     }
-
-
-def _special_token(header: Header, tokens: list[str], key: str) -> str | None:
-    """Finds the text of a special token by the field with its id, None if there is none."""
-    token_id = header.fields.get(key)
-    if token_id is None:
-        return None
-    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-        raise InputError(
-            f"{header.path} has {key}={brief(token_id)}, but its vocabulary has {len(tokens):,} "
-            f"tokens; {_ADVICE}"
-        )
-    return tokens[token_id]
