@@ -176,7 +176,7 @@ def test_a_tokenizer_gives_its_sentinels(t5):
 
 
 def test_too_few_sentinels(t5):
-    with pytest.raises(InputError, match=r"101 sentinels like <extra_id_0> are needed, .* has 100"):
+    with pytest.raises(InputError, match="has no sentinel '<extra_id_100>', but 101"):
         make(t5, 1810, start=0)
     assert len(make(t5, 1809, start=0).marks) == 100
 

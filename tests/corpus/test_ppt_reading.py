@@ -292,7 +292,7 @@ def test_nothing_left_of_the_article(bert):
     with pytest.raises(InputError) as error:
         encoder.encode(row)
     line = str(error.value)
-    assert "takes 25 tokens (4 for slots, 5 for choices and whole texts)" in line
+    assert "takes 25 tokens (4 for slots, 5 for entities, choices and whole texts)" in line
     assert "no room in max_len 25; raise max_len to 26 or more" in line and "\n" not in line
     (kept,) = task_encoder(bert, "masked", get_task("race"), max_len=26, slots=4).encode(row)
     assert bert.convert_ids_to_tokens(kept.ids.tolist()).count("x") == 1

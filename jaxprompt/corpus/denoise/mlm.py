@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxprompt.corpus.denoise.pack import Capacity
 from jaxprompt.corpus.denoise.samples import Run, Sample, join_documents
-from jaxprompt.corpus.denoise.vocabulary import plain_words, special_token_id, word_starts
+from jaxprompt.corpus.denoise.vocabulary import plain_words, word_starts
+from jaxprompt.data.text.specials import special_id
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -145,9 +146,7 @@ def make(
     separate: bool = False,
 ) -> Denoiser:
     """Builds the objective for a tokenizer. Raises InputError if it lacks a token."""
-    mask, cls, sep = (
-        special_token_id(tokenizer, name, "masking") for name in ("mask", "cls", "sep")
-    )
+    mask, cls, sep = (special_id(tokenizer, name) for name in ("mask", "cls", "sep"))
     return Denoiser(
         length,
         mask,

@@ -12,8 +12,7 @@ import numpy as np
 
 from jaxprompt.corpus.denoise.pack import Capacity
 from jaxprompt.corpus.denoise.samples import Run, Sample, join_documents, seq2seq_sample
-from jaxprompt.corpus.denoise.vocabulary import sentinels, special_token_id
-from jaxprompt.data.text.specials import SENTINEL
+from jaxprompt.data.text.specials import SENTINEL, sentinel_ids, special_id
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -130,6 +129,6 @@ def make(
 
     `eos`: the encoder's input also ends with </s>. `mark`: the first sentinel separates the two.
     """
-    eos_id = special_token_id(tokenizer, "eos", "prefix language modelling")
-    marks = tuple(sentinels(tokenizer, 1, pattern).tolist()) if mark else ()
+    eos_id = special_id(tokenizer, "eos")
+    marks = sentinel_ids(tokenizer, int(mark), pattern)
     return Denoiser(length, start, eos_id, (eos_id,) if eos else (), share, marks, separate)

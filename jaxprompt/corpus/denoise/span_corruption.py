@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxprompt.corpus.denoise.pack import Capacity
 from jaxprompt.corpus.denoise.samples import Sample, join_documents, seq2seq_sample
-from jaxprompt.corpus.denoise.vocabulary import sentinels, special_token_id
-from jaxprompt.data.text.specials import SENTINEL
+from jaxprompt.data.text.specials import SENTINEL, sentinel_ids, special_id
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -153,7 +152,7 @@ def make(
         raise InputError(f"objective.rate={density} must be above 0 and below 1; T5's is 0.15")
     if not span >= 1:
         raise InputError(f"objective.span={span} must be at least 1; T5's is 3")
-    eos = special_token_id(tokenizer, "eos", "span corruption")
+    eos = special_id(tokenizer, "eos")
     _, num_spans = noise_counts(tokens_for(length, density, span), density, span)
-    marks = sentinels(tokenizer, num_spans, pattern)
+    marks = np.array(sentinel_ids(tokenizer, num_spans, pattern), np.int32)
     return Denoiser(length, start, eos, marks, density, span, separate)
