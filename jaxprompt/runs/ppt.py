@@ -35,6 +35,8 @@ from jaxprompt.corpus.ppt import (
     Forms,
     Pattern,
     PptSamples,
+    check_classes,
+    check_thresholds,
     cls,
     get_pattern,
     make_forms,
@@ -182,8 +184,9 @@ def open_annotations(config: RunConfig) -> Annotations | None:
     if not config.ppt.annotations:
         raise InputError("ppt.annotations is empty; cls needs the folder that `annotate` wrote")
     annotations = Annotations(config.ppt.annotations)
-    annotations.check_classes(len(get_pattern(config.ppt.task, config.ppt.patterns).words))
-    annotations.check_thresholds(thresholds_of(config))
+    words = get_pattern(config.ppt.task, config.ppt.patterns).words
+    check_classes(annotations.classes, len(words))
+    check_thresholds(annotations.classes, thresholds_of(config))
     return annotations
 
 
@@ -201,7 +204,6 @@ def open_task(config: RunConfig, placement: Placement, *, restored: bool = False
     scorer = make_scorer(config, backbone, placement)
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
     forms = make_forms(
-        config.ppt.task,
         _pattern(config),
         scorer.tokenizer,
         style,

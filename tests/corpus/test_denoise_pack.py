@@ -105,8 +105,3 @@ def test_one_text_fills_rows_to_the_last_token():
 def test_documents_without_text():
     with pytest.raises(InputError, match="none of 3 documents has at least 2 tokens"):
         pack_documents([0, 1, 1], PLAIN._replace(min_tokens=2))
-
-
-def test_a_row_without_room():
-    with pytest.raises(InputError, match=r"\(1,\) .* cannot hold 2 tokens of text; raise"):
-        pack_documents([5], Capacity(np.arange(2)[None], (1,), min_tokens=2))

@@ -54,7 +54,7 @@ def test_a_row_is_that_of_pretraining(request, kind, style, number, max_len):
     query, *options = [TEXTS[0] + " It was so." * (8 * (max_len == 48)), *TEXTS[1:] * 4]
     options = options[:number]
     forms = make_forms(
-        "unified", pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(number,),
+        pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(number,),
         num_types=2, eos=False,
     )  # fmt: skip
     own = pieces(tokenizer, query, *options)
@@ -77,7 +77,7 @@ def test_chinese_rows_are_those_of_pretraining():
     tokenizer = tiny_bert(CHINESE + LETTERS + list("它在哪里外面"))
     pattern = get_pattern("unified", "zh")
     forms = make_forms(
-        "unified", pattern, tokenizer, "masked", num_slots=2, max_len=60, options=(3,)
+        pattern, tokenizer, "masked", num_slots=2, max_len=60, options=(3,)
     )  # fmt: skip
     texts = ["它在哪里", "外面", "在里面", "哪里"]
     names = ("query", "option0", "option1", "option2")

@@ -128,7 +128,7 @@ def test_real_text(real, name):
     train, held = split_held_out(len(corpus), 0.3, 0)
     options = (0,) if name == "nsp" else option_counts(name, 4, 4)
     forms = make_forms(
-        name, get_pattern(name), tokenizer, style, num_slots=100, max_len=400,
+        get_pattern(name), tokenizer, style, num_slots=100, max_len=400,
         options=options,
     )  # fmt: skip
     make = nsp.make if name == "nsp" else lambda *given: selection.make(name, *given)

@@ -46,16 +46,9 @@ class Denoiser:
     end_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
-        """Checks values that come from a config."""
-        if not 0 < self.rate < 1:
-            raise InputError(
-                f"objective.rate={self.rate} must be above 0 and below 1; BERT's is 0.15"
-            )
-        if min(self.masked, self.random) < 0 or self.masked + self.random > 1:
-            raise InputError(
-                f"shares masked={self.masked} and random={self.random} must be 0 or more, and at "
-                "most 1 together; BERT's are 0.8 and 0.1"
-            )
+        """Raises InputError for a rate or length with which nothing is predicted."""
+        if not self.rate:
+            raise InputError("objective.rate=0 predicts nothing; BERT's is 0.15")
         num_special = len(self.cls_ids) + len(self.sep_ids)
         if self.length <= num_special:
             raise InputError(

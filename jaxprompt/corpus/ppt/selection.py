@@ -120,11 +120,6 @@ def make(
 ) -> Selection:
     """Makes nss or the unified task from some documents of a corpus; see Units for `matched`."""
     table = NSS if task == "nss" else UNIFIED
-    if invalid := sorted(forms.forms.keys() - table.keys()):
-        valid = ", ".join(map(str, table))
-        raise InputError(
-            f"{invalid[0]} options are not valid: {task} has {valid}; use these numbers"
-        )
     compositions = {count: table[count] for count in forms.forms}
     units = Units(
         corpus,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, first_line
 from jaxprompt.files import read_json, user_path
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -123,7 +123,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
         tokenizer = _as_written(tokenizer, folder, revision)
     # transformers lets errors of every file reader through: JSON, the hub, the Rust tokenizer.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if code := _custom_class(Path(folder)):
             reason = f"its class {code} is code in its folder, which is never run"
         raise InputError(
@@ -370,7 +370,7 @@ def encode_with_offsets(
             "tokenizer.json"
         )
     texts = list(dict.fromkeys(texts))
-    if not texts:
+    if not texts:  # which tokenizers do not take
         return {}
     encoding = tokenizer(texts, **_PLAIN, return_offsets_mapping=True)
     offsets = (
@@ -419,7 +419,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     try:
         sequences = tokenizer(texts, **_PLAIN)["input_ids"]
     except Exception as error:  # the Rust tokenizers raise no subclass
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} cannot encode a text ({reason}); its files are "
             "damaged: download them again"
