@@ -210,8 +210,9 @@ def test_f1c_of_whole_dialogues_is_f1():
 
 
 def test_taking_some_of_what_is_known():
-    known = MetricData(("a", "b"), 1, [(0,), (1,)], [(), (1,)], [0, 1])
-    assert known.select([False, True]) == MetricData(("a", "b"), 1, [(1,)], [(1,)], [1])
+    known = MetricData(("a", "b"), 1, [(0,), (1,)], [(), (1,)], [0, 1], candidates=["x", "y"])
+    expected = MetricData(("a", "b"), 1, [(1,)], [(1,)], [1], 0, [], ["y"])
+    assert known.select([False, True]) == expected
 
 
 def test_classes_that_semeval_does_not_have():

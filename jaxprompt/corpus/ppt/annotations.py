@@ -13,7 +13,7 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -117,16 +117,6 @@ def check_unfinished(folder: str | os.PathLike) -> None:
         raise InputError(f"{folder} already has finished annotations; use another folder")
 
 
-class _Job(NamedTuple):
-    """The corpus and the annotator, as in the metadata."""
-
-    format: int
-    classes: list[str]
-    annotator: str
-    units: int
-    corpus: dict[str, Any]  # its fingerprint without the tokenizer
-
-
 class AnnotationWriter:
     """Writes annotations unit by unit; a writer of the same corpus and annotator resumes them.
 
@@ -139,8 +129,13 @@ class AnnotationWriter:
     ):
         """Opens existing annotations, or starts; InputError if corpus or annotator differ."""
         self.folder = make_folder(folder)
-        fingerprint = _text_fingerprint(corpus)
-        self._job = _Job(FORMAT, list(classes), annotator, corpus.num_units, fingerprint)
+        self._job: dict[str, Any] = {  # of the metadata
+            "format": FORMAT,
+            "classes": list(classes),
+            "annotator": annotator,
+            "units": corpus.num_units,
+            "corpus": _text_fingerprint(corpus),
+        }
         self._unit_bytes = len(classes) * _DTYPE.itemsize
         self._file: BinaryIO | None = None
         self.done, self._checksum = corpus.num_units, 0  # done: units
@@ -167,9 +162,9 @@ class AnnotationWriter:
     def _check_job(self, saved: Mapping[str, Any]) -> None:
         """Raises InputError if the folder was started with another corpus or annotator."""
         # The error of a corpus can name the files that changed.
-        if saved["corpus"] != self._job.corpus:
+        if saved["corpus"] != self._job["corpus"]:
             advice = f"delete {self.folder} to annotate again"
-            check_unchanged(saved["corpus"], self._job.corpus, advice)
+            check_unchanged(saved["corpus"], self._job["corpus"], advice)
         elif changed := self._changed_fields(saved):
             raise InputError(
                 f"{self.folder} was started with another {changed[0]}; restore it, or delete the "
@@ -177,12 +172,12 @@ class AnnotationWriter:
             )
 
     def _changed_fields(self, saved: Mapping[str, Any]) -> list[str]:
-        return [name for name, value in self._job._asdict().items() if saved[name] != value]
+        return [name for name, value in self._job.items() if saved[name] != value]
 
     def _save_progress(self, file: BinaryIO) -> None:
         """Saves the progress, once the labels are on the disk."""
         os.fsync(file.fileno())
-        meta = self._job._asdict() | {"done": self.done, "labels_crc32": self._checksum}
+        meta = self._job | {"done": self.done, "labels_crc32": self._checksum}
         write_atomic(self.folder / _PART, json.dumps(add_checksum(meta), indent=1))
 
     def append(self, probabilities: np.ndarray) -> None:
@@ -202,11 +197,11 @@ class AnnotationWriter:
 
     def seal(self) -> Annotations:
         """Finishes the annotations and opens them."""
-        assert self.done == self._job.units
+        assert self.done == self._job["units"]
         if self._file is not None:
             with _writing(self.folder):
                 self._file.close()
-                meta = self._job._asdict() | {"labels_crc32": self._checksum}
+                meta = self._job | {"labels_crc32": self._checksum}
                 write_atomic(self.folder / _META, json.dumps(add_checksum(meta), indent=1))
                 # Last: without both files, the next writer would start again.
                 (self.folder / _PART).unlink()
