@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Self, TypeAlias
 
 import jax
@@ -321,7 +321,7 @@ def make_corpus_examples(
 def _make_examples(
     config: RunConfig,
     corpus: Corpus,
-    documents: Sequence[int],
+    documents: np.ndarray,
     forms: Forms,
     labels: Annotations | None,
 ) -> Examples:

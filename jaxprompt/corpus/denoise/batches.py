@@ -17,7 +17,7 @@ from jaxprompt.corpus.denoise.samples import (
 )
 from jaxprompt.data.batches.batching import collate
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
-from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded, Ints
 from jaxprompt.types import Batch
 
 
@@ -61,12 +61,12 @@ class DenoisingSamples(SampleSource):
     """Samples that documents are divided into once; each visit masks a sample at random."""
 
     def __init__(
-        self, corpus: Corpus, documents: Sequence[int], objective: DenoisingObjective, *,
+        self, corpus: Corpus, documents: Ints, objective: DenoisingObjective, *,
         packed: bool, pad_id: int,
     ):  # fmt: skip
         """Packs `documents`, in order. Raises InputError if there are none."""
         self._corpus, self._objective = corpus, objective
-        self._documents = np.fromiter(documents, np.int64, len(documents))
+        self._documents = np.asarray(documents, np.int64)
         # By lengths alone: packing never reads the tokens themselves.
         lengths = corpus.lengths()[self._documents] + len(objective.end_ids)
         self._packing = pack_documents(lengths, objective.capacity, packed=packed)
