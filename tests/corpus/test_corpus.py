@@ -197,13 +197,6 @@ def test_an_edit_of_equal_size_and_time_is_seen(folder, tiny, tmp_path, monkeypa
     assert ids(second)[1] == words("a [UNK] [UNK] [UNK] two ##s")
 
 
-def test_stores_of_two_tokenizers_agree_on_numbers(folder, tiny, tmp_path, roberta):
-    first, second = (index(folder, t, tmp_path / "store") for t in (tiny, roberta))
-    assert first.folder != second.folder
-    assert [first.units(i) for i in range(3)] == [second.units(i) for i in range(3)]
-    assert len(first.unit(4)) == 0 < len(second.unit(4))  # BERT drops control characters
-
-
 FINGERPRINT = {
     "files": {"a.txt": [1, 5], "b.txt": [2, 6]}, "settings": {"units": "paragraph"},
     "tokenizer": "f00",
@@ -371,7 +364,7 @@ def parts(store):
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2])
 def test_full_disk(tmp_path, processes):
     """The kernel refuses a file to grow, as it does on a full disk."""
     write(tmp_path / "x.jsonl", ["one two three " * 10000] * 50)

@@ -129,13 +129,6 @@ def test_hub_and_tfds(monkeypatch):
 BAD = b'{"text": "good"}\n{"text": "b\xe9d"}\n{"text": "fine"}\n'
 
 
-@pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
-def test_utf16_is_told_from_latin1(tmp_path, order):
-    (tmp_path / "a.txt").write_bytes("\ufeffA text.\n".encode(order))
-    with pytest.raises(InputError, match=r"a.txt: not UTF-8 .* with iconv -f UTF-16 -t UTF-8"):
-        read_all(tmp_path / "a.txt")
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_undecodable_bytes_are_named_by_file_and_offset(tmp_path, packed):
     path = tmp_path / ("x.jsonl.gz" if packed else "x.jsonl")
@@ -319,13 +312,6 @@ def test_a_sentence_goes_on_over_the_lines_of_a_wrapped_paragraph():
     text = "It was a long\nsentence. The\nnext.\n\nThe last"
     found = split(text, "sentence", "blank")
     assert found == ["It was a long sentence.", "The next.", "The last"]
-
-
-def test_units_lose_no_text(shared):
-    source = DocumentSource(str(shared / "data/corpus_books_en/dev.jsonl.gz"), TextSettings())
-    for text in list(source)[:40]:
-        for units in ("paragraph", "sentence"):
-            assert "".join("".join(split(text, units)).split()) == "".join(text.split())
 
 
 def test_endless_units_are_cut():

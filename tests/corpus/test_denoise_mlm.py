@@ -1,7 +1,5 @@
 """Masked tokens against BERT's definition and transformers' collator; whole words."""
 
-import gzip
-import json
 import math
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 
 from jaxprompt.corpus.denoise.mlm import Denoiser, make, num_masked
 from jaxprompt.corpus.denoise.samples import sample_rng
-from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -45,16 +42,6 @@ def test_number_of_predictions(tokens, count):
     if tokens:
         sample = masking(600)([np.full(tokens, 20)], sample_rng(0, 0))
         assert len(sample.label_pos) == count
-
-
-def test_other_shares():
-    ids = np.full(64, 9)
-    all_masks = masking(masked=1.0, random=0.0)([ids], sample_rng(0, 0))
-    assert (all_masks.encoder.ids[all_masks.label_pos] == MASK).all()
-    words = masking(masked=0.0, random=1.0)([ids], sample_rng(0, 0))
-    assert (words.encoder.ids[words.label_pos] >= 10).all()
-    as_they_are = masking(masked=0.0, random=0.0)([ids], sample_rng(0, 0))
-    assert (as_they_are.encoder.ids[1:-1] == 9).all() and len(as_they_are.targets) == 10
 
 
 def test_documents_in_a_row():
@@ -112,31 +99,6 @@ def test_unknown_text_is_never_chosen(word_starts):
         assert 5 not in sample.label_pos and 9 not in sample.targets
     nothing = objective([np.full(8, 9)], sample_rng(0, 0))
     assert len(nothing.label_pos) == 0 and nothing.encoder.ids[1:-1].tolist() == [9] * 8
-
-
-def paragraphs(shared, count):
-    with gzip.open(shared / "data/corpus_wikitext2/dev.jsonl.gz", "rt") as lines:
-        texts = (next(iter(json.loads(line).values())) for line in lines)
-        found = (text.strip() for text in texts if isinstance(text, str) and len(text) > 400)
-        return [text[:600] for text, _ in zip(found, range(count), strict=False)]
-
-
-def test_whole_words_of_real_text(shared, tokenizer):
-    objective = make(tokenizer, 128, whole_words=True)
-    for index, text in enumerate(paragraphs(shared, 20)):
-        ids = np.array(encode_texts(tokenizer, [text])[0][:126], np.int32)
-        pieces = tokenizer.convert_ids_to_tokens(ids)
-        inside = [
-            i > 0 and (p.startswith("##") if tokenizer.vocab_size < 40000 else p[0] not in "ĠĊ")
-            for i, p in enumerate(pieces)
-        ]
-        sample = objective([ids], sample_rng(0, index))
-        hidden = np.isin(np.arange(1, len(ids) + 1), sample.label_pos)
-        for i in range(1, len(ids)):
-            if inside[i]:
-                assert hidden[i] == hidden[i - 1], pieces[i - 1 : i + 1]
-        assert 0 < len(sample.label_pos) <= num_masked(len(ids), 0.15)
-        np.testing.assert_array_equal(sample.targets, ids[sample.label_pos - 1])
 
 
 def test_shares_equal_those_of_transformers(bert):

@@ -70,12 +70,6 @@ def test_the_example_of_the_paper():
     assert asked.tolist() == [999, 12, 13, 998, 18, 997]  # ends with text, hence a last sentinel
 
 
-def test_the_lengths_of_t5():
-    assert tokens_for(512, 0.15, 3.0) == 568
-    assert noise_counts(568, 0.15, 3.0) == (85, 28)
-    assert corrupted_lengths(568, 0.15, 3.0) == (512, 114)
-
-
 def test_lengths_equal_the_published_rule():
     """The rule searches upwards from `length`; below 10 its counts have rows without noise."""
 
