@@ -1,14 +1,13 @@
 """A corpus of raw text, indexed once into token ids on disk: any document of it by its number."""
 
 from jaxprompt.corpus.index import check_vocabulary, index_corpus
-from jaxprompt.corpus.order import DocumentSplit, Shuffle, split_held_out
+from jaxprompt.corpus.order import Shuffle, split_held_out
 from jaxprompt.corpus.read import TextSettings
 from jaxprompt.corpus.store import Corpus, check_unchanged
 from jaxprompt.corpus.train_tokenizer import train_tokenizer
 
 __all__ = [
     "Corpus",
-    "DocumentSplit",
     "Shuffle",
     "TextSettings",
     "check_unchanged",

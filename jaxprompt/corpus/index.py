@@ -19,9 +19,17 @@ from jaxprompt import signals
 from jaxprompt.corpus.encode import EncodedDocuments, TextEncoder, encode_in_worker, start_worker
 from jaxprompt.corpus.read import SUFFIXES, DocumentSource, TextSettings
 from jaxprompt.corpus.split import sentencex_version
-from jaxprompt.corpus.store import META, Corpus, StoreWriter, damage_error, read_meta, store_name
+from jaxprompt.corpus.store import (
+    FORMAT,
+    META,
+    Corpus,
+    StoreWriter,
+    damage_error,
+    read_meta,
+    store_name,
+)
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.errors import InputError, at_least
+from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, open_scratch, write_error
 
 _MAX_DEFAULT_PROCESSES = 6  # each takes some 100 MB
@@ -51,7 +59,6 @@ def index_corpus(
     with the folder to delete.
     """
     settings = settings or TextSettings()
-    at_least("corpus.processes", processes, 0)
     root = make_folder(folder)
     documents = DocumentSource(source, settings, cache_dir)
     if report:
@@ -64,13 +71,13 @@ def index_corpus(
         "tokenizer": encoder.fingerprint(),
     }
     path = root / store_name(fingerprint)
-    if read_meta(path) is None:
+    if read_meta(path / META, FORMAT) is None:
         processes = processes or min(_available_cores(), _MAX_DEFAULT_PROCESSES)
         # Processes before the lock: those of a script without a guard would wait for it for ever.
         note = "while indexing the corpus; the index is not saved, run the same command again"
         with signals.noted(note), _workers(encoder, processes) as encode, _locked(root, path.name):
             # Again, under the lock: its previous holder may have built the same store.
-            if read_meta(path) is None:
+            if read_meta(path / META, FORMAT) is None:
                 _build_store(documents, encode, path, encoder.dtype, fingerprint, report)
     corpus = Corpus(path)
     if corpus.skipped and settings.on_error == "raise":  # built with on_error=skip
@@ -94,8 +101,7 @@ def _report_excluded(documents: DocumentSource, report: Callable[[str], None]) -
     if documents.runs:
         report(f"excluded from the corpus, as runs wrote there: {', '.join(documents.runs)}")
     if others := documents.others:
-        listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
-        suffixes = ", ".join(SUFFIXES)
+        suffixes, listed = ", ".join(SUFFIXES), ", ".join(others[:8])
         report(f"excluded from the corpus: {len(others)} files that are not {suffixes}: {listed}")
 
 
@@ -120,7 +126,7 @@ def _recorded_checksums(root: Path) -> dict[str, int]:
     for folder in root.iterdir():
         # A store that is damaged or of an earlier format is ignored.
         with contextlib.suppress(InputError):
-            checksums |= (read_meta(folder) or {"stats": {}})["stats"]
+            checksums |= (read_meta(folder / META, FORMAT) or {"stats": {}})["stats"]
     return checksums
 
 
@@ -149,7 +155,7 @@ def _build_store(
 ) -> None:
     """Writes a store to a temporary folder, then moves it; on any error nothing is left."""
     if path.exists():  # checked before hours of work that could not be moved there
-        raise damage_error(path, f"it has no {META}")
+        raise damage_error(path / META)
     scratch = path.with_name(f".{path.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process
     try:
@@ -191,14 +197,9 @@ def _progress_message(writer: StoreWriter, seconds: float) -> str:
 def _check_documents(writer: StoreWriter, documents: DocumentSource) -> None:
     """Raises InputError if there is no text, or files changed while they were read."""
     if not writer.tokens:
-        skipped = (
-            f"; {documents.skipped} skipped, the first: {documents.first_skipped}"
-            if documents.skipped
-            else ""
-        )
         raise InputError(
-            f"corpus {documents.place!r} is empty: no document has text, {writer.empty} are blank"
-            f"{skipped}"
+            f"corpus {documents.place!r} is empty: no document has text, {writer.empty} are blank, "
+            f"{documents.skipped} skipped {documents.first_skipped}".rstrip()
         )
     documents.check_files_unchanged()
 

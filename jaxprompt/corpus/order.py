@@ -1,8 +1,6 @@
 """The order in which documents are read: permutations without tables, and the held-out part."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import overload
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,7 +11,7 @@ _ROUNDS = 8
 _MASK = 2**32 - 1
 
 
-class Shuffle(Sequence[int]):
+class Shuffle:
     """A random permutation of range(n) from `seeds`: constant time per element, no memory.
 
     A Feistel network over the next power of 4, iterated until it falls into the range (Black &
@@ -33,16 +31,12 @@ class Shuffle(Sequence[int]):
         """Returns the n of range(n)."""
         return self._n
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
+    def __iter__(self) -> Iterator[int]:
+        """Yields the numbers in order."""
+        return map(self.__getitem__, range(self._n))
 
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        """Returns the number at `index`, or those of a slice."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
+    def __getitem__(self, index: int) -> int:
+        """Returns the number at `index`."""
         if not 0 <= index < self._n:
             raise IndexError(f"place {index} of a shuffle of {self._n}")
         # Above 256 numbers, range(n) is over a quarter of the network's domain, so that the loop
@@ -62,39 +56,11 @@ class Shuffle(Sequence[int]):
                 return number
 
 
-@dataclass(frozen=True)
-class DocumentSplit(Sequence[int]):
-    """The document numbers of the training or the held-out part of a corpus."""
+def split_held_out(documents: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits range(documents) by `seed` into the training and the held-out part. int64
 
-    order: Shuffle
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        """Returns the number of documents of this part."""
-        return self.stop - self.start
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        """Returns the document at `index`, or those of a slice."""
-        places = range(self.start, self.stop)[index]
-        return self.order[places] if isinstance(places, int) else [self.order[i] for i in places]
-
-
-def split_held_out(
-    documents: int, held_out: float, seed: int
-) -> tuple[DocumentSplit, DocumentSplit]:
-    """Splits range(documents) by `seed` into the training and the held-out part.
-
-    `held_out` is the held-out share, 0 to 1; a share over 0 gives at least one document.
+    `held_out` is the held-out share, in [0, 1); a share over 0 gives at least one document.
     """
-    if not 0 <= held_out < 1:
-        raise InputError(f"corpus.held_out={held_out} must be at least 0 and below 1, e.g. 0.01")
     num_held_out = max(1, round(held_out * documents)) if held_out else 0
     if num_held_out >= documents:
         raise InputError(
@@ -102,8 +68,5 @@ def split_held_out(
             "which leaves none to train on; add text, or split a .txt into more documents by "
             "corpus.documents=line or blank"
         )
-    order = Shuffle(documents, seed)
-    return (
-        DocumentSplit(order, num_held_out, documents),
-        DocumentSplit(order, 0, num_held_out),
-    )
+    order = np.fromiter(Shuffle(documents, seed), np.int64, documents)
+    return order[num_held_out:], order[:num_held_out]

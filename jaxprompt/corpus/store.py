@@ -45,7 +45,7 @@ class Corpus:
         Raises InputError if there is none, or if it is damaged.
         """
         self.folder = Path(folder)
-        meta = read_meta(self.folder)
+        meta = read_meta(self.folder / META, FORMAT)
         if meta is None:
             raise InputError(
                 f"{self.folder}: there is no corpus store, or it is not finished; index the corpus"
@@ -60,22 +60,20 @@ class Corpus:
         self.empty: int = meta["empty"]  # documents without text, left out too
         self.repeats: int = meta["repeats"]  # documents whose tokens an earlier one has
         self._count: int = meta["documents"]
+        if verify:
+            for file in _FILES.values():
+                # Read, not through a map: its pages would count as memory of this process.
+                check_file(self.folder / file, self.checksums[file])
         sizes = {
             "ids": (meta["dtype"], self.num_tokens),
             "units": ("<i8", self.num_units + 1),
             "documents": ("<i8", self._count + 1),
         }
-        maps = {name: _map_file(self.folder / _FILES[name], *size) for name, size in sizes.items()}
-        self._ids, self._units, self._documents = (maps[name] for name in _FILES)
-        if verify:
-            self._verify()
-
-    def _verify(self) -> None:
-        """Raises InputError if a file does not match its checksum."""
-        for file in _FILES.values():
-            # Read, not through the map: its pages would count as memory of this process.
-            if file_checksum(self.folder / file) != self.checksums[file]:
-                raise damage_error(self.folder, f"{file} has changed since it was written")
+        # Plain arrays over the maps: each slice of np.memmap takes microseconds.
+        self._ids, self._units, self._documents = (
+            np.asarray(np.memmap(self.folder / _FILES[name], dtype, "r", shape=(size,)))
+            for name, (dtype, size) in sizes.items()
+        )
 
     def __len__(self) -> int:
         """Returns the number of documents."""
@@ -104,14 +102,10 @@ class Corpus:
 
     def units(self, number: int) -> range:
         """Returns the numbers of the units of a document; every unit of a corpus has one."""
-        if not 0 <= number < self._count:
-            raise IndexError(f"document {number} of {self._count}")
         return range(int(self._documents[number]), int(self._documents[number + 1]))
 
     def unit(self, unit: int) -> np.ndarray:
         """Returns the ids of a unit by its number; none if a tokenizer drops its text. [tokens]"""
-        if not 0 <= unit < self.num_units:
-            raise IndexError(f"unit {unit} of {self.num_units}")
         return self._ids[self._units[unit] : self._units[unit + 1]]
 
     def unit_lengths(self, number: int) -> np.ndarray:
@@ -138,36 +132,38 @@ class Corpus:
         return partial(Corpus, verify=False), (self.folder,)
 
 
-def _map_file(path: Path, dtype: str, size: int) -> np.ndarray:
-    expected = size * np.dtype(dtype).itemsize
-    actual = path.stat().st_size if path.is_file() else 0
-    if actual != expected:
-        raise damage_error(path.parent, f"{path.name} has {actual} bytes, not {expected}")
-    # A plain array over the map: each slice of np.memmap takes microseconds.
-    return np.asarray(np.memmap(path, dtype, "r", shape=(size,)))
-
-
-def damage_error(folder: Path, reason: str) -> InputError:
-    """Returns the one-line error for a store that cannot be used as it is."""
+def damage_error(path: Path) -> InputError:
+    """Returns the one-line error for a file that cannot be used as it is."""
     return InputError(
-        f"corpus store {folder} is damaged ({reason}); delete that folder, then the same command "
-        "indexes the text again"
+        f"{path} is damaged, or from another version of jaxprompt; delete {path.parent}, and run "
+        "the command that made it again"
     )
 
 
-def read_meta(folder: Path) -> dict[str, Any] | None:
-    """Reads the metadata of a finished store; None if there is none.
+def check_file(path: Path, checksum: int) -> None:
+    """Raises InputError if a file is missing or does not match its CRC-32."""
+    try:
+        is_intact = file_checksum(path) == checksum
+    except OSError:
+        is_intact = False
+    if not is_intact:
+        raise damage_error(path)
 
-    Raises InputError for a file that is incomplete, changed or of another format.
+
+def read_meta(path: Path, version: int) -> dict[str, Any] | None:
+    """Reads the JSON that makes a folder a store or its annotations; None if there is none.
+
+    Raises InputError for a file that is incomplete, changed or of another version of the format.
     """
     try:
-        meta = parse_json((folder / META).read_bytes())
+        meta = parse_json(path.read_bytes())
+        is_intact = pop_checksum(meta) and meta["format"] == version
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise damage_error(folder, f"{META} cannot be read: {error}") from error
-    if not isinstance(meta, dict) or not pop_checksum(meta) or meta.get("format") != FORMAT:
-        raise damage_error(folder, f"{META} has changed, or is of another version of jaxprompt")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        is_intact = False
+    if not is_intact:
+        raise damage_error(path)
     return meta
 
 
@@ -249,47 +245,21 @@ class StoreWriter:
             raise write_error(self._folder, error) from error
 
 
-def _is_fingerprint(saved: Any) -> bool:
-    if not isinstance(saved, dict) or "tokenizer" not in saved:
-        return False
-    files, settings = saved.get("files"), saved.get("settings")
-    if not isinstance(files, dict) or not isinstance(settings, dict):
-        return False
-    return all(isinstance(file, list) and file for file in files.values())
-
-
 def check_unchanged(
     saved: Mapping[str, Any], current: Mapping[str, Any], advice: str = "use another workdir"
 ) -> None:
     """Raises InputError, with what changed, if two fingerprints differ."""
-    if not _is_fingerprint(saved):
-        raise InputError(f"the record of the corpus is damaged; delete its file, or {advice}")
-    changes = _file_changes(saved["files"], current["files"])
-    if saved["tokenizer"] != current["tokenizer"]:
-        changes.append(f"the tokenizer, {saved['tokenizer']} -> {current['tokenizer']}")
-    old, new = saved["settings"], current["settings"]
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
-            changes.append(f"corpus.{name}, {old.get(name)} -> {new.get(name)}")
+    pairs = {"the tokenizer": (saved["tokenizer"], current["tokenizer"])}
+    for kind, prefix in (("files", ""), ("settings", "corpus.")):
+        for name in sorted(saved[kind].keys() | current[kind].keys()):
+            pairs[prefix + name] = saved[kind].get(name), current[kind].get(name)
+    changes = [
+        f"{name} was {old or 'absent'}, and is {new or 'absent'}"
+        for name, (old, new) in pairs.items()
+        if old != new
+    ]
     if changes:
-        omitted = len(changes) - _MAX_CHANGES
         raise InputError(
-            f"the corpus is not the one of the saved run: {'; '.join(changes[:_MAX_CHANGES])}"
-            + (f"; and {omitted} more" if omitted > 0 else "")
-            + f"; restore it, or {advice}"
+            f"the corpus is not the one of the saved run: {'; '.join(changes[:_MAX_CHANGES])} "
+            f"({len(changes)} changes); restore it, or {advice}"
         )
-
-
-def _file_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lists the changes between two mappings of file names to [bytes, CRC-32]."""
-    changes = []
-    for name in sorted(old.keys() | new.keys()):
-        if name not in new:
-            changes.append(f"{name} is missing")
-        elif name not in old:
-            changes.append(f"{name} is new")
-        elif old[name][0] != new[name][0]:
-            changes.append(f"{name} has a different size, {old[name][0]} -> {new[name][0]}")
-        elif old[name] != new[name]:
-            changes.append(f"{name} has different text")
-    return changes

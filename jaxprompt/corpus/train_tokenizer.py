@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxprompt.corpus.read import DocumentSource, TextSettings
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer, parse_pieces
-from jaxprompt.errors import InputError, at_least, nearest
+from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.files import dumps, make_folder, read_json, write_atomic, write_error
 
 SENTINELS = 100  # of T5, <extra_id_0> being the last id
@@ -35,7 +35,6 @@ _LAST_SPECIALS = {  # after all words
     "t5": [f"<extra_id_{i}>" for i in reversed(range(SENTINELS))],
 }
 _MIN_SIZES = {"wordpiece": 100, "bpe": 300, "unigram": 200}  # bytes alone are 256
-_MAX_SIZE = 10**6  # for which the trainers reserve memory at once
 _RECORD = "trained_from.json"  # the text and options that a tokenizer was trained with
 _SPACE = re.compile(r"[ \t\n\r]+")  # what separates words for WordPiece; it drops other controls
 _THREADS = 8  # of SentencePiece, whose sums depend on their number
@@ -70,14 +69,8 @@ def train_tokenizer(
       max_chars: if the text is longer, every k-th document is used.
       cache_dir: where downloads are cached.
     """
-    if family not in _FAMILIES:
-        raise InputError(f"no tokenizer family {family!r}; {nearest(family, _FAMILIES)}")
-    kind = _FAMILIES[family]
+    kind = _FAMILIES[check_known("the tokenizer family", family, _FAMILIES)]
     at_least(f"vocab_size of a {kind} tokenizer", vocab_size, _MIN_SIZES[kind])
-    if vocab_size > _MAX_SIZE:
-        raise InputError(
-            f"vocab_size of a {kind} tokenizer={vocab_size} must be at most {_MAX_SIZE}"
-        )
     folder = make_folder(folder)
     if (folder / "config.json").exists():  # it would be read in place of the model's own
         raise InputError(f"{folder} has a model with its tokenizer; use another folder")

@@ -199,7 +199,7 @@ class Kind:
         scores, gold = self.class_scores(split, outputs, classes), self.gold_labels(split)
         best = decide(scores, classes)
         measured = metrics.score_predictions(
-            metric, gold, best, classes, split.metric_data, scores[:, :classes]
+            metric, gold, best, split.metric_data, scores[:, :classes]
         )
         other = {"other_words": float((best < 0).mean())} if scores.shape[1] > classes else {}
         return measured | other
@@ -230,7 +230,7 @@ class Kind:
         scores = self.class_scores(split, outputs, classes)[is_known, :classes]
         metric_data = split.metric_data and split.metric_data.select(is_known)
         measured = metrics.score_predictions(
-            metric, gold[is_known], scores.argmax(-1), classes, metric_data, scores
+            metric, gold[is_known], scores.argmax(-1), metric_data, scores
         )
         return measured, int(is_known.sum())
 

@@ -189,7 +189,9 @@ def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """
     texts = []
     for token_id in map(int, ids):
-        subword = tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else None
+        subword: Any = None
+        if token_id < len(tokenizer):
+            subword = tokenizer.convert_ids_to_tokens(token_id)
         if subword is None:
             texts.append(f"[id {token_id}]")
             continue

@@ -31,12 +31,12 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
     if not examples:
         raise InputError(f"task {task.name} has no {split} split; give data.files.{split}")
     labels = np.array([example.label for example in examples])
+    metrics.check_metric(task.metric, len(task.labels))
     check_relations(task.metric, task.labels, task.negative)
     scores = metrics.score_predictions(
         task.metric,
         labels,
         np.full_like(labels, majority),
-        len(task.labels),
         collect_facts(task, examples),
         scores=np.broadcast_to(counts, (len(labels), len(task.labels))),
     )

@@ -37,6 +37,8 @@ from jaxprompt.corpus.ppt import (
     Annotations,
     Forms,
     PptSamples,
+    check_classes,
+    check_thresholds,
     cls,
     get_pattern,
     make_forms,
@@ -224,8 +226,9 @@ def open_annotations(config: RunConfig) -> Annotations | None:
     if not config.ppt.annotations:
         raise InputError("ppt.annotations is empty; cls needs the folder that `annotate` wrote")
     annotations = Annotations(config.ppt.annotations)
-    annotations.check_classes(len(get_pattern(config.ppt.task, config.ppt.patterns).words))
-    annotations.check_thresholds(thresholds_of(config))
+    words = get_pattern(config.ppt.task, config.ppt.patterns).words
+    check_classes(annotations.classes, len(words))
+    check_thresholds(annotations.classes, thresholds_of(config))
     return annotations
 
 
@@ -243,7 +246,6 @@ def open_task(config: RunConfig, placement: Placement, *, restored: bool = False
     scorer = make_scorer(config, backbone, placement)
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
     forms = make_forms(
-        config.ppt.task,
         get_pattern(config.ppt.task, config.ppt.patterns),
         scorer.tokenizer,
         style,
@@ -357,7 +359,7 @@ def make_corpus_examples(
 def _make_examples(
     config: RunConfig,
     corpus: Corpus,
-    documents: Sequence[int],
+    documents: np.ndarray,
     forms: Forms,
     labels: Annotations | None,
 ) -> Examples:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from jaxprompt.data.text.encoded import MetricData
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.scoring import questions, relations, roles
+from jaxprompt.scoring import questions, ratio, relations, roles
 from jaxprompt.scoring.answer_words import (
     HAN,
     answer_words,
@@ -81,8 +81,8 @@ def right_classes(gold: np.ndarray, pred: np.ndarray, metric_data: MetricData | 
 
 
 def score_predictions(
-    name: str, gold: ArrayLike, pred: ArrayLike, num_classes: int,
-    metric_data: MetricData | None = None, scores: np.ndarray | None = None,
+    name: str, gold: ArrayLike, pred: ArrayLike, metric_data: MetricData | None = None,
+    scores: np.ndarray | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Returns the metric `name` first, and accuracy, as fractions. gold, pred: [examples]
 
@@ -95,27 +95,18 @@ def score_predictions(
     example, a pred or a rank among them is right. Metrics of relations and questions need
     `metric_data`; see scoring/relations.py and scoring/questions.py.
     """
-    check_metric(name, num_classes)
     gold, pred = np.asarray(gold), np.asarray(pred)
-    if gold.shape != pred.shape or gold.ndim != 1 or not gold.size:
-        raise ValueError(f"gold {gold.shape} and pred {pred.shape} must be equal, [examples]")
-    if gold.min() < 0 or max(gold.max(), pred.max()) >= num_classes:
-        raise ValueError(f"classes must be in [0, {num_classes}); only pred may be -1")
     if name in RANKINGS:
-        if scores is None:
-            raise ValueError(f"metric {name} needs the scores of the classes")
+        assert scores is not None
         right = metric_data.correct if metric_data else gold[:, None].tolist()
         pairs = zip(right, scores, strict=True)
         best = np.array([max(classes, key=row.__getitem__) for classes, row in pairs])
-        ranks = score_ranks(best, scores)
-        return {name: ranks.pop(name), **ranks}
+        return _with_first(name, score_ranks(best, scores))
     if name in relations.METRICS:
-        if metric_data is None:
-            raise ValueError(f"metric {name} needs `metric_data`, the facts about the relations")
+        assert metric_data is not None
         return relations.score_relations(name, metric_data, gold, pred)
     if name in questions.METRICS:
-        if metric_data is None or not metric_data.questions:
-            raise ValueError(f"metric {name} needs the question of each example")
+        assert metric_data is not None
         return questions.score_questions(name, metric_data, gold, pred, scores)
     gold = right_classes(gold, pred, metric_data)
     measured = {"accuracy": float(np.mean(gold == pred))}
@@ -147,11 +138,6 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
     Chinese character is a word. bleu is sacreBLEU's corpus BLEU, with its tokenizer "zh" if any
     reference contains a Chinese character and "13a" otherwise.
     """
-    check_metric(name, 0, "texts")
-    if len(gold) != len(pred) or not pred:
-        raise ValueError(f"{len(gold)} golds and {len(pred)} texts must be equal in number")
-    if isinstance(gold[0], str) or not all(gold):
-        raise ValueError("each gold must be a list of 1 or more references")
     gold = [[text.strip() for text in texts] for texts in gold]
     pred = [text.strip() for text in pred]
     scores = {"exact_match": float(np.mean([p in g for g, p in zip(gold, pred, strict=True)]))}
@@ -172,11 +158,6 @@ def score_tags(
     is for the arguments of predicates; see `score_roles`. With roles, `has_predicates`, both F1s
     are returned, the one that is not the metric last.
     """
-    check_metric(name, 0, "tags")
-    if not any(gold):
-        raise ValueError("no word has a tag")
-    if len(gold) != len(pred) or any(len(g) != len(p) for g, p in zip(gold, pred, strict=True)):
-        raise ValueError("gold and pred must tag the same words")
     if has_predicates and name != "accuracy":
         (other,) = {"entity_f1", "role_f1"} - {name}
         return score_tags(name, gold, pred) | {other: score_tags(other, gold, pred)[other]}
@@ -185,16 +166,15 @@ def score_tags(
     if name == "accuracy":
         words = zip(chain.from_iterable(gold), chain.from_iterable(pred), strict=True)
         return {"accuracy": float(np.mean([right == predicted for right, predicted in words]))}
-    from seqeval import metrics
+    from seqeval.metrics import sequence_labeling
 
     tags = [list(tags) for tags in gold], [list(tags) for tags in pred]
-    shared = {"average": "micro", "zero_division": 0}
-    return {
-        "entity_f1": float(metrics.f1_score(*tags, **shared)),
-        "precision": float(metrics.precision_score(*tags, **shared)),
-        "recall": float(metrics.recall_score(*tags, **shared)),
-        "accuracy": float(metrics.accuracy_score(*tags)),
-    }
+    precision, recall, f1, _ = sequence_labeling.precision_recall_fscore_support(
+        *tags, average="micro", zero_division=0
+    )
+    scores = {"entity_f1": f1, "precision": precision, "recall": recall}
+    scores["accuracy"] = sequence_labeling.accuracy_score(*tags)
+    return {name: float(score) for name, score in scores.items()}
 
 
 def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
@@ -206,9 +186,6 @@ def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
     script, over the longest common run of words, and so is the exact match returned with it, which
     removes other marks.
     """
-    check_metric(name, 0, "spans")
-    if len(gold) != len(pred) or not pred or not all(gold):
-        raise ValueError("each question needs one prediction and at least one right answer")
     if name == "cmrc_f1":
         return _score_chinese(gold, pred)
     pairs = []
@@ -220,7 +197,12 @@ def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
         "f1": float(np.mean([max(shared_words(g, p) for g in answers) for answers, p in pairs])),
         "exact_match": float(np.mean([p in answers for answers, p in pairs])),
     }
-    return {name: scores.pop(name), **scores}
+    return _with_first(name, scores)
+
+
+def _with_first(name: str, scores: dict[str, float]) -> dict[str, float]:
+    """Returns the scores with one of them first."""
+    return {name: scores[name], **scores}
 
 
 def _score_chinese(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
@@ -237,9 +219,6 @@ def score_numbers(name: str, gold: np.ndarray, pred: np.ndarray) -> dict[str, fl
 
     0 if either side is constant or has one example: the correlation is undefined.
     """
-    check_metric(name, 0, "numbers")
-    if len(gold) != len(pred) or not len(gold):
-        raise ValueError(f"{len(gold)} golds and {len(pred)} numbers must be equal in number")
     gold_and_pred = np.asarray(gold, np.float64), np.asarray(pred, np.float64)
     scores = dict.fromkeys(NUMBER_METRICS, 0.0)
     if all(np.ptp(values) for values in gold_and_pred):
@@ -249,7 +228,7 @@ def score_numbers(name: str, gold: np.ndarray, pred: np.ndarray) -> dict[str, fl
             "pearson": float(stats.pearsonr(*gold_and_pred).statistic),
             "spearman": float(stats.spearmanr(*gold_and_pred).statistic),
         }
-    return {name: scores.pop(name), **scores}
+    return _with_first(name, scores)
 
 
 def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
@@ -282,25 +261,18 @@ def score_detection(sums: Mapping[str, float]) -> dict[str, float]:
     `majority` is the accuracy of predicting that every token is original, whose F1 is 0.
     """
     n = float(sums["n"]) or math.nan
-
-    def ratio(part: float, whole: float) -> float:
-        return float(part / whole) if whole else 0.0
-
-    precision, recall = (ratio(sums["found"], sums[name]) for name in ("called", "replaced"))
     return {
         "loss": float(sums["loss"]) / n,
         "accuracy": float(sums["hits"]) / n,
         "majority": 1 - float(sums["replaced"]) / n,
         "f1": ratio(2 * sums["found"], sums["called"] + sums["replaced"]),
-        "precision": precision,
-        "recall": recall,
+        "precision": ratio(sums["found"], sums["called"]),
+        "recall": ratio(sums["found"], sums["replaced"]),
     }
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
     """Returns mean and population standard deviation (ddof 0, as LM-BFF reports)."""
-    if not len(values):
-        raise ValueError("no values to average")
     return float(np.mean(values)), float(np.std(values))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxprompt.data.text.encoded import MetricData
+from jaxprompt.scoring import ratio
 from jaxprompt.scoring.answer_words import answer_words, shared_words
 
 METRICS = ("f1a", "answer_f1")
@@ -30,13 +31,13 @@ def score_questions(
     for example, question in enumerate(metric_data.questions):
         by_question.setdefault(question, []).append(example)
     examples_of = list(by_question.values())
+    positive = metric_data.positive
     if metric == "f1a":
-        scored = score_candidates(examples_of, gold, pred, metric_data.positive)
-    elif scores is None:
-        raise ValueError("metric answer_f1 needs the scores of the classes")
+        measured = score_candidates(examples_of, gold, pred, positive)
     else:
-        scored = score_best(examples_of, metric_data.candidates, gold, scores, metric_data.positive)
-    return {**scored, "accuracy": float(np.mean(gold == pred))}
+        assert scores is not None
+        measured = score_best(examples_of, metric_data.candidates, gold, scores, positive)
+    return {**measured, "accuracy": float(np.mean(gold == pred))}
 
 
 def score_candidates(
@@ -50,8 +51,7 @@ def score_candidates(
     true_positives = int(((gold == right) & (pred == right)).sum())
     positives = int((gold == right).sum() + (pred == right).sum())  # in gold, and in pred
     exact = [bool((gold[examples] == pred[examples]).all()) for examples in examples_of]
-    f1 = 2 * true_positives / positives if positives else 0.0
-    return {"f1a": f1, "exact_match": float(np.mean(exact))}
+    return {"f1a": ratio(2 * true_positives, positives), "exact_match": float(np.mean(exact))}
 
 
 def score_best(

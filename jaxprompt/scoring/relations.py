@@ -12,6 +12,7 @@ from jaxprompt.data.tasks.readers.entities import ABSENT
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encoded import MetricData
 from jaxprompt.errors import InputError
+from jaxprompt.scoring import ratio
 
 METRICS = ("micro_f1", "semeval_f1", "f1c")
 _DIRECTED = re.compile(r"(.+)\((?:e1,\s*e2|e2,\s*e1)\)")
@@ -55,8 +56,8 @@ def micro_f1(right: Sequence[set[int]], predicted: Sequence[set[int]]) -> dict[s
     As in TACRED's scorer and DialogRE's F1: precision is 1 if no relation is predicted.
     """
     hits = sum(len(gold & pred) for gold, pred in zip(right, predicted, strict=True))
-    precision = _share(hits, sum(map(len, predicted)), 1.0)
-    recall = _share(hits, sum(map(len, right)), 0.0)
+    precision = ratio(hits, sum(map(len, predicted)), 1.0)
+    recall = ratio(hits, sum(map(len, right)))
     return {"micro_f1": _mean(precision, recall), "precision": precision, "recall": recall}
 
 
@@ -79,8 +80,8 @@ def semeval_f1(metric_data: MetricData, gold: np.ndarray, pred: np.ndarray) -> f
     f1_scores = []
     for name in sorted(set(golds) - {""}):
         hits = exact.count(name)
-        precision = _share(hits, preds.count(name), 0.0)
-        f1_scores.append(_mean(precision, _share(hits, golds.count(name), 0.0)))
+        precision = ratio(hits, preds.count(name))
+        f1_scores.append(_mean(precision, ratio(hits, golds.count(name))))
     return float(np.mean(f1_scores or [0.0]))
 
 
@@ -95,14 +96,14 @@ def conversational_f1(
     """
     sums: Mapping[int, list[int]] = {pair: [0, 0, 0] for pair in metric_data.pairs}
     turns = zip(metric_data.pairs, right, metric_data.expressed, predicted, strict=True)
-    for pair, gold, told, pred in turns:
-        expressed = set(told) - {metric_data.negative}
+    for pair, gold, classes, pred in turns:
+        expressed = set(classes) - {metric_data.negative}
         # A right relation that this turn does not express yet is not an error.
         counted = {name for name in pred if name in expressed or name not in gold}
         for i, relations in enumerate((pred & expressed, counted, expressed)):
             sums[pair][i] += len(relations)
-    precision = float(np.mean([_share(hits, all_said, 1.0) for hits, all_said, _ in sums.values()]))
-    recall = float(np.mean([_share(hits, wanted, 0.0) for hits, _, wanted in sums.values()]))
+    precision = float(np.mean([ratio(hits, all_said, 1.0) for hits, all_said, _ in sums.values()]))
+    recall = float(np.mean([ratio(hits, wanted) for hits, _, wanted in sums.values()]))
     return {"f1c": _mean(precision, recall), "precision_c": precision, "recall_c": recall}
 
 
@@ -110,19 +111,18 @@ def collect_facts(task: Task, examples: Iterable[Example]) -> MetricData:
     """Collects what metrics of relations and questions need to know of a task's examples."""
     names = task.labels
     index = {name: i for i, name in enumerate(names)}
-    rows = list(examples)
-    right = [tuple(index[n] for n in e.references) or (e.label,) for e in rows]
-    told = [tuple(index[n] for n in e.expressed) for e in rows]
-    pairs, unmarked = [e.pair for e in rows], sum(ABSENT in e.entities for e in rows)
-    questions = [e.question for e in rows] if task.question else ()
-    texts = [e.fields[task.candidate] for e in rows] if task.candidate else ()
-    negative = index.get(task.negative, -1)
-    facts = right, told, pairs, unmarked, questions, texts
-    return MetricData(tuple(names), negative, *facts, task.positive_class)
-
-
-def _share(part: int, whole: int, otherwise: float) -> float:
-    return part / whole if whole else otherwise
+    examples = list(examples)
+    return MetricData(
+        names=tuple(names),
+        negative=index.get(task.negative, -1),
+        correct=[tuple(index[n] for n in e.references) or (e.label,) for e in examples],
+        expressed=[tuple(index[n] for n in e.expressed) for e in examples],
+        pairs=[e.pair for e in examples],
+        unmarked=sum(ABSENT in e.entities for e in examples),
+        questions=[e.question for e in examples] if task.question else (),
+        candidates=[e.fields[task.candidate] for e in examples] if task.candidate else (),
+        positive=task.positive_class,
+    )
 
 
 def _mean(precision: float, recall: float) -> float:

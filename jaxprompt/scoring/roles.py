@@ -8,6 +8,7 @@ with no X before it is an X. R-X, a reference to an X, is a separate role.
 from collections.abc import Sequence
 
 from jaxprompt.data.tasks.tags import lenient_entities
+from jaxprompt.scoring import ratio
 
 VERB = "V"
 _CONTINUATION = "C-"
@@ -44,9 +45,6 @@ def score_roles(gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]) ->
         num_gold += len(expected)
         num_equal += sum(a == b for a, b in zip(gold_tags, pred_tags, strict=True))
         num_words += len(gold_tags)
-
-    def ratio(part: int, whole: int) -> float:
-        return part / whole if whole else 0.0
 
     return {
         "role_f1": ratio(2 * num_right, num_predicted + num_gold),

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-_BLOCK = 512  # states whose distances are in memory at a time
 _DIMS = 50  # dimensions of PCA before t-SNE (van der Maaten and Hinton 2008, section 4)
 
 
@@ -26,28 +25,15 @@ def class_separation(states: np.ndarray, labels: np.ndarray) -> Separation | Non
     Distances are Euclidean; every class has the same weight, whatever its size. Classes without a
     state are left out; returns None if fewer than two are left.
     """
+    from scipy.spatial.distance import cdist
+
     classes = np.unique(labels)
     if len(classes) < 2:
         return None
-    # In float64, since squares of close states cancel below.
-    parts = [states[labels == one].astype(np.float64) for one in classes]
-    means = np.array([[_mean_distance(a, b) for b in parts] for a in parts])  # [C, C]
+    parts = [states[labels == one] for one in classes]
+    means = np.array([[cdist(a, b).mean() for b in parts] for a in parts])  # [C, C]
     same_class = np.eye(len(parts), dtype=bool)
     return Separation(float(means[same_class].mean()), float(means[~same_class].mean()))
-
-
-def _mean_distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Averages the distances of all pairs. [n, H], [m, H]"""
-    squares, total = (b**2).sum(-1), 0.0
-    for at in range(0, len(a), _BLOCK):
-        rows = a[at : at + _BLOCK]
-        # (a - b)^2 = a^2 + b^2 - 2ab needs no array of all differences.
-        squared = (rows**2).sum(-1)[:, None] + squares - 2 * rows @ b.T
-        if a is b:  # exactly 0, despite rounding
-            squared[np.arange(len(rows)), at + np.arange(len(rows))] = 0.0
-        # Rounding may make a square slightly negative.
-        total += np.sqrt(np.maximum(squared, 0.0)).sum()
-    return total / (len(a) * len(b))
 
 
 def pca_project(states: np.ndarray, dims: int) -> np.ndarray:

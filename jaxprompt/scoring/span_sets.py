@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxprompt.scoring import ratio
 from jaxprompt.scoring.answer_words import HAN
-from jaxprompt.scoring.metrics import check_metric
 
 METRICS = ("f1", "exact_match")
 Spans = Sequence[str]
@@ -28,16 +28,13 @@ def score_span_sets(
     Spans are aligned one to one so that F1 is highest; unaligned ones count 0. F1 of a question is
     rounded to two digits, as in the script.
     """
-    check_metric(name, 0, "spans")
-    if len(gold) != len(pred) or not pred or not all(gold):
-        raise ValueError("each question needs predicted spans and at least one right answer")
     scores_by_question = [
         max(_compare(answer, spans) for answer in answers)
         for answers, spans in zip(gold, pred, strict=True)
     ]
     exact, f1 = np.mean(scores_by_question, axis=0).tolist()
     scores = {"f1": f1, "exact_match": exact}
-    return {name: scores.pop(name), **scores}
+    return {name: scores[name], **scores}
 
 
 def _compare(gold: Spans, pred: Spans) -> tuple[float, float]:
@@ -64,8 +61,7 @@ def _aligned(right: list[set[str]], spans: list[str]) -> float:
 def _f1(right: set[str], predicted: set[str]) -> float:
     """Returns the F1 of two sets of words; precision or recall of an empty set is 1."""
     shared = len(right & predicted)
-    precision = shared / len(predicted) if predicted else 1.0
-    recall = shared / len(right) if right else 1.0
+    precision, recall = ratio(shared, len(predicted), 1.0), ratio(shared, len(right), 1.0)
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 

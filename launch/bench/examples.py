@@ -33,7 +33,7 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
     tokenizer, corpus = load_tokenizer(args.tokenizer), Corpus(folder)
     options = (0,) if name == "nsp" else ppt.option_counts(name)
     forms = ppt.make_forms(
-        name, ppt.get_pattern(name, args.style), tokenizer, args.backbone, num_slots=SLOTS,
+        ppt.get_pattern(name, args.style), tokenizer, args.backbone, num_slots=SLOTS,
         max_len=LENGTHS[name], options=options,
     )  # fmt: skip
     documents = range(len(corpus))

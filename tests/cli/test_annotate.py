@@ -245,8 +245,8 @@ VERBALIZER = {
 }  # fmt: skip
 REFUSED = [
     ({"corpus.path": ""}, "corpus.path is empty"),
-    ({"ppt.thresholds": "0.5,0.5"}, "thresholds 0.5, 0.5 must be 5 numbers"),
-    ({"task.labels": "bad,fair,good"}, "must be 3 numbers from 0 to below 1, one per class (bad"),
+    ({"ppt.thresholds": "0.5,0.5"}, "ppt.thresholds=0.5, 0.5 must be 5 numbers"),
+    ({"task.labels": "bad,fair,good"}, "must be 3 numbers, one per class (bad"),
     ({"task.target": "said", "task.labels": "", "head.name": "text", "task.template": "{text}"},
      "task custom writes texts"),
     ({"task.labels": ""}, "task custom does not say which of its classes is the worst"),

@@ -167,7 +167,7 @@ def held_out_rows(workdir):
         card_of(workdir)["pretrained"]["corpus"], tokenizer, workdir / "corpus", processes=1
     )
     forms = make_forms(
-        "nsp", get_pattern("nsp"), tokenizer, "seq2seq", num_slots=SLOTS, max_len=48,
+        get_pattern("nsp"), tokenizer, "seq2seq", num_slots=SLOTS, max_len=48,
         decoder_slots=1, answer="[mask] {label} [mask]", whole=True,
     )  # fmt: skip
     task = nsp.make(corpus, split_held_out(40, 0.2, 0)[1], forms)

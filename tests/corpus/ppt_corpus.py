@@ -74,7 +74,7 @@ def bert_forms(name, *, max_len=1100, num_slots=4, style="en", options=None, **c
     if options is None:
         options = option_counts(name) if name in ("nss", "unified") else (0,)
     return make_forms(
-        name, get_pattern(name, style), tokenizer, "masked", num_slots=num_slots,
+        get_pattern(name, style), tokenizer, "masked", num_slots=num_slots,
         max_len=max_len, options=options, **changes,
     )  # fmt: skip
 

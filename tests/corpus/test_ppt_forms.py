@@ -28,7 +28,7 @@ def test_rows_are_those_of_downstream(request, kind, task, style, max_len):
     tokenizer, family = request.getfixturevalue(kind), STYLES[kind]
     pattern, options = get_pattern(task, style), OPTIONS.get(task, 0)
     forms = make_forms(
-        task, pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(options,),
+        pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(options,),
         decoder_slots=2 * (family == "seq2seq"), num_types=2, eos=True,
     )  # fmt: skip
     texts = {name: text if max_len == 80 else f"{text} " * 9 for name, text in TEXTS.items()}
@@ -58,7 +58,7 @@ def assert_same(made, wanted):
 def test_the_length_that_is_named_has_room_for_all_numbers_of_options(bert):
     """Those of 4 options take the most tokens beside their texts."""
     lay = lambda max_len: make_forms(
-        "unified", get_pattern("unified", "en"), bert, "masked", num_slots=5, max_len=max_len,
+        get_pattern("unified", "en"), bert, "masked", num_slots=5, max_len=max_len,
         options=(2, 4, 3), num_types=2,
     )  # fmt: skip
     with pytest.raises(InputError, match="for 5 texts; raise max_len to") as error:
@@ -83,7 +83,7 @@ def test_patterns_that_end_with_the_mask(task, style):
 def test_a_left_to_right_model_reads_behind_the_text(roberta):
     """Its label words stand behind the text, and move with it."""
     pattern = Pattern("{first} And? {second} It is [mask]", ("unwatchable", "good"))
-    forms = make_forms("nsp", pattern, roberta, "causal", num_slots=3, max_len=60)
+    forms = make_forms(pattern, roberta, "causal", num_slots=3, max_len=60)
     encoder = make_encoder(
         roberta, "causal", pattern.text(), pattern.words, spaced=True, max_len=60, slots=3, eos=True
     )
@@ -132,7 +132,7 @@ def test_words_of_the_patterns():
 def test_loss_on_sentinels_is_a_choice(t5):
     """Read alone: the label. With `whole`: what the decoder says from <extra_id_0> on."""
     make = lambda **changes: make_forms(
-        "nsp", get_pattern("nsp"), t5, "seq2seq", num_slots=2, max_len=30, **changes
+        get_pattern("nsp"), t5, "seq2seq", num_slots=2, max_len=30, **changes
     )
     text = np.full(4, 2000)
     fill = lambda forms: forms.forms[0].fill({"first": text, "second": text})
@@ -148,31 +148,7 @@ def test_loss_on_sentinels_is_a_choice(t5):
     assert row.decoder.types.tolist() == [0, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("task", "pattern", "message"),
-    [
-        ("nsp", Pattern("{first} [mask]", ("a", "b")), "nsp needs each of first, second once"),
-        ("nsp", Pattern("{first} [mask] {other}", ("a", "b")), "the texts first, other, but nsp"),
-        ("nsp", Pattern("{first|chop} [mask] {second}", ("a", "b")), "first has modifiers"),
-        ("nsp", Pattern("{first} {second} [mask]", ("a", "b")), "two texts are adjacent; put"),
-        ("nsp", Pattern("{first} ? {second}", ("a", "b")), r"has no \[mask\]"),
-        ("cls", Pattern("{text} {choices} [mask]", ("a", "b")), "choices has modifiers or is a"),
-        ("nss", Pattern("{query} [mask] {options}", ("a", "b"), "{name}"), "nss needs each of"),
-    ],
-)  # fmt: skip
-def test_patterns_that_do_not_fit(task, pattern, message):
-    options = (2,) if task == "nss" else (0,)
-    with pytest.raises(InputError, match=message):
-        make_forms(task, pattern, tiny_bert(), "masked", num_slots=2, max_len=40, options=options)
-
-
-def test_unknown_names():
-    with pytest.raises(InputError, match="unknown pre-training task 'nspp'; nearest: nsp"):
-        get_pattern("nspp")
-    with pytest.raises(
-        InputError, match="unknown style of patterns 'fr'; known: en, en_end, en_paper, zh, zh_end"
-    ):
-        get_pattern("nsp", "fr")
+def test_too_short_a_row():
     message = "leaves 1 tokens of max_len 14 for 2 texts; raise max_len to 15 or more"
     with pytest.raises(InputError, match=message):
         bert_forms("nsp", max_len=14, num_slots=10)

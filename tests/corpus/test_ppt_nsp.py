@@ -36,7 +36,7 @@ def task(corpus):
 
 def test_a_row_for_t5_as_released(t5, corpus):
     """P slots, first, <extra_id_0>, second; the decoder is fed its start and <extra_id_0>."""
-    forms = make_forms("nsp", get_pattern("nsp"), t5, "seq2seq", num_slots=3, max_len=32)
+    forms = make_forms(get_pattern("nsp"), t5, "seq2seq", num_slots=3, max_len=32)
     task = nsp.make(corpus, range(len(corpus)), forms)
     row, label = task(7, sample_rng(0, 1))
     first, second = unit_numbers(row)

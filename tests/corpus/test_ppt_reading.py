@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ppt_corpus import CHINESE, LETTERS, task_encoder, tiny_bert
+from ppt_corpus import CHINESE, task_encoder, tiny_bert
 
 from jaxprompt.corpus.ppt import get_pattern, make_forms, to_selection_form
 from jaxprompt.corpus.ppt.reading import UnitEncoder
@@ -54,7 +54,7 @@ def test_a_row_is_that_of_pretraining(request, kind, style, number, max_len):
     query, *options = [TEXTS[0] + " It was so." * (8 * (max_len == 48)), *TEXTS[1:] * 4]
     options = options[:number]
     forms = make_forms(
-        "unified", pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(number,),
+        pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(number,),
         num_types=2, eos=False,
     )  # fmt: skip
     own = pieces(tokenizer, query, *options)
@@ -71,23 +71,6 @@ def test_a_row_is_that_of_pretraining(request, kind, style, number, max_len):
     assert [made.ids[made.label_pos[0]], row.decoder and row.decoder.ids[1]] in (
         [MARKS[kind], None], [made.ids[1], MARKS[kind]],
     )  # fmt: skip
-
-
-def test_chinese_rows_are_those_of_pretraining():
-    tokenizer = tiny_bert(CHINESE + LETTERS + list("它在哪里外面"))
-    pattern = get_pattern("unified", "zh")
-    forms = make_forms(
-        "unified", pattern, tokenizer, "masked", num_slots=2, max_len=60, options=(3,)
-    )  # fmt: skip
-    texts = ["它在哪里", "外面", "在里面", "哪里"]
-    names = ("query", "option0", "option1", "option2")
-    own = map(np.array, pieces(tokenizer, *texts))
-    made = forms.forms[3].fill(dict(zip(names, own, strict=True)))
-    encoder = task_encoder(tokenizer, "masked", to_selection_form(PASSAGE, pattern), slots=2)
-    (row,) = encoder.encode(Example({"query": texts[0]}, tuple(texts[1:])))
-    shown = "".join(tokenizer.convert_ids_to_tokens(row.ids[3:]))
-    assert shown == "它在哪里？一、外面。二、在里面。三、哪里。答案是[MASK][MASK]。[SEP]"
-    np.testing.assert_array_equal(row.ids, made.ids)
 
 
 # -- the rows of the released code ----------------------------------------------------------------
@@ -200,9 +183,6 @@ def test_the_users_own_words():
         read_example(made, {"a": 1, "b": 2, "label": "ja"}, "x:1")
 
 
-# -- what an annotator reads ----------------------------------------------------------------------
-
-
 # -- names and forms of choices -------------------------------------------------------------------
 
 
@@ -226,32 +206,6 @@ def test_letters_of_race_are_no_texts():
     assert read_example(get_task("race"), row, "x:1").label == 1
     texts = {"dialogue": ["a"], "question": "q", "choice": ["B", "A", "C"], "answer": "B"}
     assert read_example(get_task("dream"), texts, "x:1").label == 0
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("", "is it ? a . yes b . no so [MASK]"),
-        ("{name}. {text}.", "is it ? a . yes . b . no . so [MASK]"),
-        (" ({name}) {text};", "is it ? ( a ) yes ; ( b ) no ; so [MASK]"),
-        ("{text} = {name}, ", "is it ? yes = a , no = b , so [MASK]"),
-    ],
-)
-def test_how_an_option_is_written(bert, roberta, option, expected):
-    task = custom_task(
-        fields=["q"], choices=["c"], words=["A", "B"], template="{q}? {choices} so [mask]",
-        option=option,
-    )  # fmt: skip
-    example = Example({"q": "is it"}, ("yes", "no"))
-    (row,) = task_encoder(bert, "masked", task).encode(example)
-    assert bert.convert_ids_to_tokens(row.ids[1:-1].tolist()) == expected.split()
-    (row,) = task_encoder(roberta, "masked", task).encode(example)
-    option = option or " {name}. {text}"
-    written = [option.format(name=name, text=text) for name, text in (("A", "yes"), ("B", "no"))]
-    whole = f"is it? {''.join(written)} so<mask>"
-    while "  " in whole:
-        whole = whole.replace("  ", " ")
-    assert row.ids.tolist() == roberta(whole)["input_ids"]
 
 
 # -- what is cut ----------------------------------------------------------------------------------
@@ -284,18 +238,6 @@ def test_only_the_article_is_cut(request, shared, kind, form):
         np.testing.assert_array_equal(row.ids, expected)
         assert (row.ids == MARKS[kind]).sum() == 1 and (row.slot >= 0).sum() == 7
     assert cut > 25
-
-
-def test_nothing_left_of_the_article(bert):
-    encoder = task_encoder(bert, "masked", get_task("race"), max_len=25, slots=4)
-    row = Example({"article": "x " * 50, "question": "why"}, ("a", "b", "c", "d"))
-    with pytest.raises(InputError) as error:
-        encoder.encode(row)
-    line = str(error.value)
-    assert "takes 25 tokens (4 for slots, 5 for choices and whole texts)" in line
-    assert "no room in max_len 25; raise max_len to 26 or more" in line and "\n" not in line
-    (kept,) = task_encoder(bert, "masked", get_task("race"), max_len=26, slots=4).encode(row)
-    assert bert.convert_ids_to_tokens(kept.ids.tolist()).count("x") == 1
 
 
 def test_a_text_that_is_whole_needs_no_other(bert):

@@ -2,21 +2,15 @@
 
 import numpy as np
 import pytest
-from ppt_corpus import bert_forms, even_corpus, guess_by_trees, texts_of
+from ppt_corpus import bert_forms, even_corpus
 
-from jaxprompt.corpus import index_corpus, split_held_out
 from jaxprompt.corpus.denoise.batches import EvalBatches
-from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import (
     PptSamples,
-    get_pattern,
-    make_forms,
     nsp,
-    option_counts,
     selection,
 )
 from jaxprompt.data.batches.batching import Layout
-from jaxprompt.data.text.tokenizer import load_tokenizer
 
 MAX_LEN = 160
 
@@ -100,46 +94,3 @@ def test_a_pass_is_always_the_same_and_of_many_documents(corpus):
         assert_equal(one, two)
     units = np.concatenate([batch.encoder.ids[batch.weights > 0, 5] for batch in first]) - 2000
     assert len(set(units // 8)) > 6
-
-
-# -- real text ------------------------------------------------------------------------------------
-
-# No tokenizer with all the Chinese label words is here; the text is what matters.
-TEXTS = {"corpus_books_en": ("t5", "seq2seq"), "corpus_novels_zh": ("bert-uncased", "masked")}
-
-
-@pytest.fixture(scope="module", params=TEXTS)
-def real(request, tmp_path_factory):
-    shared = request.getfixturevalue("shared")
-    folder, style = TEXTS[request.param]
-    tokenizer = load_tokenizer(shared / "tokenizers" / folder)
-    source = shared / "data" / request.param / "dev.jsonl.gz"
-    if not source.exists():
-        pytest.skip(f"{source} is absent")
-    store = tmp_path_factory.mktemp("store")
-    return index_corpus(str(source), tokenizer, store, processes=1), tokenizer, style
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["nsp", "nss", "unified"])
-def test_real_text(real, name):
-    """Rows are whole, and the lengths of their texts tell nothing."""
-    corpus, tokenizer, style = real
-    train, held = split_held_out(len(corpus), 0.3, 0)
-    options = (0,) if name == "nsp" else option_counts(name, 4, 4)
-    forms = make_forms(
-        name, get_pattern(name), tokenizer, style, num_slots=100, max_len=400,
-        options=options,
-    )  # fmt: skip
-    make = nsp.make if name == "nsp" else lambda *given: selection.make(name, *given)
-    task, other = make(corpus, train, forms), make(corpus, held, forms)
-    assert len(task) > len(other) > 0
-    made = [task(i % len(task), sample_rng(0, i)) for i in range(2000)]
-    for row, label in made[:200]:
-        assert len(row.ids) <= 400 and (row.slot >= 0).sum() == 100
-        assert len(texts_of(row)) == (2 if name == "nsp" else 1 + options[0])
-        assert 0 <= label < len(forms.verbalizer.words)
-        mark = 32099 if style == "seq2seq" else tokenizer.mask_token_id
-        assert (row.ids == mark).sum() == 1
-    chance = task.majority
-    assert guess_by_trees(made) < chance + 3 * (chance * (1 - chance) / len(made)) ** 0.5

@@ -361,8 +361,8 @@ def test_a_list_of_parents_alone_scores_their_classes(backbone):
 @pytest.mark.parametrize(
     "changes, told",
     [
-        (dict(template="{text} about it."), r"has 0 lists of classes; write 1 \[classes\]"),
-        (dict(template="{text} [classes] [classes]"), "has 2 lists of classes"),
+        (dict(template="{text} about it."), r"has no \[classes\]"),
+        (dict(template="{text} [classes] [classes]"), r"has 2 \[classes\]"),
         (dict(template="{text} [mask] [classes]"), r"has \[mask\], which head.name=discriminator"),
         (dict(listed=("tool", "food")), "needs each class of custom once: beast, food, tool"),
         (dict(hierarchy=("a", "b")), "has 2 entries for 3 classes"),

@@ -111,7 +111,7 @@ def forms_of(c, scorer, options=(0,)):
     style, slots = module.STYLE, scorer.model.prompt.num_slots()
     start = module.cfg.start if style == "seq2seq" else 0
     return name, make_forms(
-        name, get_pattern(name, c.ppt.patterns), scorer.tokenizer, style, num_slots=slots,
+        get_pattern(name, c.ppt.patterns), scorer.tokenizer, style, num_slots=slots,
         max_len=c.data.max_len, options=options, start=start,
         num_types=module.cfg.types, eos=False, sentinel=c.backbone.sentinel,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from jaxprompt.data.sources import splits as sources
 from jaxprompt.data.tasks.readers.reading import read_all
 from jaxprompt.data.tasks.registry import get_task
-from jaxprompt.errors import InputError
+from jaxprompt.data.text.encoded import MetricData
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.relations import collect_facts
 
@@ -53,7 +53,7 @@ def test_multirc_is_scored_as_by_its_authors(shared):
     keys = [tuple(row["idx"][part] for part in ("paragraph", "question")) for row in rows]
     for seed in range(5):
         pred = np.where(np.random.default_rng(seed).random(len(gold)) < 0.9, gold, 1 - gold)
-        found = metrics.score_predictions("f1a", gold, pred, 2, collect_facts(task, examples))
+        found = metrics.score_predictions("f1a", gold, pred, collect_facts(task, examples))
         expected = multirc(keys, gold, pred)
         assert [found["f1a"], found["exact_match"]] == pytest.approx(expected)
         assert list(found) == ["f1a", "exact_match", "accuracy"]
@@ -69,7 +69,7 @@ def test_record_is_scored_as_by_its_authors(shared):
         scores = np.random.default_rng(seed).normal(size=(len(gold), 2))
         scores[:, 1] += 2 * gold
         found = metrics.score_predictions(
-            "answer_f1", gold, scores.argmax(1), 2, collect_facts(task, examples), scores
+            "answer_f1", gold, scores.argmax(1), collect_facts(task, examples), scores
         )
         at, each = 0, []
         for row in whole:
@@ -88,23 +88,19 @@ def test_the_class_of_right_answers_may_be_the_first(metric, shared):
     scores = np.random.default_rng(0).normal(size=(len(gold), 2))
     scores[:, 1] += gold
     metric_data = collect_facts(task, examples)
-    expected = metrics.score_predictions(metric, gold, scores.argmax(1), 2, metric_data, scores)
+    expected = metrics.score_predictions(metric, gold, scores.argmax(1), metric_data, scores)
     metric_data, swapped = metric_data._replace(positive=0), scores[:, ::-1]
-    found = metrics.score_predictions(metric, 1 - gold, swapped.argmax(1), 2, metric_data, swapped)
+    found = metrics.score_predictions(metric, 1 - gold, swapped.argmax(1), metric_data, swapped)
     assert found == expected and 0 < expected[metric] < 1
 
 
 def test_a_question_without_a_right_answer_is_one_that_is_missed():
-    from jaxprompt.data.text.encoded import MetricData
-
     nothing = [()] * 3
     metric_data = MetricData(
         ("no", "yes"), -1, nothing, nothing, [-1] * 3, 0, ["a", "a", "b"], list("xyx")
     )
     scores = np.array([[0, 1], [0, 2], [0, 1.0]])
-    found = metrics.score_predictions("answer_f1", [0, 1, 0], [1, 1, 1], 2, metric_data, scores)
+    found = metrics.score_predictions("answer_f1", [0, 1, 0], [1, 1, 1], metric_data, scores)
     assert found == {"answer_f1": 0.5, "exact_match": 0.5, "accuracy": pytest.approx(1 / 3)}
-    found = metrics.score_predictions("f1a", [0, 0, 0], [0, 0, 0], 2, metric_data)
+    found = metrics.score_predictions("f1a", [0, 0, 0], [0, 0, 0], metric_data)
     assert found == {"f1a": 0.0, "exact_match": 1.0, "accuracy": 1.0}
-    with pytest.raises(InputError, match="metric f1a needs 2 classes, but the task has 3"):
-        metrics.check_metric("f1a", 3)

@@ -37,13 +37,6 @@ def test_the_ratio_is_the_papers(apart):
     np.testing.assert_allclose((*found, found.ratio), by_the_sums(states, labels), rtol=1e-6)
 
 
-def test_blocks_change_nothing(monkeypatch):
-    states, labels = clouds()
-    whole = class_separation(states, labels)
-    monkeypatch.setattr("jaxprompt.scoring.separation._BLOCK", 3)
-    np.testing.assert_allclose(class_separation(states, labels), whole, rtol=1e-12)
-
-
 def test_equal_states_of_a_class_have_no_distance_and_one_class_no_ratio():
     states = np.repeat(np.eye(2, 5, dtype=np.float32) * 1e3, 4, axis=0)
     labels = np.repeat([0, 3], 4)  # the classes between have no state

@@ -1,8 +1,9 @@
 """Batches of an objective's samples from an indexed corpus, each from its number alone."""
 
+import abc
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,40 +17,22 @@ from jaxprompt.corpus.denoise.samples import (
 )
 from jaxprompt.data.batches.batching import collate
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
-from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded, Ints
 from jaxprompt.types import Batch
 
 
-class SampleSource(Protocol):
+class SampleSource(abc.ABC):
     """Samples by number; each visit to a sample draws it again."""
 
+    _widths: dict[str, Any]  # of the arrays, and other arguments of `collate`
+
+    @abc.abstractmethod
     def __len__(self) -> int:
         """Returns the number of samples."""
 
-    def batch(
-        self, indices: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
-        share: tuple[int, int] = ...,
-    ) -> Batch:  # fmt: skip
-        """Builds a batch of `size` samples, or the part `share` (index, number of parts) of it."""
-
-
-class DenoisingSamples:
-    """Samples that documents are divided into once; each visit masks a sample at random."""
-
-    def __init__(
-        self, corpus: Corpus, documents: Sequence[int], objective: DenoisingObjective, *,
-        packed: bool, pad_id: int,
-    ):  # fmt: skip
-        """Packs `documents`, in order. Raises InputError if there are none."""
-        self._corpus, self._objective, self._pad_id = corpus, objective, pad_id
-        self._documents = np.fromiter(documents, np.int64, len(documents))
-        # By lengths alone: packing never reads the tokens themselves.
-        lengths = corpus.lengths()[self._documents] + len(objective.end_ids)
-        self._packing = pack_documents(lengths, objective.capacity, packed=packed)
-
-    def __len__(self) -> int:
-        """Returns the number of samples."""
-        return len(self._packing)
+    @abc.abstractmethod
+    def _make(self, index: int, visit: int, seed: int) -> tuple[Encoded, int]:
+        """Makes a sample and its label, 0 if it has none, as drawn by (seed, visit)."""
 
     def batch(
         self, indices: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
@@ -61,28 +44,48 @@ class DenoisingSamples:
         """
         part, pairs = process_slice(size, share), list(zip(indices, visits, strict=True))
         samples = [self._make(*pair, seed) for pair in pairs[part]]
-        decoder_lengths = self._objective.lengths[1:]
+        # A process without a sample needs arrays of the same form as the others.
+        like, _ = samples[0] if samples else self._make(*pairs[0], seed)
         return collate(
-            [[sample] for sample in samples],
-            np.zeros(len(samples), np.int32),
+            [[sample] for sample, _ in samples],
+            np.array([label for _, label in samples], np.int32),
             indices[part],
             # The same size in every process, even if the last batch has no sample for one of them.
             batch=part.stop - part.start,
-            length=self._objective.lengths[0],
-            pad_id=self._pad_id,
-            label_width=self._objective.max_targets,
-            decoder_length=decoder_lengths[0] if decoder_lengths else 0,
-            # A process without a sample needs arrays of the same form as the others.
-            like=samples[0] if samples else self._make(*pairs[0], seed),
+            like=like,
+            **self._widths,
         )
 
-    def _make(self, index: int, visit: int, seed: int) -> Encoded:
+
+class DenoisingSamples(SampleSource):
+    """Samples that documents are divided into once; each visit masks a sample at random."""
+
+    def __init__(
+        self, corpus: Corpus, documents: Ints, objective: DenoisingObjective, *,
+        packed: bool, pad_id: int,
+    ):  # fmt: skip
+        """Packs `documents`, in order. Raises InputError if there are none."""
+        self._corpus, self._objective = corpus, objective
+        self._documents = np.asarray(documents, np.int64)
+        # By lengths alone: packing never reads the tokens themselves.
+        lengths = corpus.lengths()[self._documents] + len(objective.end_ids)
+        self._packing = pack_documents(lengths, objective.capacity, packed=packed)
+        self._widths = dict(
+            length=objective.lengths[0], decoder_length=sum(objective.lengths[1:]),
+            label_width=objective.max_targets, pad_id=pad_id,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+        return len(self._packing)
+
+    def _make(self, index: int, visit: int, seed: int) -> tuple[Encoded, int]:
         end_ids = self._objective.end_ids
         chunks = [
             slice_document(self._corpus.tokens(int(self._documents[i])), start, stop, end_ids)
             for i, start, stop in self._packing.chunks(index)
         ]
-        return encode_sample(self._objective(chunks, sample_rng(seed, visit)))
+        return encode_sample(self._objective(chunks, sample_rng(seed, visit))), 0
 
 
 class ShuffledBatches(BatchStream):

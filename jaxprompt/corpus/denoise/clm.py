@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxprompt.corpus.denoise.pack import Capacity
 from jaxprompt.corpus.denoise.samples import Sample, join_documents
-from jaxprompt.corpus.denoise.vocabulary import special_token_id
+from jaxprompt.data.text.specials import special_id
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -56,6 +56,4 @@ class Denoiser:
 
 def make(tokenizer: Tokenizer, length: int, *, separate: bool = False) -> Denoiser:
     """Builds the objective for a tokenizer. Raises InputError if it has no end-of-text token."""
-    return Denoiser(
-        length, (special_token_id(tokenizer, "eos", "causal language modelling"),), separate
-    )
+    return Denoiser(length, (special_id(tokenizer, "eos"),), separate)

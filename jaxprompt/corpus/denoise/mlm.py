@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxprompt.corpus.denoise.pack import Capacity
 from jaxprompt.corpus.denoise.samples import Run, Sample, join_documents
-from jaxprompt.corpus.denoise.vocabulary import plain_words, special_token_id, word_starts
+from jaxprompt.corpus.denoise.vocabulary import plain_words, word_starts
+from jaxprompt.data.text.specials import special_id
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -45,16 +46,9 @@ class Denoiser:
     end_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
-        """Checks values that come from a config."""
-        if not 0 < self.rate < 1:
-            raise InputError(
-                f"objective.rate={self.rate} must be above 0 and below 1; BERT's is 0.15"
-            )
-        if min(self.masked, self.random) < 0 or self.masked + self.random > 1:
-            raise InputError(
-                f"shares masked={self.masked} and random={self.random} must be 0 or more, and at "
-                "most 1 together; BERT's are 0.8 and 0.1"
-            )
+        """Raises InputError for a rate or length with which nothing is predicted."""
+        if not self.rate:
+            raise InputError("objective.rate=0 predicts nothing; BERT's is 0.15")
         num_special = len(self.cls_ids) + len(self.sep_ids)
         if self.length <= num_special:
             raise InputError(
@@ -145,9 +139,7 @@ def make(
     separate: bool = False,
 ) -> Denoiser:
     """Builds the objective for a tokenizer. Raises InputError if it lacks a token."""
-    mask, cls, sep = (
-        special_token_id(tokenizer, name, "masking") for name in ("mask", "cls", "sep")
-    )
+    mask, cls, sep = (special_id(tokenizer, name) for name in ("mask", "cls", "sep"))
     return Denoiser(
         length,
         mask,

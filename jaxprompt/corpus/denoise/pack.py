@@ -1,6 +1,7 @@
 """Packs documents into samples of fixed length, from the documents' lengths alone."""
 
 from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,27 @@ class Capacity(NamedTuple):
     cost: np.ndarray  # int [S, N + 1] positions that n tokens of a document take, never decreasing
     length: tuple[int, ...]  # [S] positions of a sample
     min_tokens: int = 1  # of a chunk
+
+
+def seq2seq_capacity(
+    lengths_of: Callable[[int], tuple[int, int]],
+    tokens: int,
+    lengths: tuple[int, int],
+    separate: bool,
+) -> Capacity:
+    """Returns the capacity of samples whose text, of 2 tokens or more, is divided in two streams.
+
+    Args:
+      lengths_of: the lengths of both streams for a number of tokens.
+      tokens: maximum number of tokens of one text.
+      lengths: widths of both streams.
+      separate: whether each document is divided on its own.
+    """
+    if not separate:
+        return Capacity(np.arange(tokens + 1)[None], (tokens,), min_tokens=2)
+    # A chunk has 2 tokens or more; with the entries below them costs never decrease.
+    costs = [lengths_of(max(n, 2)) for n in range(tokens + 1)]
+    return Capacity(np.array(costs).T, lengths, min_tokens=2)
 
 
 class Packing(NamedTuple):
@@ -54,7 +76,7 @@ def pack_documents(lengths: Ints, capacity: Capacity, *, packed: bool = True) ->
         start = 0
         while length - start >= min_tokens:
             fitting = min(max_tokens[s][free[s]] for s in streams) if free else 0
-            # `_max_tokens` has checked that an empty sample has space for `min_tokens`, so the loop
+            # Each objective checks that an empty sample has space for `min_tokens`, so the loop
             # terminates.
             if fitting < min_tokens:
                 first.append(len(documents))
@@ -96,9 +118,4 @@ def _max_tokens(capacity: Capacity) -> list[list[int]]:
         # the cost of 0 tokens does not fit.
         fitting = np.searchsorted(cost, np.arange(length + 1), side="right") - 1
         tables.append(fitting.tolist())
-    if min(table[-1] for table in tables) < capacity.min_tokens:
-        raise InputError(
-            f"rows of {capacity.length} tokens cannot hold {capacity.min_tokens} tokens of text; "
-            "raise data.max_len"
-        )
     return tables

@@ -10,10 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxprompt.corpus.denoise.pack import Capacity
+from jaxprompt.corpus.denoise.pack import Capacity, seq2seq_capacity
 from jaxprompt.corpus.denoise.samples import Run, Sample, join_documents, seq2seq_sample
-from jaxprompt.corpus.denoise.vocabulary import sentinels, special_token_id
-from jaxprompt.data.text.specials import SENTINEL
+from jaxprompt.data.text.specials import SENTINEL, sentinel_ids, special_id
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -39,12 +38,7 @@ class Denoiser:
     end_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
-        """Checks values that come from a config."""
-        if not 0 <= self.share < 1:
-            raise InputError(
-                f"objective.share={self.share}, the share of the text for the encoder, must be "
-                "above 0 and below 1, or 0 for a random split"
-            )
+        """Raises InputError for a length without room."""
         min_length = 2 + max(self._encoder_extra, 1)
         if self.length < min_length:
             raise InputError(
@@ -92,11 +86,7 @@ class Denoiser:
     @property
     def capacity(self) -> Capacity:
         """The amount of text per sample."""
-        if not self.separate:
-            return Capacity(np.arange(self.tokens + 1)[None], (self.tokens,), min_tokens=2)
-        # A chunk has 2 tokens or more; with the entries below them costs never decrease.
-        costs = [self._max_lengths(max(n, 2)) for n in range(self.tokens + 1)]
-        return Capacity(np.array(costs).T, self.lengths, min_tokens=2)
+        return seq2seq_capacity(self._max_lengths, self.tokens, self.lengths, self.separate)
 
     def __call__(self, chunks: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
         """Makes a sample from chunks of documents."""
@@ -130,6 +120,6 @@ def make(
 
     `eos`: the encoder's input also ends with </s>. `mark`: the first sentinel separates the two.
     """
-    eos_id = special_token_id(tokenizer, "eos", "prefix language modelling")
-    marks = tuple(sentinels(tokenizer, 1, pattern).tolist()) if mark else ()
+    eos_id = special_id(tokenizer, "eos")
+    marks = sentinel_ids(tokenizer, int(mark), pattern)
     return Denoiser(length, start, eos_id, (eos_id,) if eos else (), share, marks, separate)

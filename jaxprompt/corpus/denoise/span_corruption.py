@@ -7,15 +7,14 @@ here, has no sentinel after the last span of its target; T5 was trained without 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
 
-from jaxprompt.corpus.denoise.pack import Capacity
+from jaxprompt.corpus.denoise.pack import Capacity, seq2seq_capacity
 from jaxprompt.corpus.denoise.samples import Sample, join_documents, seq2seq_sample
-from jaxprompt.corpus.denoise.vocabulary import sentinels, special_token_id
-from jaxprompt.data.text.specials import SENTINEL
+from jaxprompt.data.text.specials import SENTINEL, sentinel_ids, special_id
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -114,13 +113,8 @@ class Denoiser:
     @property
     def capacity(self) -> Capacity:
         """The amount of text per sample."""
-        if not self.separate:
-            return Capacity(np.arange(self.tokens + 1)[None], (self.tokens,), min_tokens=2)
-        # A chunk has 2 tokens or more; with the entries below them costs never decrease.
-        costs = [
-            corrupted_lengths(max(n, 2), self.density, self.span) for n in range(self.tokens + 1)
-        ]
-        return Capacity(np.array(costs).T, self.lengths, min_tokens=2)
+        lengths_of = partial(corrupted_lengths, density=self.density, span=self.span)
+        return seq2seq_capacity(lengths_of, self.tokens, self.lengths, self.separate)
 
     def __call__(self, chunks: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
         """Makes a sample from chunks of documents."""
@@ -149,11 +143,11 @@ def make(
 
     Raises InputError if the tokenizer has too few sentinels, or a value is out of range.
     """
-    if not 0 < density < 1:
-        raise InputError(f"objective.rate={density} must be above 0 and below 1; T5's is 0.15")
+    if not density:
+        raise InputError("objective.rate=0 predicts nothing; T5's is 0.15")
     if not span >= 1:
         raise InputError(f"objective.span={span} must be at least 1; T5's is 3")
-    eos = special_token_id(tokenizer, "eos", "span corruption")
+    eos = special_id(tokenizer, "eos")
     _, num_spans = noise_counts(tokens_for(length, density, span), density, span)
-    marks = sentinels(tokenizer, num_spans, pattern)
+    marks = np.array(sentinel_ids(tokenizer, num_spans, pattern), np.int32)
     return Denoiser(length, start, eos, marks, density, span, separate)

@@ -4,23 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.text.specials import SENTINEL
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.words import ids_of_no_word
 from jaxprompt.errors import InputError
 
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, newline, tab and return, as byte-level BPE writes them
-
-
-def special_token_id(tokenizer: Tokenizer, name: str, objective: str) -> int:
-    """Returns the id of a special token. Raises InputError if the tokenizer has none."""
-    token_id = getattr(tokenizer, f"{name}_token_id", None)
-    if token_id is None:
-        raise InputError(
-            f"tokenizer {tokenizer.name_or_path!r} has no {name} token, which {objective} needs; "
-            "use an objective that suits its model, or add the token"
-        )
-    return token_id
 
 
 def plain_words(tokenizer: Tokenizer) -> np.ndarray:
@@ -58,19 +46,3 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
     starts = np.zeros(max(vocab.values()) + 1, bool)
     starts[[i for token, i in vocab.items() if token.startswith(prefixes) == mark_start]] = True
     return starts
-
-
-def sentinels(tokenizer: Tokenizer, count: int, pattern: str = SENTINEL) -> np.ndarray:
-    """Returns the ids of the first sentinels, in order. Raises InputError if there are too few."""
-    vocab, ids = tokenizer.get_vocab(), []
-    for i in range(count):
-        name = pattern.format(i)
-        spelling = name if name in vocab else f"▁{name}"  # mT5's vocabulary has either
-        if spelling not in vocab:
-            raise InputError(
-                f"{count} sentinels like {pattern.format(0)} are needed, but tokenizer "
-                f"{tokenizer.name_or_path!r} has {i}; shorten the input, reduce the density, "
-                "lengthen the spans, or set the pattern to the form in the vocabulary"
-            )
-        ids.append(vocab[spelling])
-    return np.array(ids, np.int32)

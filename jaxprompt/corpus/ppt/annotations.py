@@ -13,30 +13,22 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from jaxprompt.corpus import Corpus, check_unchanged
+from jaxprompt.corpus.store import check_file, read_meta
 from jaxprompt.errors import InputError
 from jaxprompt.files import (
     add_checksum,
-    file_checksum,
     make_folder,
-    parse_json,
-    pop_checksum,
     write_atomic,
     write_error,
 )
 
 FORMAT = 2
-PUBLISHED_THRESHOLDS = (
-    0.95,
-    0.5,
-    0.5,
-    0.5,
-    0.7,
-)  # released code, worst to best class
+PUBLISHED_THRESHOLDS = (0.95, 0.5, 0.5, 0.5, 0.7)  # released code, worst to best class
 
 _LABELS, _META, _PART = "labels.bin", "meta.json", "part.json"
 _DTYPE = np.dtype("<f2")
@@ -49,13 +41,13 @@ class Annotations:
     def __init__(self, folder: str | os.PathLike):
         """Opens a finished folder; raises InputError if there is none, or it is damaged."""
         self.folder = Path(folder)
-        meta = _read_meta(self.folder / _META)
+        meta = read_meta(self.folder / _META, FORMAT)
         if meta is None:
             raise InputError(
                 f"{self.folder} has no annotations, or they are not finished; run annotate"
             )
         path = self.folder / _LABELS
-        _check_labels(path, meta["labels_crc32"])
+        check_file(path, meta["labels_crc32"])
         self.classes: tuple[str, ...] = tuple(meta["classes"])
         self.annotator: str = meta["annotator"]  # its fingerprint
         self._text_fingerprint = meta["corpus"]
@@ -74,15 +66,7 @@ class Annotations:
                 f"{corpus.folder} ({corpus.num_units:,} units), or text that was divided "
                 "differently; annotate this corpus"
             )
-        self.check_classes(classes)
-
-    def check_classes(self, classes: int) -> None:
-        """Raises InputError if the number of classes is different."""
         check_classes(self.classes, classes)
-
-    def check_thresholds(self, thresholds: Sequence[float]) -> None:
-        """Raises InputError if there is not one threshold per class."""
-        check_thresholds(self.classes, thresholds)
 
     def labels(self, thresholds: Sequence[float] = PUBLISHED_THRESHOLDS) -> np.ndarray:
         """Returns each unit's most probable class if it is above its threshold, else -1. int8"""
@@ -100,7 +84,7 @@ class Annotations:
 
     def _label_blocks(self, thresholds: Sequence[float]) -> Iterator[tuple[int, np.ndarray]]:
         """Yields labels block by block, each with the number of its first unit."""
-        self.check_thresholds(thresholds)
+        check_thresholds(self.classes, thresholds)
         limits = np.array(thresholds, np.float32)
         for start in range(0, len(self), _BLOCK_UNITS):
             block = self.probabilities[start : start + _BLOCK_UNITS].astype(np.float32)
@@ -111,10 +95,10 @@ class Annotations:
 
 def check_thresholds(classes: Sequence[str], thresholds: Sequence[float]) -> None:
     """Raises InputError if there is not one threshold per class."""
-    if len(thresholds) != len(classes) or not all(0 <= t < 1 for t in thresholds):
+    if len(thresholds) != len(classes):
         raise InputError(
-            f"thresholds {', '.join(map(str, thresholds))} must be {len(classes)} numbers from 0 "
-            f"to below 1, one per class ({', '.join(classes)}); set ppt.thresholds"
+            f"ppt.thresholds={', '.join(map(str, thresholds))} must be {len(classes)} numbers, one "
+            f"per class ({', '.join(classes)})"
         )
 
 
@@ -133,16 +117,6 @@ def check_unfinished(folder: str | os.PathLike) -> None:
         raise InputError(f"{folder} already has finished annotations; use another folder")
 
 
-class _Job(NamedTuple):
-    """The corpus and the annotator, as in the metadata."""
-
-    format: int
-    classes: list[str]
-    annotator: str
-    units: int
-    corpus: dict[str, Any]  # its fingerprint without the tokenizer
-
-
 class AnnotationWriter:
     """Writes annotations unit by unit; a writer of the same corpus and annotator resumes them.
 
@@ -155,17 +129,22 @@ class AnnotationWriter:
     ):
         """Opens existing annotations, or starts; InputError if corpus or annotator differ."""
         self.folder = make_folder(folder)
-        fingerprint = _text_fingerprint(corpus)
-        self._job = _Job(FORMAT, list(classes), annotator, corpus.num_units, fingerprint)
+        self._job: dict[str, Any] = {  # of the metadata
+            "format": FORMAT,
+            "classes": list(classes),
+            "annotator": annotator,
+            "units": corpus.num_units,
+            "corpus": _text_fingerprint(corpus),
+        }
         self._unit_bytes = len(classes) * _DTYPE.itemsize
         self._file: BinaryIO | None = None
         self.done, self._checksum = corpus.num_units, 0  # done: units
-        finished = _read_meta(self.folder / _META)
+        finished = read_meta(self.folder / _META, FORMAT)
         if finished is not None:
             if self._changed_fields(finished):
                 check_unfinished(self.folder)
             return
-        path, progress = self.folder / _LABELS, _read_meta(self.folder / _PART)
+        path, progress = self.folder / _LABELS, read_meta(self.folder / _PART, FORMAT)
         if progress is None:
             self.done = 0
             with _writing(path):
@@ -177,15 +156,15 @@ class AnnotationWriter:
         with _writing(path):
             if path.is_file():
                 os.truncate(path, self.done * self._unit_bytes)  # drops labels after the progress
-            _check_labels(path, self._checksum)
+            check_file(path, self._checksum)
             self._file = open(path, "ab")
 
     def _check_job(self, saved: Mapping[str, Any]) -> None:
         """Raises InputError if the folder was started with another corpus or annotator."""
         # The error of a corpus can name the files that changed.
-        if saved["corpus"] != self._job.corpus:
+        if saved["corpus"] != self._job["corpus"]:
             advice = f"delete {self.folder} to annotate again"
-            check_unchanged(saved["corpus"], self._job.corpus, advice)
+            check_unchanged(saved["corpus"], self._job["corpus"], advice)
         elif changed := self._changed_fields(saved):
             raise InputError(
                 f"{self.folder} was started with another {changed[0]}; restore it, or delete the "
@@ -193,21 +172,20 @@ class AnnotationWriter:
             )
 
     def _changed_fields(self, saved: Mapping[str, Any]) -> list[str]:
-        return [name for name, value in self._job._asdict().items() if saved[name] != value]
+        return [name for name, value in self._job.items() if saved[name] != value]
 
     def _save_progress(self, file: BinaryIO) -> None:
         """Saves the progress, once the labels are on the disk."""
         os.fsync(file.fileno())
-        meta = self._job._asdict() | {"done": self.done, "labels_crc32": self._checksum}
+        meta = self._job | {"done": self.done, "labels_crc32": self._checksum}
         write_atomic(self.folder / _PART, json.dumps(add_checksum(meta), indent=1))
 
     def append(self, probabilities: np.ndarray) -> None:
         """Writes the next units. float [units, C], each row sums to 1 or is zeros"""
+        assert self._file is not None
         total = probabilities.sum(1)
-        if not (np.isclose(total, 1, atol=1e-2) | (total == 0)).all():
+        if not (np.isclose(total, 1, atol=1e-2) | (total == 0)).all():  # e.g. NaN
             raise ValueError(f"rows must sum to 1 or 0, one sums to {total[np.argmax(total)]}")
-        if self._file is None or self.done + len(probabilities) > self._job.units:
-            raise ValueError(f"more than the {self._job.units} units of the corpus")
         data = np.ascontiguousarray(probabilities, _DTYPE).data
         with _writing(self.folder):
             self._file.write(data)
@@ -219,16 +197,14 @@ class AnnotationWriter:
 
     def seal(self) -> Annotations:
         """Finishes the annotations and opens them."""
-        if self.done != self._job.units:
-            raise ValueError(f"{self.done} of {self._job.units} units are annotated")
-        if self._file is None:
-            return Annotations(self.folder)
-        with _writing(self.folder):
-            self._file.close()
-            meta = self._job._asdict() | {"labels_crc32": self._checksum}
-            write_atomic(self.folder / _META, json.dumps(add_checksum(meta), indent=1))
-            # Last: without both files, the next writer would start again.
-            (self.folder / _PART).unlink()
+        assert self.done == self._job["units"]
+        if self._file is not None:
+            with _writing(self.folder):
+                self._file.close()
+                meta = self._job | {"labels_crc32": self._checksum}
+                write_atomic(self.folder / _META, json.dumps(add_checksum(meta), indent=1))
+                # Last: without both files, the next writer would start again.
+                (self.folder / _PART).unlink()
         return Annotations(self.folder)
 
     def close(self) -> None:
@@ -250,33 +226,3 @@ def _text_fingerprint(corpus: Corpus) -> dict[str, Any]:
     """Returns the fingerprint without the tokenizer, on which unit numbers do not depend."""
     # Via JSON, to compare equal to the saved one.
     return json.loads(json.dumps(dict(corpus.fingerprint, tokenizer="")))
-
-
-def _check_labels(path: Path, checksum: int) -> None:
-    """Raises InputError if the labels do not match their checksum."""
-    try:
-        is_intact = file_checksum(path) == checksum
-    except OSError:
-        is_intact = False
-    if not is_intact:
-        raise _damage_error(path)
-
-
-def _read_meta(path: Path) -> dict[str, Any] | None:
-    """Reads the metadata of the labels; None if absent. Raises InputError if damaged."""
-    try:
-        meta = parse_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise _damage_error(path) from error
-    if not isinstance(meta, dict) or not pop_checksum(meta) or meta.get("format") != FORMAT:
-        raise _damage_error(path)
-    return meta
-
-
-def _damage_error(path: Path) -> InputError:
-    return InputError(
-        f"{path} is damaged, or from another version of jaxprompt; delete {path.parent}, and run "
-        "annotate again"
-    )

@@ -8,7 +8,7 @@ import numpy as np
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.annotations import PUBLISHED_THRESHOLDS, Annotations
 from jaxprompt.corpus.ppt.forms import Form, Forms
-from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded, Ints
 from jaxprompt.errors import InputError
 
 
@@ -48,7 +48,7 @@ class Classification:
 
 def make(
     corpus: Corpus,
-    documents: Sequence[int],
+    documents: Ints,
     forms: Forms,
     annotations: Annotations,
     thresholds: Sequence[float] = PUBLISHED_THRESHOLDS,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.corpus.ppt.patterns import Pattern, text_fields
+from jaxprompt.corpus.ppt.patterns import Pattern
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import Encoded
@@ -34,19 +34,12 @@ class Form:
 
     def __init__(self, encoder: ExampleEncoder, template: Template, max_len: int, options: int = 0):
         """Builds the form from the output of `encoder` for an example that is not truncated."""
-        where = f"template {template.source!r}"
-        parts = template.parts
-        if odd := [p for p in parts if p.modifiers or p.kind in ("choice", "choices")]:
-            raise InputError(
-                f"{where}: {odd[0].text or odd[0].kind} has modifiers or is a choice, but texts of "
-                "a corpus are already tokens; use only fields"
-            )
-        self._names = tuple(part.text for part in parts if part.kind == "field")
+        self._names = tuple(part.text for part in template.parts if part.kind == "field")
         example = Example(dict.fromkeys(self._names, _PROBE), (_PROBE,) * options)
         (row,) = encoder.encode(example)
         is_text = row.roles == Role.TEXT
-        # Of a probe of several tokens only the first is kept, so that each text is one token.
-        # Adjacent texts would become one, which is checked below.
+        # Of a probe of several tokens only the first is kept, so that each text is one token. No
+        # pattern has adjacent texts, which would become one.
         is_dropped = is_text & np.concatenate([[False], is_text[:-1]])
         dropped_before, keep = is_dropped.cumsum(), ~is_dropped
         self._row = row._replace(
@@ -62,16 +55,13 @@ class Form:
             self._row = self._row._replace(label_pos=label_pos.astype(np.int32))
         self._text_pos = np.flatnonzero(self._row.roles == Role.TEXT)
         num_texts = len(self._text_pos)
-        if num_texts != len(self._names):
-            raise InputError(
-                f"{where}: two texts are adjacent; put the mask or a word between them"
-            )
         self.max_text_tokens = max_len - len(self._row.ids) + num_texts  # of all texts together
         if self.max_text_tokens < num_texts:
+            needed = max_len + num_texts - self.max_text_tokens
             raise InputError(
-                f"{where} leaves {self.max_text_tokens} tokens of max_len {max_len} for "
-                f"{num_texts} texts; raise max_len to "
-                f"{max_len + num_texts - self.max_text_tokens} or more, or use fewer slots"
+                f"template {template.source!r} leaves {self.max_text_tokens} tokens of max_len "
+                f"{max_len} for {num_texts} texts; raise max_len to {needed} or more, or use fewer "
+                "slots"
             )
         starts, stops = [0, *(self._text_pos + 1)], [*self._text_pos, len(self._row.ids)]
         self._fixed = [self._row.ids[a:b] for a, b in zip(starts, stops, strict=True)]
@@ -115,7 +105,7 @@ class Forms(NamedTuple):
 
 
 def make_forms(
-    task: str, pattern: Pattern, tokenizer: Tokenizer, style: str, *, num_slots: int, max_len: int,
+    pattern: Pattern, tokenizer: Tokenizer, style: str, *, num_slots: int, max_len: int,
     options: Iterable[int] = (0,), start: int = 0, decoder_slots: int = 0, num_types: int = 1,
     eos: bool = False, sentinel: str = SENTINEL, answer: str = "",
     whole: bool = False,
@@ -141,7 +131,6 @@ def make_forms(
     forms = {}
     for count in sorted(options, reverse=True):  # the longest first, for the errors
         template = parse(pattern.text(count))
-        _check_template(task, template, count)
         encoder = ExampleEncoder(
             tokenizer,
             template,
@@ -155,13 +144,3 @@ def make_forms(
         )
         forms[count] = Form(encoder, template, max_len, count)
     return Forms(verbalizer, plan, forms, specials.pad)
-
-
-def _check_template(task: str, template: Template, options: int) -> None:
-    expected = text_fields(task, options)
-    fields = [part.text for part in template.parts if part.kind == "field"]
-    if sorted(fields) != sorted(expected):
-        raise InputError(
-            f"template {template.source!r} has the texts {', '.join(fields)}, but {task} needs "
-            f"each of {', '.join(expected)} once"
-        )

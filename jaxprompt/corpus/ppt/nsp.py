@@ -3,7 +3,6 @@
 Two units are neighbours in either order, or from the same document, or from two documents.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form, Forms
 from jaxprompt.corpus.ppt.units import Query, RandomInts, Units, UnitTask, first_example
-from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded, Ints
 
 OTHER, SAME, NEIGHBOUR = range(3)  # the labels
 
@@ -56,9 +55,7 @@ class NextSentence(UnitTask):
         return {"first": self.units.ids(unit), "second": texts[list(seconds).index(label)]}
 
 
-def make(
-    corpus: Corpus, documents: Sequence[int], forms: Forms, *, matched: bool = True
-) -> NextSentence:
+def make(corpus: Corpus, documents: Ints, forms: Forms, *, matched: bool = True) -> NextSentence:
     """Makes the task from some documents of a corpus; see Units for `matched`."""
     form = forms.forms[0]
     units = Units(

@@ -7,7 +7,7 @@ texts from the worst to the best, for selections the names of the options.
 
 from typing import NamedTuple
 
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError
 
 _LETTERS = tuple("ABCDEFGHIJKLMNOP")
 _NUMERALS = (*"一二三四五六七八九十", *("十一", "十二", "十三", "十四", "十五", "十六"))
@@ -121,10 +121,6 @@ def get_pattern(task: str, style: str = "en", *, hard: bool = False) -> Pattern:
     en_end and zh_end have nothing after the mask, which causal backbones need. With `hard` the
     pattern has the hard prompt of tuning (appendix D), which the unified task does not have.
     """
-    if task not in TASKS:
-        raise InputError(f"unknown pre-training task {task!r}; {nearest(task, TASKS)}")
-    if style not in PATTERNS:
-        raise InputError(f"unknown style of patterns {style!r}; {nearest(style, PATTERNS)}")
     pattern, templates = PATTERNS[style][task], _HARD[style]
     if not hard:
         return pattern

@@ -4,7 +4,7 @@ One of the options is a neighbour of the query; others are from its document or 
 has six options, the unified task 2 to 16, whose lengths and shares are the released code's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form, Forms
 from jaxprompt.corpus.ppt.units import Query, RandomInts, Units, UnitTask, first_example
-from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded, Ints
 from jaxprompt.errors import InputError
 
 
@@ -116,15 +116,10 @@ def option_counts(task: str, min_options: int = 2, max_options: int = 16) -> tup
 
 
 def make(
-    task: str, corpus: Corpus, documents: Sequence[int], forms: Forms, *, matched: bool = True
+    task: str, corpus: Corpus, documents: Ints, forms: Forms, *, matched: bool = True
 ) -> Selection:
     """Makes nss or the unified task from some documents of a corpus; see Units for `matched`."""
     table = NSS if task == "nss" else UNIFIED
-    if invalid := sorted(forms.forms.keys() - table.keys()):
-        valid = ", ".join(map(str, table))
-        raise InputError(
-            f"{invalid[0]} options are not valid: {task} has {valid}; use these numbers"
-        )
     compositions = {count: table[count] for count in forms.forms}
     units = Units(
         corpus,

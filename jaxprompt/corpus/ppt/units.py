@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from jaxprompt.corpus import Corpus
+from jaxprompt.data.text.encoded import Ints
 from jaxprompt.errors import InputError
 
 _LENGTH_STEP = 1.25  # from one length class to the next
@@ -46,7 +47,7 @@ class Units:
     """The usable units of some documents, numbered consecutively, document after document."""
 
     def __init__(
-        self, corpus: Corpus, documents: Sequence[int], *, min_tokens: int, min_units: int,
+        self, corpus: Corpus, documents: Ints, *, min_tokens: int, min_units: int,
         max_length: int, matched: bool = True,
     ):  # fmt: skip
         """Drops units below `min_tokens`, then documents with fewer than `min_units` units.

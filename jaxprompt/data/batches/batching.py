@@ -3,17 +3,15 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded, Ints, Row
-from jaxprompt.errors import InputError, at_least
+from jaxprompt.errors import InputError
 from jaxprompt.types import Batch, Role, SharedPrefix, Tokens
 
 EncodedExamples = Sequence[Sequence[Encoded]]  # examples, K rows each
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,11 @@ class Layout:
     hosts: int = 1
 
     def __post_init__(self):
-        """Checks values that come from a config."""
-        if self.batch < 1 or self.batch % self.hosts:
+        """Raises InputError for a batch size that hosts cannot share."""
+        if self.batch % self.hosts:
             raise InputError(
-                f"batch size {self.batch} is not a positive multiple of {self.hosts} hosts; use one"
+                f"batch size {self.batch} is not a multiple of {self.hosts} hosts; use one"
             )
-        at_least("batching multiple", self.multiple, 1)
-        if self.side not in ("left", "right"):
-            raise InputError(f"padding side {self.side!r} is unknown; use left or right")
 
     def single_host(self) -> "Layout":
         """Returns the layout with all rows of every batch on this host."""
@@ -54,11 +49,6 @@ class Layout:
         Matrix units prefer multiples, and XLA's compiler for GPUs refuses some products of odd
         lengths.
         """
-        if longest > self.max_len:
-            raise InputError(
-                f"a sequence has {longest} tokens, over max_len {self.max_len}; encode with that "
-                "max_len"
-            )
         return -(-max(longest, 1) // self.multiple) * self.multiple
 
 
@@ -93,7 +83,7 @@ def collate(
     targets = None if first_row.targets is None else np.full((total, label_width), -1, np.int32)
     decoder = None
     if first_row.decoder is not None:
-        decoder_rows = {r: _require(row.decoder, "decoder") for r, row in flat.items()}
+        decoder_rows = {r: row.decoder for r, row in flat.items() if row.decoder is not None}
         has_segments = first_row.decoder.segments is not None
         decoder = _pad(
             decoder_rows, total, decoder_length, pad_id, "right", decoder_shift, has_segments
@@ -102,9 +92,8 @@ def collate(
         # With a decoder, label_pos are its positions, and its rows are padded on the right.
         offset = length - len(row.ids) if side == "left" and decoder is None else 0
         label_pos[r, : len(row.label_pos)] = row.label_pos + offset
-        if targets is not None:
-            row_targets = _require(row.targets, "targets")
-            targets[r, : len(row_targets)] = row_targets
+        if targets is not None and row.targets is not None:
+            targets[r, : len(row.targets)] = row.targets
     padding = (0, batch - count)
     label_array = _as_labels(labels)
     choices = np.asarray([example[0].num_choices for example in rows], np.int32)
@@ -147,8 +136,8 @@ def _pad(
         ids[r, span], mask[r, span], slot[r, span] = row.ids, True, row.slot
         types[r, span], roles[r, span] = row.types, row.roles
         positions[r, span] = row.positions + shift
-        if segments is not None:
-            segments[r, span] = _require(row.segments, "segments")
+        if segments is not None and row.segments is not None:
+            segments[r, span] = row.segments
     return Tokens(ids, mask, slot, positions, types, roles, segments)
 
 
@@ -220,8 +209,6 @@ class TrainBatches(BatchStream):
         prefetch: int = 4,
     ):
         """Starts at step 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
-        at_least("group", group, 1)
-        at_least("prefetch", prefetch, 0)
         self._examples = _Examples(rows, labels, layout)
         self._seed = seed
         self._group = group
@@ -324,21 +311,11 @@ def _as_labels(labels: Ints) -> np.ndarray:
 def _strip_prefix(prefix: Mapping[str, np.ndarray], row: Encoded) -> Encoded:
     """Removes the shared prefix of a row; its positions stay as they are."""
     count = len(prefix["ids"])
-    pairs = [(getattr(row, name)[:count], prefix_values) for name, prefix_values in prefix.items()]
-    if len(row.ids) <= count or not all(
-        np.array_equal(values, prefix_values) for values, prefix_values in pairs
-    ):
+    if not all(np.array_equal(getattr(row, name)[:count], x) for name, x in prefix.items()):
         raise ValueError("a row does not begin with the shared prefix of its layout")
     fields = {name: getattr(row, name)[count:] for name in (*prefix, "positions")}
     segments = row.segments if row.segments is None else row.segments[count:]
     return row._replace(**fields, label_pos=row.label_pos - count, segments=segments)
-
-
-def _require(value: Part | None, name: str) -> Part:
-    """Returns a field of a row. Raises ValueError if only the first row has it."""
-    if value is None:
-        raise ValueError(f"a row has no {name}, and the first row of its batch has")
-    return value
 
 
 def _chunks(order: np.ndarray, size: int) -> list[np.ndarray]:

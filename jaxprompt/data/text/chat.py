@@ -43,12 +43,12 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
             f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); write the turns in "
             'task.template as ["..."], with task.chat=False'
         ) from error
-    before, placeholder, after = chat.partition(_PLACEHOLDER)
+    before, placeholder, after = str(chat).partition(_PLACEHOLDER)
     if not placeholder or _PLACEHOLDER in after:
         raise InputError(
             f"the chat template of {tokenizer.name_or_path!r} writes the user's turn "
-            f'{chat.count(_PLACEHOLDER)} times; write the turns in task.template as ["..."], with '
-            "task.chat=False"
+            f"{str(chat).count(_PLACEHOLDER)} times; write the turns in task.template as "
+            '["..."], with task.chat=False'
         )
     bos, spacing, is_first = tokenizer.bos_token, spaced_sections(tokenizer), True
     if bos and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:

@@ -72,9 +72,7 @@ class Demonstrations:
         self.similarity, self._names = similarity, names
         labels = np.array([example.label for example in self.pool], np.int64)
         self._classes = [np.flatnonzero(labels == label) for label in range(len(names))]
-        for label, rows in enumerate(self._classes):
-            self._check_class(label, len(rows), "")
-        self._check_total(len(self.pool), "")
+        self._check_counts(self._classes, "")
         self._rows_by_text: dict[str, list[int]] = {}  # rows of the pool
         for row, example in enumerate(self.pool):
             self._rows_by_text.setdefault(_texts(example), []).append(row)
@@ -115,17 +113,16 @@ class Demonstrations:
     ) -> list[tuple[Example, ...]]:
         texts = _texts(example)
         candidates = []
-        for label, rows in enumerate(self._classes):
+        for rows in self._classes:
             # By texts, not by number: a training set may contain an example twice.
             rows = rows[~np.isin(rows, self._rows_by_text.get(texts, []))]
-            self._check_class(label, len(rows), " other than the example itself")
             if similarity is not None:
                 # The share may round down to fewer than are needed.
                 count = max(self.settings.per_class, 1, int(self.settings.similar * len(rows)))
                 rows = rows[np.argsort(-similarity[rows], kind="stable")[:count]]
             candidates.append(rows)
         which = ", of the most similar" if similarity is not None else ""
-        self._check_total(sum(map(len, candidates)), f" other than the example itself{which}")
+        self._check_counts(candidates, f" other than the example itself{which}")
         # RandomState's streams are frozen by numpy's policy, Generator's are not.
         rng = np.random.RandomState(_rng_seed(self.settings.seed, texts))
         samples = []
@@ -139,19 +136,17 @@ class Demonstrations:
             samples.append(tuple(self.pool[row] for row in rows))
         return samples
 
-    def _check_class(self, label: int, count: int, suffix: str) -> None:
-        if count < self.settings.per_class:
+    def _check_counts(self, candidates: Sequence[np.ndarray], which: str) -> None:
+        """Raises InputError if there are too few candidates, by class, of a class or in total."""
+        counts = list(map(len, candidates))
+        subject, count = "there are", sum(counts)
+        if self.settings.per_class:
+            count = min(counts)
+            subject = f"class {self._names[counts.index(count)]!r} has"
+        if count < (self.settings.per_class or self.settings.exact):
             raise InputError(
-                f"demos.per_class={self.settings.per_class}, but class {self._names[label]!r} has "
-                f"{count} training examples{suffix}; set demos.per_class to {count} or less, or "
-                "add examples"
-            )
-
-    def _check_total(self, count: int, suffix: str) -> None:
-        if count < self.settings.exact:
-            raise InputError(
-                f"demos.exact={self.settings.exact}, but there are {count} training examples"
-                f"{suffix}; set demos.exact to {count} or less, or add examples"
+                f"{self.settings.field}, but {subject} {count} training examples{which}; lower it "
+                "to that, or add examples"
             )
 
 
@@ -218,26 +213,18 @@ def lay_out_demos(
     demo_runs = list(chain.from_iterable(demos))
     example_lengths = [len(run.ids) for run in example if run.cut]
     demo_lengths = [len(run.ids) for run in demo_runs if run.cut]
-    fixed = (
-        _length(example)
-        + _length(demo_runs)
-        - sum(example_lengths)
-        - sum(demo_lengths)
-        + separator_length * len(demos)
-    )
+    fixed = _length([run for run in [*example, *demo_runs] if not run.cut])
+    fixed += separator_length * len(demos)
     min_demo_tokens = sum(length > 0 for length in demo_lengths)
     needed = fixed + min_demo_tokens + sum(length > 0 for length in example_lengths)
     if layout.never_cut:
         needed = fixed + sum(example_lengths) + sum(demo_lengths)
     if needed > room:
-        extent = "in full" if layout.never_cut else "with one token of each text"
-        advice = "use fewer demonstrations"
-        if layout.never_cut:
-            advice += ", or truncate texts by demos.max_demo_tokens and demos.max_example_tokens"
         raise InputError(
-            f"{where} with {len(demos)} demonstrations takes {needed} tokens {extent}, over the "
-            f"{room} that data.max_len leaves; raise data.max_len by {needed - room} or more, or "
-            f"{advice}"
+            f"{where} with {len(demos)} demonstrations takes {needed} tokens, over the {room} that "
+            f"data.max_len leaves; raise data.max_len by {needed - room} or more, use fewer "
+            "demonstrations, or truncate texts by demos.max_demo_tokens and "
+            "demos.max_example_tokens"
         )
     # The texts of the example have priority; each text of a demonstration keeps one token.
     example_limits = truncated_lengths(example_lengths, room - fixed - min_demo_tokens)

@@ -2,7 +2,8 @@
 
 import copy
 import string
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ class ExampleEncoder:
         self._entities = entities
         self._markers = tuple(markers) or default_markers(entities)
         self._whole_fields = {f"entity{i}" for i in range(1, 1 + entities)}  # never cut
-        self._tokenizer, self._template, self._specials = tokenizer, template, specials
+        self.tokenizer, self._template, self._specials = tokenizer, template, specials
         self._max_len = max_len
         self._max_type, self._answer = max(num_types - 1, 0), answer
         self._leading_space = starts_with_space(tokenizer)
@@ -114,7 +115,7 @@ class ExampleEncoder:
         longest = self.with_list(longest_list) if lists else self
         fixed = [run for run in longest._layout(0) if isinstance(run, TokenRun)]
         leading = list(takewhile(lambda run: run.role == Role.SOFT, fixed))
-        self._cls_at = sum(len(run.ids) for run in leading)
+        self.cls_at = sum(len(run.ids) for run in leading)  # position of [CLS]
         is_placed = any(part.kind == "soft" for part in template.parts)
         # Runs before demonstrations: [CLS] with what precedes it, or slots that are not placed.
         self._num_leading = (
@@ -162,9 +163,7 @@ class ExampleEncoder:
         Raises InputError if there is no room for a token of that field.
         """
         filled = [self._fill(example, "", window) for example in examples]
-        runs = (run for parts in filled for run in parts if run.field != window)
-        texts = list({run.text: 0 for run in runs if run.pending})
-        tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
+        tokens = self._encode_runs(run for parts in filled for run in parts if run.field != window)
         for parts in filled:
             at = [run.field for run in parts].index(window)
             others = with_ids([*parts[:at], *parts[at + 1 :]], tokens)
@@ -179,22 +178,12 @@ class ExampleEncoder:
 
     def tokenise(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts as inside an input, after a space."""
-        return encode_texts(self._tokenizer, [f" {text}" for text in texts])
-
-    @property
-    def cls_at(self) -> int:
-        """Position of [CLS]."""
-        return self._cls_at
+        return encode_texts(self.tokenizer, [f" {text}" for text in texts])
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The words around marked entities, () if the template marks none."""
         return self._markers if any(part.mark for part in self._template.parts) else ()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
-        return self._tokenizer
 
     def shared_prefix(self) -> SharedPrefix | None:
         """Returns the tokens before the first text, which all rows share; None without any."""
@@ -211,39 +200,36 @@ class ExampleEncoder:
     def _encode_chunk(
         self, examples: Sequence[Example], targets: bool, demos: Sequence[Sequence[Example]]
     ) -> list[list[Encoded]]:
+        uses_choice = self._template.uses_choice
         filled = [
-            [self._fill(example, choice) for choice in self._choices(example)]
+            [self._fill(example, choice) for choice in (example.choices if uses_choice else ("",))]
             for example in examples
         ]
-        counts = [0 if self._template.uses_choice else len(e.choices) for e in examples]
         demo_runs = [[self._fill_demo(demo) for demo in row] for row in demos]
-        all_runs = (run for rows in [*filled, *demo_runs] for runs in rows for run in runs)
-        texts = list({run.text: 0 for run in all_runs if run.pending})
-        tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
+        tokens = self._encode_runs(
+            run for rows in [*filled, *demo_runs] for runs in rows for run in runs
+        )
         target_ids = self._encode_targets(examples) if targets else [None] * len(examples)
-        return [
-            [
-                self._assemble(runs, tokens, target, demos)._replace(num_choices=count)
-                for runs in rows
-            ]
-            for rows, target, demos, count in zip(
-                filled, target_ids, demo_runs, counts, strict=True
-            )
-        ]
+        encoded = []
+        for i, example in enumerate(examples):
+            count = 0 if uses_choice else len(example.choices)
+            rows = [self._assemble(runs, tokens, target_ids[i], demo_runs[i]) for runs in filled[i]]
+            encoded.append([row._replace(num_choices=count) for row in rows])
+        return encoded
+
+    def _encode_runs(self, runs: Iterable[TokenRun]) -> dict[str, list[int]]:
+        """Encodes each text of runs once; returns its tokens by text."""
+        texts = list(dict.fromkeys(run.text for run in runs if run.pending))
+        return dict(zip(texts, encode_texts(self.tokenizer, texts), strict=True))
 
     def _fill_demo(self, demo: Example) -> list[TokenRun]:
         """Lays out a demonstration like an example, with its label word instead of the mask."""
-        word = self._need_demo_layout().words[demo.label]
+        assert self._demo_layout is not None
+        word = self._demo_layout.words[demo.label]
         return [
             run._replace(ids=list(word), role=Role.HARD) if run.role == Role.LABEL else run
             for run in self._fill(demo, "")[self._num_leading : -1]
         ]
-
-    def _need_demo_layout(self) -> DemoLayout:
-        """Returns the layout of demonstrations."""
-        if self._demo_layout is None:
-            raise ValueError("the encoder has demonstrations but no layout for them")
-        return self._demo_layout
 
     def _encode_targets(self, examples: Sequence[Example]) -> list[list[int]]:
         """Encodes free texts, each with its end of sequence."""
@@ -253,7 +239,7 @@ class ExampleEncoder:
         space = space and not self._template.writes_space(style, self._one_space)
         texts = [f"{' ' if space else ''}{example.target.strip()}" for example in examples]
         targets = []
-        for text, ids in zip(texts, encode_texts(self._tokenizer, texts), strict=True):
+        for text, ids in zip(texts, encode_texts(self.tokenizer, texts), strict=True):
             ids = [*ids, self._specials.stop]
             if len(ids) > self._answer.max_tokens:
                 raise InputError(
@@ -263,17 +249,6 @@ class ExampleEncoder:
                 )
             targets.append(ids)
         return targets
-
-    def _choices(self, example: Example) -> Sequence[str]:
-        return self._need_choices(example) if self._template.uses_choice else ("",)
-
-    def _need_choices(self, example: Example) -> Sequence[str]:
-        if not 1 <= len(example.choices) <= len(self._names):
-            raise InputError(
-                f"template {self._template.source!r}: an example has {len(example.choices)} "
-                f"choices; give it 1 to {len(self._names)}"
-            )
-        return example.choices
 
     def _layout(self, choices: int) -> list[TokenRun | TextPart]:
         """Returns the layout for a number of choices, cached."""
@@ -297,7 +272,7 @@ class ExampleEncoder:
     def _lay_out(self, template: Template) -> list[TokenRun | TextPart]:
         """Encodes the fixed parts; adds the special tokens and slots not in the template."""
         self._check_specials(template)
-        tokenizer, specials = self._tokenizer, self._specials
+        tokenizer, specials = self.tokenizer, self._specials
         parts = template.completed(
             cls=bool(specials.cls),
             soft=self._num_slots > 0,
@@ -356,7 +331,7 @@ class ExampleEncoder:
     def _fill(self, example: Example, choice: str, window: str = "") -> list[TokenRun]:
         """Puts the example's texts into the layout; the field `window` is not marked."""
         runs: list[TokenRun] = []
-        num_listed = len(self._need_choices(example)) if self._template.lists_choices else 0
+        num_listed = len(example.choices) if self._template.lists_choices else 0
         for part in self._layout(num_listed):
             if isinstance(part, TokenRun):
                 runs.append(part)
@@ -394,26 +369,26 @@ class ExampleEncoder:
         num_fixed = sum(len(run.ids) for run in fixed) + self._answer_tokens
         needed = num_fixed + self._min_text
         if needed > self._max_len:
-            counts = {role: 0 for role in Role}
+            counts: Counter[Role] = Counter()
             for run in fixed:
                 counts[run.role] += len(run.ids)
-            num_whole = counts[Role.TEXT]
-            entities = [run for run in fixed if run.field in self._whole_fields]
-            names = dict.fromkeys(f"{run.text.strip()!r:.40}" for run in entities)
-            kinds = f"the entities {' and '.join(names)}, choices" if names else "choices"
-            details = f", {num_whole} for {kinds} and whole texts" if num_whole else ""
-            advice = "or use fewer slots or a shorter template"
+            parts = {
+                "slots": counts[Role.SOFT],
+                "entities, choices and whole texts": counts[Role.TEXT],
+                "a list of classes": self._lists[0].num_tokens if self._lists else 0,
+                "the answer": self._answer_tokens,
+            }
+            details = ", ".join(f"{count} for {name}" for name, count in parts.items() if count)
+            details = f" ({details})" if details else ""
+            shorter = "use fewer slots or a shorter template"
             if self._lists:
-                details += f", {self._lists[0].num_tokens} for a list of classes"
-                fewer = "list fewer classes in one input by head.group or head.hierarchy"
-                advice = f"{fewer}, {advice}"
-            if self._answer_tokens:
-                details += f", {self._answer_tokens} for the answer"
-                advice = f"lower data.max_target, {advice}" if self._answer.max_tokens else advice
+                shorter = f"list fewer classes by head.group or head.hierarchy, or {shorter}"
+            if self._answer.max_tokens:
+                shorter = f"lower data.max_target, or {shorter}"
             raise InputError(
-                f"template {self._template.source!r} takes {num_fixed} tokens "
-                f"({counts[Role.SOFT]} for slots{details}) besides the text, which leaves no room "
-                f"in max_len {self._max_len}; raise max_len to {needed} or more, {advice}"
+                f"template {self._template.source!r} takes {num_fixed} tokens{details} besides "
+                f"the text, which leaves no room in max_len {self._max_len}; raise max_len to "
+                f"{needed} or more, or {shorter}"
             )
         return self._max_len - num_fixed
 
@@ -426,10 +401,11 @@ class ExampleEncoder:
     ) -> Encoded:
         runs = with_ids(runs, tokens)
         if demos:
+            assert self._demo_layout is not None
             runs, cut = lay_out_demos(
                 runs,
                 [with_ids(demo, tokens) for demo in demos],
-                self._need_demo_layout(),
+                self._demo_layout,
                 self._num_leading,
                 self._max_len - self._answer_tokens,
                 f"template {self._template.source!r}",
@@ -438,7 +414,7 @@ class ExampleEncoder:
             runs, cut = cut_runs(runs, self._check_room([run for run in runs if not run.cut]))
         row = join_runs(runs)
         if self._specials.style == "masked":
-            scored = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self._cls_at]
+            scored = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self.cls_at]
             label_pos = np.array(scored, np.int32)
             order = self._lists[0].order if self._lists else slice(None)
             return Encoded(**row._asdict(), label_pos=label_pos[order], cut=cut)

@@ -3,11 +3,10 @@
 import itertools
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-Value = TypeVar("Value")
 Ints = Sequence[int] | np.ndarray
 Predictions: TypeAlias = np.ndarray | list[str]  # scores [units, C], or generated texts
 
@@ -71,17 +70,11 @@ class MetricData(NamedTuple):
 
     def select(self, mask: Sequence[bool] | np.ndarray) -> "MetricData":
         """Returns the data of the examples in a mask."""
-        return self._replace(
-            correct=_select(self.correct, mask),
-            expressed=_select(self.expressed, mask),
-            pairs=_select(self.pairs, mask),
-            questions=_select(self.questions, mask),
-            candidates=_select(self.candidates, mask),
-        )
-
-
-def _select(values: Sequence[Value], mask: Sequence[bool] | np.ndarray) -> Sequence[Value]:
-    return list(itertools.compress(values, mask)) if values else values
+        names = ("correct", "expressed", "pairs", "questions", "candidates")
+        parts: dict[str, Any] = {
+            name: list(itertools.compress(getattr(self, name), mask)) for name in names
+        }
+        return self._replace(**parts)
 
 
 class Split(NamedTuple):

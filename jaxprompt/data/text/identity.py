@@ -4,10 +4,8 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.tokenizer import Tokenizer
@@ -59,17 +57,11 @@ def _digest(value: Any) -> str:
 
 def check_ids(rows: Iterable[Sequence[Encoded]], vocab: int, tokenizer: Tokenizer) -> None:
     """Raises InputError for a token id that has no row in the embedding."""
-    parts = (part for row in rows for part in row)
-    highest = (int(ids.max()) for part in parts for ids in _id_arrays(part) if len(ids))
-    check_id(max(highest, default=0), vocab, tokenizer)
-
-
-def _id_arrays(part: Encoded) -> Iterator[np.ndarray]:
-    yield part.ids
-    if part.decoder is not None:
-        yield part.decoder.ids
-    if part.targets is not None:
-        yield part.targets
+    parts = [part for row in rows for part in row]
+    decoders = [part.decoder.ids for part in parts if part.decoder is not None]
+    targets = [part.targets for part in parts if part.targets is not None]
+    ids = (*(part.ids for part in parts), *decoders, *targets)
+    check_id(max((int(x.max(initial=0)) for x in ids), default=0), vocab, tokenizer)
 
 
 def check_id(highest: int, vocab: int, tokenizer: Tokenizer) -> None:

@@ -35,14 +35,14 @@ def read_specials(
     input if the template has none. Raises InputError if the vocabulary lacks a token.
     """
     if style == "masked":
-        cls, sep, pad = (_special_id(tokenizer, name) for name in ("cls", "sep", "pad"))
-        mask = (_special_id(tokenizer, "mask"),) if num_masks else ()
+        cls, sep, pad = (special_id(tokenizer, name) for name in ("cls", "sep", "pad"))
+        mask = (special_id(tokenizer, "mask"),) if num_masks else ()
         # RoBERTa has two separators between the texts of a pair; some tokenizers add none.
         inner = max(1, tokenizer.num_special_tokens_to_add(pair=True) - 2)
         return Specials(style, (cls,), (sep,), (sep,) * inner, mask, pad)
     # A GPT-2 or T5 with a BERT's tokenizer ends a text with [SEP].
     has_end = tokenizer.eos_token_id is not None or tokenizer.sep_token_id is None
-    eos_id = _special_id(tokenizer, "eos" if has_end else "sep")
+    eos_id = special_id(tokenizer, "eos" if has_end else "sep")
     # Padding is masked, so any id will do where a tokenizer has none for it.
     pad = eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if style == "causal":
@@ -53,12 +53,16 @@ def read_specials(
         bos = (bos_id,) if bos_id is not None and adds_bos else ()
         return Specials(style, bos, (), (eos_id,), (), pad, stop=eos_id)
     if style == "infilling":
-        cls, short_blank, long_blank, start, stop = (
-            _vocab_id(tokenizer, name) for name in INFILLING
-        )
+        vocab = tokenizer.get_vocab()
+        if absent := [name for name in INFILLING if name not in vocab]:
+            raise InputError(
+                f"tokenizer {tokenizer.name_or_path!r} has no {absent[0]}, which GLM's input "
+                "needs; use the tokenizer of the weights, with its special tokens"
+            )
+        cls, short_blank, long_blank, start, stop = (vocab[name] for name in INFILLING)
         blank = short_blank if num_masks else long_blank
         return Specials(style, (cls,), (eos_id,), (eos_id,), (blank,), pad, start, stop)
-    sentinels = tuple(_sentinel_id(tokenizer, sentinel, number) for number in range(num_masks))
+    sentinels = sentinel_ids(tokenizer, num_masks, sentinel)
     return Specials(style, (), (eos_id,) if eos else (), (eos_id,), sentinels, pad, stop=eos_id)
 
 
@@ -67,34 +71,26 @@ def answer_start(specials: Specials, default: int) -> int:
     return default if specials.start < 0 else specials.start
 
 
-def _special_id(tokenizer: Tokenizer, name: str) -> int:
-    token_id = getattr(tokenizer, f"{name}_token_id")
+def special_id(tokenizer: Tokenizer, name: str) -> int:
+    """Returns the id of a special token. Raises InputError if the tokenizer has none."""
+    token_id = getattr(tokenizer, f"{name}_token_id", None)
     if token_id is None:
         raise InputError(
-            f"tokenizer {tokenizer.name_or_path!r} has no {name} token, which the template needs; "
-            "use a backbone that has one"
+            f"tokenizer {tokenizer.name_or_path!r} has no {name} token, which this template or "
+            "objective needs; use another, or a backbone that has one"
         )
     return token_id
 
 
-def _vocab_id(tokenizer: Tokenizer, name: str) -> int:
+def sentinel_ids(tokenizer: Tokenizer, count: int, pattern: str = SENTINEL) -> tuple[int, ...]:
+    """Returns the ids of the first sentinels, in order. Raises InputError if there are too few."""
     vocab = tokenizer.get_vocab()
-    if name not in vocab:
+    names = [pattern.format(number) for number in range(count)]
+    ids = [vocab.get(name, vocab.get(f"▁{name}")) for name in names]  # mT5's have the space in them
+    if None in ids:
         raise InputError(
-            f"tokenizer {tokenizer.name_or_path!r} has no {name}, which GLM's input needs; use the "
-            "tokenizer of the weights, with its special tokens"
+            f"tokenizer {tokenizer.name_or_path!r} has no sentinel {names[ids.index(None)]!r}, but "
+            f"{count} are needed; set backbone.sentinel to its form in the vocabulary, with {{}} "
+            "for the number, task.form=text, or an objective with fewer spans"
         )
-    return vocab[name]
-
-
-def _sentinel_id(tokenizer: Tokenizer, pattern: str, number: int) -> int:
-    name = pattern.format(number)
-    vocab = tokenizer.get_vocab()
-    for spelling in (name, f"▁{name}"):  # mT5's have the space in them
-        if spelling in vocab:
-            return vocab[spelling]
-    raise InputError(
-        f"tokenizer {tokenizer.name_or_path!r} has no sentinel {name!r} for [mask]; set "
-        f"backbone.sentinel to its form in the vocabulary, with {{}} for the number, or "
-        "task.form=text"
-    )
+    return tuple(token_id for token_id in ids if token_id is not None)

@@ -28,10 +28,11 @@ How {choices} writes each of them is a small template of its own, "{name}. {text
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, check_known, nearest
 
 MODIFIERS: dict[str, Callable[[str], str]] = {
     "chop": lambda text: text[:-1],
@@ -44,7 +45,6 @@ MODIFIERS: dict[str, Callable[[str], str]] = {
 MARKS = ("marked", "soft")  # how the entities of a field are marked: by words, by slots
 BRACKETS = ("mask", "soft", "soft*n", "classes", "cls", "sep", '"..."')
 OPTION = " {name}. {text}"
-_ONCE = ("mask", "cls", "classes")  # kinds of which a template has at most one part
 
 _LEXER = re.compile(
     # The first match counts: an escape, then text in quotes, which may contain brackets.
@@ -239,60 +239,45 @@ def validate_template(
     """
     names = tuple(fields)
     where = f"template {template.source!r}"
-    counts = {kind: sum(p.kind == kind for p in template.parts) for kind in _ONCE}
+    counts = Counter(part.kind for part in template.parts)
     for name in template.fields:
         if name not in names:
             raise InputError(f"{where}: unknown field {name!r}; {nearest(name, names)}")
     if not template.fields:
         raise InputError(f"{where} has no text field; write one in braces, {nearest('', names)}")
-    if not has_choices and any(p.kind in ("choice", "choices") for p in template.parts):
+    if not has_choices and counts["choice"] + counts["choices"]:
         raise InputError(f"{where} uses choices, but the task has none; remove them")
-    if counts["mask"] > 1:
-        raise InputError(
-            f"{where} has {counts['mask']} [mask]; keep 1 (it is repeated for words of several "
-            "tokens)"
-        )
+    for kind in ("mask", "cls", "classes"):
+        if counts[kind] > 1:
+            raise InputError(f"{where} has {counts[kind]} [{kind}]; keep 1")
     if needs_mask and not counts["mask"]:
         raise InputError(f"{where} has no [mask], which the head reads; add one")
-    if lists_classes and counts["classes"] != 1:
+    if counts["classes"] != lists_classes:
+        problem = "has [classes], which this head does not read; remove it"
+        if lists_classes:
+            problem = "has no [classes], which the head reads; e.g. '{text} Class: [classes].'"
+        raise InputError(f"{where} {problem}")
+    if counts["cls"] and next(p.kind for p in template.parts if p.kind != "soft") != "cls":
         raise InputError(
-            f"{where} has {counts['classes']} lists of classes; write 1 [classes], which the head "
-            f"reads, e.g. '{{text}} Class: [classes].'"
+            f"{where}: only [soft] may come before [cls]; move everything else after it"
         )
-    if counts["classes"] and not lists_classes:
-        raise InputError(f"{where} has [classes], which this head does not read; remove it")
-    if counts["cls"] > 1:
-        raise InputError(f"{where} has {counts['cls']} [cls]; keep at most 1")
-    if counts["cls"]:
-        first = next(p.kind for p in template.parts if p.kind != "soft")
-        if first != "cls":
-            raise InputError(
-                f"{where}: only [soft] may come before [cls]; move everything else after it"
-            )
     _check_marks(template, names, entities)
     _check_slots(template, num_slots, entities)
 
 
 def _check_marks(template: Template, names: Sequence[str], entities: int) -> None:
-    where = f"template {template.source!r}"
     marked = [part for part in template.parts if part.mark]
     for part in marked:
+        where = f"template {template.source!r} marks the entities of {part.text!r}"
         if not entities:
             raise InputError(
-                f"{where} marks the entities of {part.text!r}, but the task has none; set "
-                f"task.entities to their columns, or remove |{part.mark}"
+                f"{where}, but the task has none; set task.entities to their columns, or remove "
+                f"|{part.mark}"
             )
-        if part.text != names[0]:
-            raise InputError(
-                f"{where} marks the entities of {part.text!r}, but they are in {names[0]!r}; write "
-                f"{{{names[0]}|{part.mark}}}"
-            )
+        if part.text != names[0] or len(marked) > 1:
+            raise InputError(f"{where}, but only {{{names[0]}}} has some; mark that one, and once")
         if others := [name for name in part.modifiers if name not in (part.mark, "whole")]:
-            raise InputError(
-                f"{where}: |{others[0]} would move the entities of {part.text!r}; remove it"
-            )
-    if len(marked) > 1:
-        raise InputError(f"{where} marks the entities of {names[0]!r} twice; keep one")
+            raise InputError(f"{where}, which |{others[0]} would move; remove it")
 
 
 def _hard_words(words: str) -> list[Part]:
@@ -329,11 +314,7 @@ def _read_brace(value: str, source: str) -> Part:
     if not name:
         raise InputError(f"template {source!r}: empty braces; name a field, or write \\{{ \\}}")
     for modifier in modifiers:
-        if modifier not in MODIFIERS:
-            raise InputError(
-                f"template {source!r}: unknown modifier {modifier!r} of {name!r}; "
-                f"{nearest(modifier, MODIFIERS)}"
-            )
+        check_known(f"template {source!r}: the modifier of {name!r}", modifier, MODIFIERS)
     if name in ("choice", "choices"):
         return Part(name, modifiers=tuple(modifiers))
     return Part("field", name, tuple(modifiers))
@@ -343,9 +324,7 @@ def _read_bracket(value: str, source: str) -> Part:
     word = value.strip().lower()
     if word in ("mask", "soft", "classes", "cls", "sep"):
         return Part(word)
-    if match := re.fullmatch(r"soft\s*\*\s*([0-9]{1,9})", word):
-        if not int(match[1]):
-            raise InputError(f"template {source!r}: [{value}] has no slot; use 1 or more")
+    if match := re.fullmatch(r"soft\s*\*\s*([1-9][0-9]{0,8})", word):
         return Part("soft", number=int(match[1]))
     raise InputError(
         f"template {source!r}: unknown [{value}]; {nearest(word[:80], BRACKETS)}; "
@@ -355,15 +334,12 @@ def _read_bracket(value: str, source: str) -> Part:
 
 def _read_exact(value: str, source: str) -> Part:
     try:
-        text = json.loads(value)
+        return Part("exact", json.loads(value))
     except ValueError as error:
         raise InputError(
             f"template {source!r}: [{value}] is no text as JSON writes it ({error}); a line break "
             'is \\n, a quote \\", a backslash \\\\'
         ) from None
-    if not text:
-        raise InputError(f'template {source!r}: [""] is empty; remove it')
-    return Part("exact", text)
 
 
 _READERS = {"brace": _read_brace, "bracket": _read_bracket, "exact": _read_exact}

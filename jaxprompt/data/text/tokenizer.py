@@ -3,16 +3,21 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, first_line
 from jaxprompt.files import read_json, user_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+else:
+    Tokenizer = Any  # transformers takes seconds to import
 
 _TOKENIZER_FILE = "tokenizer.json"
 _PRECOMPILED, _BYTE_LEVEL = "Precompiled", "ByteLevel"  # steps of a tokenizer
@@ -28,72 +33,6 @@ _PLAIN = {
     "return_token_type_ids": False,
     "verbose": False,
 }
-
-
-class AddedToken(Protocol):
-    """A token at which a text is split before it is encoded."""
-
-    content: str
-    special: bool
-    rstrip: bool  # whether it includes the white space after it
-
-
-class Tokenizer(Protocol):
-    """The part of transformers' tokenizers, fast or slow, that this package uses."""
-
-    name_or_path: str
-    bos_token: str | None
-    bos_token_id: int | None
-    cls_token_id: int | None
-    eos_token_id: int | None
-    mask_token_id: int | None
-    pad_token_id: int | None
-    sep_token_id: int | None
-    unk_token_id: int | None
-    all_special_ids: list[int]
-    added_tokens_decoder: Mapping[int, AddedToken]
-
-    def __hash__(self) -> int:
-        """By identity."""
-
-    def __len__(self) -> int:
-        """Returns the number of tokens, including added ones."""
-
-    def __call__(self, *texts: str | Sequence[str], **options: bool) -> Mapping[str, list[Any]]:
-        """Encodes a text, a pair or a list of texts: `input_ids` and what `options` request."""
-
-    def encode(self, text: str, **options: bool) -> list[int]:
-        """Encodes a text."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Converts tokens to text."""
-
-    def batch_decode(self, rows: Sequence[Sequence[int]], **options: bool) -> list[str]:
-        """Converts several lists of tokens to texts."""
-
-    def get_vocab(self) -> dict[str, int]:
-        """Maps every token to its id."""
-
-    def num_special_tokens_to_add(self, pair: bool = ...) -> int:
-        """Returns the number of special tokens around a text or a pair."""
-
-    @overload
-    def convert_ids_to_tokens(self, ids: int) -> str: ...
-
-    @overload
-    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]: ...
-
-    def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Joins tokens to a text."""
-
-    def get_chat_template(self) -> str:
-        """Returns the chat template, in Jinja."""
-
-    def apply_chat_template(self, turns: list[dict[str, str]], **options: bool | str) -> str:
-        """Formats a chat as text."""
-
-    def save_pretrained(self, folder: str) -> object:
-        """Writes the files of the tokenizer."""
 
 
 def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Tokenizer:
@@ -123,7 +62,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
         tokenizer = _as_written(tokenizer, folder, revision)
     # transformers lets errors of every file reader through: JSON, the hub, the Rust tokenizer.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if code := _custom_class(Path(folder)):
             reason = f"its class {code} is code in its folder, which is never run"
         raise InputError(
@@ -370,7 +309,7 @@ def encode_with_offsets(
             "tokenizer.json"
         )
     texts = list(dict.fromkeys(texts))
-    if not texts:
+    if not texts:  # which tokenizers do not take
         return {}
     encoding = tokenizer(texts, **_PLAIN, return_offsets_mapping=True)
     offsets = (
@@ -419,7 +358,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     try:
         sequences = tokenizer(texts, **_PLAIN)["input_ids"]
     except Exception as error:  # the Rust tokenizers raise no subclass
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} cannot encode a text ({reason}); its files are "
             "damaged: download them again"

@@ -37,8 +37,6 @@ def make_verbalizer(
     subwords: list[list[list[int]]] = []
     first_with: dict[tuple[int, ...], tuple[int, str]] = {}
     for c, entry in enumerate(classes):
-        if not entry:
-            raise InputError(f"class {c} has no label word; give it at least 1")
         subwords.append(list(islice(encoded, len(entry))))
         for word, ids in zip(entry, subwords[-1], strict=True):
             check_word(tokenizer, word, ids, f"label word {word!r} of class {c}")
@@ -49,14 +47,9 @@ def make_verbalizer(
                     f"label words {other_word!r} of class {other} and {word!r} of class {c} have "
                     "the same tokens; use different words for each class"
                 )
-    if not classes:
-        raise InputError("a verbalizer needs label words; give each class at least 1")
-    shape = (
-        len(classes),
-        max(map(len, classes)),
-        max(len(ids) for entry in subwords for ids in entry),
-    )
-    table = np.full(shape, -1, np.int32)  # [C, W, M]
+    num_words = max(map(len, classes))
+    num_masks = max(len(ids) for entry in subwords for ids in entry)
+    table = np.full((len(classes), num_words, num_masks), -1, np.int32)  # [C, W, M]
     for c, encodings in enumerate(subwords):
         for w, encoding in enumerate(encodings):
             table[c, w, : len(encoding)] = encoding

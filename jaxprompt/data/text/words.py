@@ -5,17 +5,16 @@ Each function returns P lists of token ids: row i is initialised with the mean e
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
 Ids = list[list[int]]
-KINDS = ("vocab", "frequent", "labels", "text", "task")
 FROM_TEXT = ("frequent", "task")  # kinds that count the tokens of a text
 TOP = 1000  # by default "frequent" samples from as many tokens
 
@@ -33,82 +32,6 @@ def text_ids(rows: Iterable[Sequence[Encoded]]) -> np.ndarray:
     """Returns the token ids of the texts of encoded examples, concatenated. int32 [tokens]"""
     parts = [row.ids[row.roles == Role.TEXT] for example in rows for row in example]
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
-
-
-def sampled_vocab(
-    rng: np.random.RandomState,
-    vocab_size: int,
-    length: int,
-    specials: Iterable[int],
-    first: int = 0,
-) -> Ids:
-    """Samples from the vocabulary, or from its `first` ids.
-
-    A vocabulary is sorted by frequency; Lester et al. (2021) use the 5,000 most common, PPT (Gu et
-    al. 2022, table 2) all of it.
-    """
-    # Sorted, so that the samples do not depend on the order of the vocabulary.
-    candidates = np.setdiff1d(np.arange(min(first or vocab_size, vocab_size)), list(specials))
-    return _sample(rng, candidates, length, "the vocabulary")
-
-
-def frequent_words(
-    rng: np.random.RandomState,
-    counts: np.ndarray,
-    length: int,
-    specials: Iterable[int],
-    top: int = TOP,
-) -> Ids:
-    """Samples from the `top` most frequent tokens of a corpus (Gu et al. 2022, PPT, table 2).
-
-    `counts` [ids] is the number of occurrences of each.
-    """
-    candidates = np.setdiff1d(np.flatnonzero(counts), list(specials))
-    ranked = candidates[np.argsort(-counts[candidates], kind="stable")]  # equal counts by their ids
-    return _sample(rng, ranked[:top], length, "the corpus")
-
-
-def task_words(
-    rng: np.random.RandomState, counts: np.ndarray, length: int, specials: Iterable[int]
-) -> Ids:
-    """Samples from all distinct tokens of the training text, however rare. counts: [ids]"""
-    candidates = np.setdiff1d(np.flatnonzero(counts), list(specials))
-    return _sample(rng, candidates, length, "the training text")
-
-
-def label_rows(labels: Sequence[Sequence[int]], length: int, fallback: Callable[[int], Ids]) -> Ids:
-    """Returns for row i all token ids of class i's words (Lester et al. 2021), then the fallback.
-
-    `fallback(n)` returns n lists. Classes beyond `length` are dropped, with a warning.
-    """
-    if len(labels) > length:
-        logging.getLogger(__name__).warning(
-            "%d classes, but only %d soft tokens: the last %d classes are not used",
-            len(labels),
-            length,
-            len(labels) - length,
-        )
-    rows = [list(ids) for ids in labels[:length]]
-    return rows + fallback(length - len(rows))
-
-
-def text_rows(tokenizer: Tokenizer, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
-    """Returns for row i token i of a text, up to `length`, then the fallback as in label_rows."""
-    ids = starting_ids(tokenizer, text.strip())
-    if not ids:
-        raise InputError(f"prompt text {text!r} has no tokens; use other words")
-    return [[i] for i in ids[:length]] + fallback(max(length - len(ids), 0))
-
-
-def starting_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encodes a text that rows are initialised from. Raises InputError for unknown words."""
-    (ids,) = encode_texts(tokenizer, [text])
-    if tokenizer.unk_token_id in ids:
-        raise InputError(
-            f"prompt.text={text.strip()!r} has words that are not in the vocabulary of "
-            f"{tokenizer.name_or_path!r}; choose others"
-        )
-    return ids
 
 
 def template_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -134,7 +57,13 @@ def choose_rows(
     text: str = "",
     top: int = 0,
 ) -> Ids:
-    """Chooses rows by the name of an initialiser (KINDS); the same seed gives the same rows.
+    """Chooses rows by the name of an initialiser; the same seed gives the same rows.
+
+    vocab: sampled from the vocabulary, which is sorted by frequency. Lester et al. (2021) use the
+    5,000 most common tokens, PPT (Gu et al. 2022, table 2) all. labels: row i has all token ids of
+    class i's words (Lester et al. 2021), text: token i of a text; the remaining rows are as for
+    vocab. frequent: sampled from the most frequent tokens of a corpus (PPT, table 2), task: from
+    all distinct tokens of the training examples, however rare.
 
     Args:
       kind: name of the initialiser.
@@ -144,34 +73,40 @@ def choose_rows(
       vocab_size: number of rows of the embedding; by default the size of the tokenizer.
       counts: number of occurrences of each id: for "frequent" in a corpus, for "task" in the
         training examples.
-      labels: token ids of each class's words, for "labels". The remaining rows are initialised from
-        the vocabulary: from all of it, or with `top` from its first ids.
-      text: the text for "text"; the remaining rows as for "labels".
-      top: for "frequent", how many of the most frequent tokens to sample from; 0 = TOP.
+      labels: token ids of each class's words. Classes beyond `length` are dropped, with a warning.
+      text: the text for "text".
+      top: how many of the most frequent tokens are sampled from, 0 = all of the vocabulary, and for
+        "frequent" TOP.
     """
-    if kind not in KINDS:
-        raise InputError(f"unknown prompt words {kind!r}; {nearest(kind, KINDS)}")
     # RandomState's streams are frozen by numpy's policy, so a seed always gives the same rows.
     rng = np.random.RandomState(seed)
-    specials = ids_of_no_word(tokenizer)
-    size = min(vocab_size or len(tokenizer), len(tokenizer))  # the embedding may be padded
-
-    def from_vocab(count: int) -> Ids:
-        return sampled_vocab(rng, size, count, specials, top)
-
-    if kind == "vocab":
-        return from_vocab(length)
+    no_words = sorted(ids_of_no_word(tokenizer))
+    if kind in FROM_TEXT:
+        if counts is None:
+            raise InputError(f"prompt words {kind!r} need a text; set one, or use 'vocab'")
+        candidates = np.setdiff1d(np.flatnonzero(counts), no_words)
+        if kind == "frequent":  # equal counts by their ids
+            by_count = np.argsort(-counts[candidates], kind="stable")
+            candidates = candidates[by_count][: top or TOP]
+        return _sample(rng, candidates, length, "the text")
+    rows: Ids = []
     if kind == "labels":
         if not labels:
             raise InputError("prompt words 'labels' need label words; set them, or use 'vocab'")
-        return label_rows(labels, length, from_vocab)
-    if kind == "text":
-        return text_rows(tokenizer, text, length, from_vocab)
-    if counts is None:
-        raise InputError(f"prompt words {kind!r} need a text; set one, or use 'vocab'")
-    if kind == "task":
-        return task_words(rng, counts, length, specials)
-    return frequent_words(rng, counts, length, specials, top or TOP)
+        if len(labels) > length:
+            logging.getLogger(__name__).warning(
+                "%d classes, but only %d soft tokens: the last classes are not used",
+                len(labels),
+                length,
+            )
+        rows = [list(ids) for ids in labels[:length]]
+    elif kind == "text":
+        rows = [[i] for i in starting_ids(tokenizer, text.strip())[:length]]
+        if not rows:
+            raise InputError(f"prompt text {text!r} has no tokens; use other words")
+    size = min(vocab_size or len(tokenizer), len(tokenizer))  # the embedding may be padded
+    candidates = np.setdiff1d(np.arange(min(top or size, size)), no_words)
+    return rows + _sample(rng, candidates, length - len(rows), "the vocabulary")
 
 
 def _sample(rng: np.random.RandomState, candidates: np.ndarray, length: int, source: str) -> Ids:
@@ -180,3 +115,14 @@ def _sample(rng: np.random.RandomState, candidates: np.ndarray, length: int, sou
         raise InputError(f"{source} has no words to initialise a soft token from; use other words")
     ids = rng.choice(candidates, length, replace=length > len(candidates))
     return [[int(i)] for i in ids]
+
+
+def starting_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encodes a text that rows are initialised from. Raises InputError for unknown words."""
+    (ids,) = encode_texts(tokenizer, [text])
+    if tokenizer.unk_token_id in ids:
+        raise InputError(
+            f"prompt.text={text.strip()!r} has words that are not in the vocabulary of "
+            f"{tokenizer.name_or_path!r}; choose others"
+        )
+    return ids

@@ -170,8 +170,6 @@ def test_lengths_are_multiples():
     assert [layout(max_len=30).length(n) for n in (1, 8, 9, 25, 30)] == [8, 8, 16, 32, 32]
     # A DeBERTa reads texts of any length: its lengths cannot be listed.
     assert layout(max_len=2**40).length(9) == 16
-    with pytest.raises(InputError, match="31 tokens, over max_len 30"):
-        layout(max_len=30).length(31)
 
 
 @pytest.mark.parametrize("group", [1, 3])
@@ -351,14 +349,6 @@ def test_eval_goes_over_every_example_once_longest_first():
 def test_bad_layouts():
     with pytest.raises(InputError, match="batch size 6 .* 4 hosts"):
         layout(batch=6, hosts=4)
-    with pytest.raises(InputError, match="batch size 0"):
-        layout(batch=0)
-    with pytest.raises(InputError, match="batching multiple=0"):
-        layout(multiple=0)
-    with pytest.raises(InputError, match="group=0"):
-        TrainBatches(*split(), layout(), seed=0, group=0)
-    with pytest.raises(InputError, match="padding side 'top' is unknown"):
-        layout(side="top")
     with pytest.raises(InputError, match="0 examples"):
         EvalBatches([], [], layout())
     with pytest.raises(InputError, match="2 rows, over num_rows 1"):

@@ -153,17 +153,6 @@ def test_a_token_that_takes_the_space_behind_it(kind, tmp_path):
     assert row.ids.tolist() == theirs(released, "hello world It was")
 
 
-@pytest.mark.parametrize("text, parts", [
-    ('["a\\q"]{text}', ["is no text as JSON", "a line break is \\n"]),
-    ('{text}[""]', ['[""] is empty']),
-    ('{text}["a]', ["unknown"]),
-])  # fmt: skip
-def test_broken_text_is_named(text, parts):
-    with pytest.raises(InputError) as error:
-        parse(text)
-    assert all(part in str(error.value) for part in parts), error.value
-
-
 def test_brackets_and_quotes_as_they_are():
     (part, _, other) = parse('["[INST] \\"a\\" {b}\\\\"]{text}["é\\n"]').parts
     assert part.text == '[INST] "a" {b}\\' and other.text == "é\n"

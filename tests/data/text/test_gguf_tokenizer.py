@@ -255,19 +255,10 @@ def test_another_process_was_faster(tmp_path, cache, monkeypatch):
     assert list(cache.iterdir()) == first
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(model="bert"), "no tokenizer can be made from .*bert.*; use another file"),
-        (
-            dict(bos=99),
-            "tokenizer.ggml.bos_token_id=99, but its vocabulary has 12 tokens; use another",
-        ),
-    ],
-)
-def test_a_vocabulary_of_which_none_is_made(tmp_path, cache, changes, message):
+@pytest.mark.parametrize("changes", [dict(model="bert"), dict(bos=99)])
+def test_a_vocabulary_of_which_none_is_made(tmp_path, cache, changes):
     path = write_vocabulary(tmp_path / "model.gguf", **changes)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match="no tokenizer can be made from .*model.gguf"):
         load_tokenizer(path)
     assert not cache.exists()
 

@@ -139,8 +139,7 @@ def test_the_longest_entities_are_told_where_nothing_else_fits(bert):
     line = refuse_line(
         make_encoder(bert, max_len=24).encode, make_example((0, 149), (150, 153), text=text)
     )
-    assert "the entities 'word word word" in line and "'end'" in line
-    assert "raise max_len to" in line
+    assert "for entities" in line and "raise max_len to" in line
 
 
 def test_divided_texts_are_whole():

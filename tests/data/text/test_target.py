@@ -28,12 +28,6 @@ def test_pieces_at_masks():
     assert (plan.words.where[~kept] == -1).all()
 
 
-def test_words_of_one_piece_need_no_branch():
-    plan = branch_plan(np.array([[[7]], [[8]]], np.int32), Frame((99,), (98,)), whole=False)
-    assert len(plan.fed) == 0 and plan.reads.tolist() == [0]
-    assert plan.words.at.tolist() == [[[0]], [[0]]] and plan.words.ids.tolist() == [[[7]], [[8]]]
-
-
 def test_each_longer_word_is_a_branch():
     plan = branch_plan(WORDS, Frame((99,), ()), whole=False)
     assert plan.fed.tolist() == [8, 9, 11]

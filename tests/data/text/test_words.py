@@ -7,22 +7,14 @@ from reading_rows import make_encoder
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.data.text.words import (
-    KINDS,
     choose_rows,
-    frequent_words,
     ids_of_no_word,
-    sampled_vocab,
-    task_words,
     template_ids,
     text_ids,
 )
 from jaxprompt.errors import InputError
 
-COUNTS = np.bincount(np.repeat([7, 3, 9, 5, 0], [4, 4, 2, 1, 50]))
-
-
-def rng(seed=0):
-    return np.random.RandomState(seed)
+COUNTS = np.bincount(np.repeat([2007, 2003, 2009, 2005, 0], [4, 4, 2, 1, 50]))
 
 
 def flat(rows):
@@ -37,23 +29,23 @@ def test_special_ids(bert, roberta):
     assert {0, 1, 2, 3, 50264} <= ids_of_no_word(roberta)
 
 
-def test_sampled_vocab_draws_once_each_from_the_first_rows():
-    drawn = flat(sampled_vocab(rng(), 50, 16, {0, 1, 2}, first=20))
-    assert len(set(drawn)) == 16
-    assert set(drawn) <= set(range(3, 20))
-    assert len(flat(sampled_vocab(rng(), 6, 9, {0}, first=5000))) == 9  # repeats, where too few
+def test_words_of_the_vocabulary_are_sampled_once_each(bert):
+    no_words = ids_of_no_word(bert)
+    few = choose_rows("vocab", bert, length=16, seed=0, vocab_size=2000, top=1050)
+    assert len(set(flat(few))) == 16 and not no_words & set(flat(few)) and max(flat(few)) < 1050
+    words = {i for i in range(1020) if i not in no_words}
+    repeated = flat(choose_rows("vocab", bert, length=len(words) + 1, seed=0, vocab_size=1020))
+    assert set(repeated) < words  # with repeats, as there are too few
 
 
-def test_frequent_words_ranks_by_count_then_id():
-    assert set(flat(frequent_words(rng(), COUNTS, 2, {0}, top=2))) == {3, 7}
-    assert set(flat(frequent_words(rng(), COUNTS, 1, {0}, top=1))) == {3}
-    assert set(flat(frequent_words(rng(), COUNTS, 4, {0}))) == {3, 5, 7, 9}
-
-
-def test_task_words_come_from_the_text():
-    assert set(flat(task_words(rng(), COUNTS, 4, {0}))) == {3, 5, 7, 9}
-    with pytest.raises(InputError, match="the training text has no word"):
-        task_words(rng(), np.array([2]), 4, {0})
+def test_words_of_a_text_by_count_then_id(bert):
+    draw = lambda kind, length, **more: set(
+        flat(choose_rows(kind, bert, length=length, seed=0, counts=COUNTS, **more))
+    )
+    assert draw("frequent", 2, top=2) == {2003, 2007} and draw("frequent", 1, top=1) == {2003}
+    assert draw("frequent", 4) == draw("task", 4) == {2003, 2005, 2007, 2009}
+    with pytest.raises(InputError, match="the text has no words"):
+        choose_rows("task", bert, length=4, seed=0, counts=np.array([2]))
 
 
 def test_text_ids_leave_the_template_out(bert):
@@ -87,7 +79,7 @@ def test_given_text_cut_and_filled(bert):
     assert bert.convert_ids_to_tokens(flat(short)) == ["a", "good"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["vocab", "frequent", "labels", "text", "task"])
 def test_seed_decides(bert, kind):
     known = {"counts": np.ones(4000, int), "labels": [[7], [8]], "text": "it was"}
     first, again, other = (
@@ -108,14 +100,13 @@ def test_how_many_of_the_most_common(bert):
     assert min(draw("task", counts=counts)) < 10_000
 
 
-def test_golden_draw():
-    drawn = flat(sampled_vocab(rng(42), 30522, 5, range(1000), first=5000))
-    assert drawn == [1555, 4491, 1527, 4925, 3989]
+def test_golden_draw(bert):
+    drawn = flat(choose_rows("vocab", bert, length=5, seed=42, top=5000))
+    assert drawn == [1554, 3792, 1526, 4870, 3989]
 
 
 def test_bad_choices(bert):
     for kind, message in (
-        ("vocabs", "'vocabs'; nearest: vocab"),
         ("labels", "need label words"),
         ("task", "need a text"),
         ("text", "has no token"),
