@@ -4,16 +4,14 @@ With --prompt it scores the rows of --input with an export instead. With several
 selects the prompt of each row, and the prompts share batches.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.cli import bank
-from jaxprompt.cli.options import Parser, add_process_flags, join_processes, load_run
-from jaxprompt.cli.unreadable import answer_encodable
+from jaxprompt.cli import bank, log
+from jaxprompt.cli.options import SPLITS, Parser, add_process_flags, join_processes, load_run, path
 from jaxprompt.config.run import RunConfig
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError
 from jaxprompt.files import dumps
 
 _RUN_FLAGS = (
@@ -25,8 +23,10 @@ _RUN_FLAGS = (
 def main(argv: Sequence[str]) -> int:
     """Prints the metrics of a split as JSON, and writes its predictions to --output."""
     parser = Parser(__name__, __doc__)
-    parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
-    parser.add_argument("--output", help="JSONL output file: each row with its prediction")
+    parser.add_argument("--split", default="dev", choices=SPLITS, help="default: dev")
+    parser.add_argument(
+        "--output", type=path, help="JSONL output file: each row with its prediction"
+    )
     parser.add_argument("--prefix", default="", help="prefix of the names of the new columns")
     parser.add_argument(
         "--majority", action="store_true",
@@ -59,7 +59,7 @@ def evaluate(
     """Returns the metrics of a split, and writes its rows to `output` in the format of `predict`.
 
     Raises:
-      InputError: if the split is unknown or missing.
+      InputError: if the split is missing.
     """
     from jaxprompt.build.evaluation import make_evaluate_fn
     from jaxprompt.build.examples import data_files
@@ -69,10 +69,9 @@ def evaluate(
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs.restore import is_zero_shot, restore_run
 
-    _check_split(split)
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
-    path = processes.run_on_first(
+    output_path = processes.run_on_first(
         lambda: check_output(output, data_files(config)) if output else None
     )
     enable_compilation_cache(config.train.compilation_cache)
@@ -83,14 +82,14 @@ def evaluate(
         )
     # Only a message, and the split is scored: the files may have been fixed since.
     for line in trained.changed_splits if processes.is_first() else ():
-        print(escape(line), file=sys.stderr)
+        log(line)
     scorer, examples = cache_shared_prefix(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
     records = _read_records(config, scorer, split, prefix) if output else []
     judge = make_evaluate_fn(config, scorer, trained.placement)
     metrics, scores = judge(examples, trained.weights.trainable, trained.weights.frozen)
-    if path:
-        _write_records(path, scorer, records, examples, scores, prefix)
+    if output_path:
+        _write_records(output_path, scorer, records, examples, scores, prefix)
     return {"split": split, "examples": examples.size, **metrics}
 
 
@@ -127,7 +126,7 @@ def _measure_bank(args: Any, records: Sequence[Any]) -> dict[str, Any]:
 
     prompts = bank.open_bank(args)
     requests = read_requests(prompts, records, args.column)
-    _raise_error([record for _, record in requests])
+    bank.raise_first([record for _, record in requests])
     metrics = bank.answer_requests(prompts, requests)[1]
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 
@@ -135,63 +134,33 @@ def _measure_bank(args: Any, records: Sequence[Any]) -> dict[str, Any]:
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.data.sources.records import unknown_label_messages, with_examples
-    from jaxprompt.serving.answers import make_answers, mark_errors
 
-    (path,) = args.prompt
-    metadata = read_export(path)[1]
-    generation = metadata.generate
+    (prompt,) = args.prompt
+    metadata = read_export(prompt)[1]
     records = read(metadata.task.columns)
-    exported, placement = bank.open_export(args, path)
+    exported, placement = bank.open_export(args, prompt)
     scorer = exported.scorer
     if scorer.head.WRITES:
-        scorer = scorer.writing(generation.max_new_tokens)
+        exported = exported._replace(scorer=scorer.writing(metadata.generate.max_new_tokens))
     records = with_examples(scorer.task, records)
-    _raise_error(records)
+    bank.raise_first(records)
     for line in unknown_label_messages(scorer.task, records):
-        print(escape(line), file=sys.stderr)
-    answer = make_answers(scorer, generation=generation, placement=placement)
-
-    def mark(records: Sequence[Any]) -> Sequence[Any]:
-        marked = mark_errors(scorer, records)
-        _raise_error(marked)
-        return marked
-
-    def answer_records(records: Sequence[Any]) -> Any:
-        return answer(exported.params, _examples(records))
-
-    if not _examples(records):
+        log(line)
+    _, answers = bank.answer_records(exported, placement, metadata.generate, records)
+    if answers is None or not answers.num_labelled:
         return {}
-    _, answers = answer_encodable(answer_records, mark, records)
-    return {"examples": answers.num_labelled, **answers.measured} if answers.num_labelled else {}
-
-
-def _examples(records: Sequence[Any]) -> list[Any]:
-    return [record.example for record in records if record.example]
-
-
-def _raise_error(records: Sequence[Any]) -> None:
-    for record in records:
-        if record.error:
-            raise InputError(record.error)
+    return {"examples": answers.num_labelled, **answers.measured}
 
 
 def majority(config: RunConfig, split: str, output: str | None) -> dict[str, Any]:
     """Scores the majority baseline. Raises InputError if predictions are requested, too."""
     from jaxprompt.runs.majority import measure_majority
 
-    _check_split(split)
     if output:
         raise InputError(
             f"--majority predicts one class for all examples; remove --output={output}"
         )
     return measure_majority(config, split)
-
-
-def _check_split(split: str) -> None:
-    from jaxprompt.build.examples import SPLITS
-
-    if split not in SPLITS:
-        raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
 
 
 def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:

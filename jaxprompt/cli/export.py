@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxprompt.cli.options import Parser, load_run, require_flags
-from jaxprompt.errors import InputError, escape, with_article
+from jaxprompt.cli import log
+from jaxprompt.cli.options import Parser, load_run, path, require_flags
+from jaxprompt.errors import InputError, with_article
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,27 +51,29 @@ def main(argv: Sequence[str]) -> int:
         paths = (*paths, Path(args.npy))
     if args.peft:
         paths = (*paths, *_write_adapter(args.peft, adapter, prompt.metadata))
-    print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
+    print(json.dumps({str(file): file.stat().st_size for file in (*paths, *program)}))
     if args.push:
-        print(escape(push_prompt(folder, args.push, prompt.metadata)), file=sys.stderr)
+        log(push_prompt(folder, args.push, prompt.metadata))
     return 0
 
 
 def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__)
-    parser.add_argument("--output", help="output folder (default: WORKDIR/export)")
-    parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
-    parser.add_argument("--peft", help="also write a folder that PEFT can load")
+    parser.add_argument("--output", type=path, help="output folder (default: WORKDIR/export)")
     parser.add_argument(
-        "--stablehlo",
-        help="also write a folder, with the backbone, that scores texts without jaxprompt",
+        "--npy", type=path, help="also write the soft tokens as a plain .npy array [P, E]"
     )
+    parser.add_argument("--peft", type=path, help="also write a folder that PEFT can load")
+    parser.add_argument(
+        "--stablehlo", type=path,
+        help="also write a folder, with the backbone, that scores texts without jaxprompt",
+    )  # fmt: skip
     parser.add_argument(
         "--delta", action="store_true",
         help="write tuned backbone weights as float16 differences from the original ones",
     )  # fmt: skip
     parser.add_argument(
-        "--tuned", metavar="FOLDER",
+        "--tuned", metavar="FOLDER", type=path,
         help="write the tuned backbone to a folder that transformers can load; the prompt then "
         "refers to it",
     )  # fmt: skip
@@ -88,7 +90,7 @@ def _check_paths(args: Any, folder: str | Path) -> None:
 
     if args.npy and Path(args.npy).suffix != ".npy":
         raise InputError(f"--npy={args.npy} must end in .npy; give such a file name")
-    if args.push:
+    if args.push is not None:
         check_repo_name(args.push)
         check_model_card(folder)
     if args.peft:
@@ -141,12 +143,13 @@ def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
         folder, prompt.tensors, metadata, _load_backbone(prompt),
         f"export of {Path(prompt.path).resolve()}", "--tuned",
     )  # fmt: skip
-    path = str(Path(folder).absolute())
-    message = f"the prompt needs the backbone {path}; ship both together"
-    print(escape(message), file=sys.stderr)
+    absolute = str(Path(folder).absolute())
+    log(f"the prompt needs the backbone {absolute}; ship both together")
     # The fingerprint of the folder as others will read it.
-    fingerprint = load_backbone(path).loaded.report.fingerprint
-    backbone = dataclasses.replace(metadata.backbone, id=path, revision="", fingerprint=fingerprint)
+    fingerprint = load_backbone(absolute).loaded.report.fingerprint
+    backbone = dataclasses.replace(
+        metadata.backbone, id=absolute, revision="", fingerprint=fingerprint
+    )
     metadata = dataclasses.replace(metadata, backbone=backbone)
     return Prompt(tensors, metadata.to_json(), prompt.path)
 
@@ -157,11 +160,10 @@ def _with_differences(prompt: "Prompt") -> "Prompt":
     from jaxprompt.build.tuned_backbone import to_delta
 
     delta = to_delta(prompt.tensors, _load_backbone(prompt), "--delta")
-    message = (
+    log(
         f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,} bytes; maximum "
         f"error of a weight {delta.error:.1e}"
     )
-    print(escape(message), file=sys.stderr)
     return Prompt(delta.tensors, prompt.card, prompt.path)
 
 
@@ -182,8 +184,7 @@ def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
     before = export_summary(folder)
     paths = write_artifact(folder, prompt.tensors, prompt.metadata)
     if before and before != export_summary(folder):
-        message = f"{folder}: replaced another export: {before}"
-        print(escape(message), file=sys.stderr)
+        log(f"{folder}: replaced another export: {before}")
     return paths
 
 

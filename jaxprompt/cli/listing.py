@@ -19,10 +19,7 @@ def read_name(doc: str, argv: Sequence[str], kind: str) -> str | None:
     """Parses the flags of a command that lists things. Returns the name to show, None = all."""
     parser = Parser(f"{kind}s", doc, config=False)
     parser.add_argument("name", nargs="?", help=f"the {kind} to show (default: list them all)")
-    args, overrides = parser.read(argv)
-    if overrides:
-        raise InputError(f"{kind}s takes no --config; see {kind}s --help")
-    return args.name
+    return parser.read(argv)[0].name
 
 
 def choose_name(kind: str, name: str, names: Iterable[str]) -> str:

@@ -1,15 +1,17 @@
 """Reads the runs in a folder and makes tables of their results."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxprompt.errors import InputError, escape
+from jaxprompt import signals
+from jaxprompt.cli import log
+from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json
 
 if TYPE_CHECKING:
+    from jaxprompt.config.run import RunConfig
     from jaxprompt.inspection.tables import TableRun
 
 # Runs that differ only in these share a row.
@@ -175,12 +177,8 @@ def print_table(
     rows = collect(runs)
     if rows:
         rows |= best_on_dev(runs)
-        few = [f"{row} ({len(runs)})" for row, runs in rows.items() if len(runs) <= best]
         rows = add_best(rows, best) if best else rows
         print(format_table(rows))
-        if few:
-            note = f"--best={best} has no effect on rows with at most {best} runs: {', '.join(few)}"
-            print(escape(note), file=sys.stderr)
         if plot:
             draw_chart(
                 {row: [run.result for run in row_runs] for row, row_runs in rows.items()}, plot
@@ -243,3 +241,32 @@ def group_of(argument: str, changes: Mapping[str, Any]) -> str:
     """Names a group of runs that differ only in seeds and searched fields."""
     parts = [f"{f}={v}" for f, v in changes.items() if f not in (*SEEDS, *SEARCHED)]
     return " ".join([argument, *parts]).strip()
+
+
+# -- a grid ---------------------------------------------------------------------------------------
+
+
+def train_grid(config: "RunConfig", workdir: str, command: str = "train") -> int:
+    """Trains the runs of `config.runs` with as few programs as possible, and prints their table.
+
+    Returns:
+      The exit code.
+    """
+    from jaxprompt.runs.grid import runner
+
+    grid, outcome = runner.train_grid(config, workdir, command, stop_signal=signals.stop_requested)
+    if outcome is None:
+        return 0
+    # If all failed for one reason, it is raised once, as the error of the command.
+    if not outcome.results and len(set(outcome.failed.values())) == 1:
+        raise InputError(next(iter(outcome.failed.values())))
+    for name, error in outcome.failed.items():
+        log(f"jaxprompt {command}: {name}: {error}")
+    runs = []
+    for run in grid:
+        parts = zip(run.changes, run.name.split(","), strict=False)
+        row = [part for field, part in parts if field not in SEEDS]
+        group = group_of("", run.changes)
+        runs.append(SweepRun(",".join(row) or "all", "", run.changes, run.folder, group))
+    print_table(runs, outcome.failed)
+    return 0

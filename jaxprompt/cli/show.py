@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxprompt.cli.listing import columns
-from jaxprompt.cli.options import Parser
+from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import runs_below
 from jaxprompt.errors import InputError
-from jaxprompt.files import user_path
 
 if TYPE_CHECKING:
     from jaxprompt.config.documents import Document
@@ -22,11 +21,8 @@ WIDTH = 60  # characters of a curve
 def main(argv: Sequence[str]) -> int:
     """Prints one run, or a line for each run in a folder. Exit code 0."""
     parser = Parser(__name__, __doc__, config=False)
-    parser.add_argument("workdir", help="folder of a run, or of several")
-    args, overrides = parser.read(argv)
-    if overrides:
-        raise InputError("show takes no --config, because it reads that of the folder; remove it")
-    folder = user_path(args.workdir, "workdir")
+    parser.add_argument("workdir", type=path, help="folder of a run, or of several")
+    folder = Path(parser.read(argv)[0].workdir)
     runs = runs_below(folder)
     if not runs:
         raise InputError(
