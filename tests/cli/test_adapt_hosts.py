@@ -7,7 +7,6 @@ import pytest
 from processes import Processes
 from tiny_adapt import (
     SCORED,
-    adapt,
     adapted,
     losses,
     make_corpus,
@@ -19,10 +18,6 @@ from jaxprompt.errors import InputError
 
 # As many steps as the first look at dev needs.
 SHORT = dict(train__total_steps=SCORED)
-MESHES = {
-    "mlm-bert": dict(mesh__data=4, mesh__model=2),
-    "span_corruption-t5": dict(mesh__data=8, mesh__fsdp=True),
-}
 
 
 def assert_same(workdir, alone) -> None:
@@ -30,14 +25,6 @@ def assert_same(workdir, alone) -> None:
     assert len(losses(workdir)) == SCORED
     np.testing.assert_allclose(losses(workdir), losses(alone)[:SCORED], rtol=1e-5)
     assert scores(workdir) == [pytest.approx(scores(alone)[0], rel=1e-5)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", MESHES)
-def test_eight_devices_adapt_as_one(name, tmp_path_factory, tmp_path):
-    alone = adapted(tmp_path_factory, name)
-    workdir = adapt(tmp_path_factory, name, tmp_path / "run", **MESHES[name], **SHORT)
-    assert_same(workdir, alone)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_adapt import SCORED, STEPS, adapted, words_of
+from tiny_adapt import STEPS, adapted, words_of
 from tiny_pretrain import kill, stop
 from tiny_run import jaxprompt, read_lines, timeless
 
@@ -45,49 +45,6 @@ def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, caps
     assert code == 0 and f"{STEPS} steps, resumed at step {STOPPED}" in err
     assert json.loads(out) == json.loads((workdir / "result.json").read_text())
     assert_same_end(workdir, whole)
-
-
-class Cut(BaseException):
-    """Ends a run on the spot."""
-
-
-def test_cut_off_while_it_saves_and_before_its_result(
-    tmp_path_factory, tmp_path, capsys, monkeypatch
-):
-    """Masked language modelling by AdamW."""
-    from jaxprompt.files import folder_checksums
-    from jaxprompt.training import checkpoint_folders
-
-    whole, workdir = adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run"
-    words = words_of(tmp_path_factory, "mlm-bert", workdir)
-    sums = folder_checksums
-
-    def cut_at(path):
-        if path.name == f"{KILLED}.orbax-checkpoint-tmp":
-            raise Cut
-        return sums(path)
-
-    def cut(*_args, **_kwargs):
-        raise Cut
-
-    with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(checkpoint_folders, "folder_checksums", cut_at)
-        jaxprompt(capsys, *words)
-    assert_not_ended(workdir)
-    with monkeypatch.context() as patch, pytest.raises(Cut):  # its backbone is half written
-        patch.setattr("jaxprompt.convert.save._replace_folder", cut)
-        jaxprompt(capsys, *words)
-    assert f"resumed at step {SCORED}" in capsys.readouterr().err
-    assert_not_ended(workdir)
-    code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and f"{STEPS} steps, resumed at step {STEPS}" in err
-    assert json.loads(out) == json.loads((workdir / "result.json").read_text())
-    assert_same_end(workdir, whole)
-    # A backbone that stands there is its own, also where the workdir is called otherwise.
-    (workdir / "result.json").unlink()
-    moved = workdir.rename(tmp_path / "moved")
-    code, _, err = jaxprompt(capsys, *words_of(tmp_path_factory, "mlm-bert", moved))
-    assert code == 0 and (moved / "result.json").exists(), err
 
 
 def test_a_finished_run_is_not_adapted_again(tmp_path_factory, capsys, monkeypatch):

@@ -2,12 +2,10 @@
 
 import json
 import os
-import shutil
 import signal
 
 import numpy as np
 import pytest
-from processes import Processes
 from spoil import files
 from tiny_pretrain import corpus_texts, made, words_of
 from tiny_run import (
@@ -190,17 +188,6 @@ def test_it_goes_on_where_it_was_cut_off(after, annotated, words, tmp_path, caps
     assert result_of(out) | {"output": ""} == result_of(printed) | {"output": ""}
 
 
-@pytest.mark.long
-def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):
-    """It is trained to its end first."""
-    workdir = shutil.copytree(annotated[0], tmp_path / "run")
-    (workdir / "result.json").unlink()
-    code, _, err = jaxprompt(capsys, *words(workdir, tmp_path / "labels"))
-    assert code == 0 and f"{STEPS} steps, resumed at step {STEPS}" in err
-    assert (workdir / "result.json").exists()
-    assert files(tmp_path / "labels") == files(annotated[1])
-
-
 def assert_close(output, expected) -> None:
     """Compares labels up to the order of sums."""
     found, expected = Annotations(output), Annotations(expected)
@@ -221,19 +208,6 @@ def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
     assert_close(tmp_path / "eight", tmp_path / "one")
     counts = Annotations(tmp_path / "one").counts([0] * 5)
     assert counts[[0, 2, 4]].sum() > 0.9 * counts.sum() and counts[[0, 2, 4]].all()
-
-
-@pytest.mark.long
-def test_two_processes_label_as_one(annotated, words, tmp_path):
-    workdir, whole, printed = annotated
-    command = words(workdir, tmp_path / "labels", mesh__data=2)
-    with Processes(tmp_path / "logs", devices=1) as processes:
-        processes.start_all(2, ["-m", "jaxprompt", *command])
-        assert processes.wait() == [0, 0], processes.told()
-        found, expected = result_of(processes.out(0)), result_of(printed)
-        assert processes.out(1) == processes.err(1) == ""
-    assert_close(tmp_path / "labels", whole)
-    assert found | {"output": ""} == expected | {"output": ""}
 
 
 # -- refused --------------------------------------------------------------------------------------

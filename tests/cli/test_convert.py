@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from spoil import edit
 from tiny_run import jaxprompt, make_backbone
 
 from jaxprompt.data.text.tokenizer import load_tokenizer
@@ -14,14 +13,6 @@ from jaxprompt.data.text.tokenizer import load_tokenizer
 
 def convert(capsys, *flags):
     return jaxprompt(capsys, "convert", *flags)
-
-
-def test_a_config_that_is_not_supported_is_refused(backbone, tmp_path, capsys):
-    folder = shutil.copytree(backbone, tmp_path / "own")
-    edit(folder / "config.json", is_decoder=True)
-    code, _, err = convert(capsys, f"--backbone={folder}", f"--output={tmp_path / 'a'}")
-    assert code == 2 and "is_decoder" in err and err.count("\n") == 1, err
-    assert not (tmp_path / "a").exists()
 
 
 def test_a_folder_is_written_again(backbone, tmp_path, capsys):

@@ -32,23 +32,14 @@ from jaxprompt.errors import InputError
         (["train", "--config=no.py", "--workdir=w"], ["config 'no.py' does not exist"]),
         (["train", "--config=no.json", "--workdir=w"], ["no.json does not exist"]),
         (["export", f"--config={BASE}"], ["--workdir is missing"]),
-        (["train", f"--config={BASE}", "--workdir="], ["--workdir is missing", "empty"]),
-        (["train", "--config=", "--workdir=w"], ["--config is missing", "empty"]),
-        (["evaluate", f"--config={BASE}", "--workdir="], ["--workdir is missing"]),
-        (["sweep", f"--config={BASE}", "--workdir", ""], ["--workdir is missing"]),
-        (["inspect", "--workdir="], ["--workdir is missing"]),
-        (["export", "--workdir=w", "--peft="], ["--peft is missing", "empty"]),
-        (["export", "--workdir=w", "--npy", ""], ["--npy is missing", "empty"]),
-        (["predict", "--prompt=p", "--output=", "--text=a"], ["--output is missing"]),
-        (["predict", "--prompt=p", "--prompt="], ["--prompt is missing", "empty"]),
-        (["predict", "--workdir=", "--text=a"], ["--workdir is missing"]),
-        (["show", ""], ["workdir is missing"]),
-        (["tokenizer", f"--config={BASE}", "--family=bert", "--output="], ["--output is missing"]),
-        (["evaluate", f"--config={BASE}", "--workdir=w", "--split=eval"], ["'eval'", "train, dev"]),
+        (["train", f"--config={BASE}", "--workdir="], ["--workdir: the value is empty"]),
+        (["export", "--workdir=w", "--peft="], ["--peft: the value is empty"]),
+        (["predict", "--prompt=p", "--prompt="], ["--prompt: the value is empty"]),
+        (["show", ""], ["workdir: the value is empty"]),
+        (["evaluate", f"--config={BASE}", "--workdir=w", "--split=eval"], ["'eval'", "train"]),
         (["predict"], ["--prompt or --workdir is missing"]),
         (["predict", "--prompt=p", "--text=a", "--input=b"], ["--text or --input, not both"]),
         (["predict", "--prompt=p", "--batch=0"], ["--batch=0 must be at least 1"]),
-        (["predict", "--prompt=p", "--batch=x"], ["invalid int value: 'x'"]),
         (["predict", "--prompt=p", "--dtype=f16"], ["'f16'", "float32", "bfloat16"]),
         (["predict", "--prompt=absent", "--text=a"], ["absent/prompt.json: No such file"]),
     ],
@@ -70,44 +61,21 @@ CONFIG = [
     ({"optim.schedule.warmup_steps": 3}, ["optim.schedule.name=warmup_linear or cosine"]),
     # Numbers.
     ({"optim.lr": "fast"}, ["optim.lr='fast' must be a number"]),
-    ({"optim.lr": "nan"}, ["optim.lr", "must be a number"]),
     ({"optim.lr": "1e999"}, ["optim.lr=inf must be a finite number"]),
-    ({"optim.lr": "None"}, ["optim.lr=None must be a finite number"]),
-    ({"optim.lr": "False"}, ["optim.lr='False' must be a number"]),
-    ({"optim.lr": -1}, ["optim.lr=-1.0 must be at least 0"]),
-    ({"optim.lr_head": "1e999"}, ["optim.lr_head=inf must be a finite number"]),
     ({"optim.b1": 1}, ["optim.b1=1.0 must be in [0, 1)"]),
     ({"data.batch": 1.5}, ["data.batch='1.5' must be a whole number"]),
-    ({"data.batch": "True"}, ["data.batch='True' must be a whole number"]),
     ({"data.batch": 0}, ["data.batch=0 must be at least 1"]),
-    ({"data.eval_batch": 0}, ["data.eval_batch=0 must be at least 1"]),
-    ({"data.max_len": 0}, ["data.max_len=0 must be at least 1"]),
-    ({"data.seed": -1}, ["data.seed=-1 must be in [0, 2**32)"]),
     ({"seed": -1}, ["seed=-1 must be in [0, 2**32)"]),
     ({"prompt.length": 0}, ["prompt.length=0 must be at least 1"]),
-    ({"prompt.dropout": 1}, ["prompt.dropout=1.0 must be in [0, 1)"]),
-    ({"prompt.hidden": -1}, ["prompt.hidden=-1 must be at least 0"]),
-    ({"backbone.dropout": 1.5}, ["backbone.dropout=1.5 must be in [0, 1)"]),
     ({"train.test": "maybe"}, ["train.test='maybe' must be true or false"]),
     ({"runs.lr": "a,b"}, ["runs.lr='a,b' must be a list of numbers"]),
     # Names.
-    ({"data.padding_side": "middle"}, ["data.padding_side='middle' is unknown", "left, right"]),
     ({"optim.name": "adam"}, ["optim.name='adam' is unknown", "nearest: adamw"]),
-    ({"optim.schedule": "linar"}, ["optim.schedule.name='linar'", "nearest: linear"]),
     ({"prompt.name": "prefx"}, ["unknown method prompt.name='prefx'", "nearest: prefix"]),
     ({"head.name": "lm"}, ["unknown head head.name='lm'", "multi_spans, regression, spans, tags"]),
-    ({"head.pooler": "max"}, ["head.pooler='max' is unknown", "mean"]),
-    (MLM | {"head.scores": "all"}, ["head.scores='all' is unknown", "full"]),
-    ({"backbone.family": "berd"}, ["backbone.family='berd' is unknown", "nearest: bert"]),
-    ({"backbone.dtype": "float16"}, ["backbone.dtype='float16' is unknown", "bfloat16"]),
-    ({"backbone.stack": "loop"}, ["backbone.stack='loop' is unknown", "scan, unroll"]),
-    ({"backbone.remat": "some"}, ["backbone.remat='some' is unknown"]),
-    ({"backbone.attention": "flash"}, ["backbone.attention='flash' is unknown"]),
     ({"task.name": "trek"}, ["unknown task 'trek'", "nearest: trec", "custom"]),
     ({"task.metric": "acuracy"}, ["task.metric='acuracy' is unknown", "nearest: accuracy"]),
-    ({"data.protocol": "k-shot"}, ["data.protocol.name='k-shot'", "nearest: kshot"]),
     # Patterns, and what is empty or does not go together.
-    ({"optim.no_decay": "a("}, ["'a(' is not a valid regular expression"]),
     ({"trainable": "head/("}, ["trainable: 'head/(' is not a valid regular expression"]),
     ({"prompt.layers": "17_24"}, ["prompt.layers='17_24' must be FIRST-LAST"]),
     ({"backbone.path": ""}, ["backbone.path is empty", "give a folder"]),
@@ -115,7 +83,6 @@ CONFIG = [
     ({"task.labels": "one"}, ["task.labels has one class, 'one'", "2 or more"]),
     ({"optim.accumulate": 3}, ["data.batch=16 must be divisible by optim.accumulate=3"]),
     ({"train.total_steps": 0}, ["exactly one total must be above 0", "=0; set one above 0"]),
-    ({"train.total_steps": -3}, ["train.total_steps=-3 must be at least 0"]),
     ({"train.total_epochs": 2}, ["exactly one total", "train.total_epochs=2.0"]),
     ({"train.eval_epochs": 0}, ["train.eval_steps=0 and train.eval_epochs=0"]),
     # Templates.
@@ -127,13 +94,11 @@ CONFIG = [
     (MLM | {"task.name": "sst2", "task.template": "{sentence} It was good."}, ["has no [mask]"]),
     ({"task.name": "sst2", "task.words": "good"}, ["1 entries for 2 classes", "negative"]),
     # What soft tokens start from.
-    (SOFT | {"prompt.start": "random"}, ["prompt.start='random' is unknown", "nearest: normal"]),
     (SOFT | {"prompt.start": "file"}, ["prompt.start=file needs prompt.file"]),
     (SOFT | {"prompt.start": "text"}, ["prompt.start=text needs prompt.text"]),
     (SOFT | {"prompt.start": "vocab", "prompt.text": "It"}, ["only used with prompt.start=text"]),
     (SOFT | {"prompt.start": "normal", "prompt.file": "x.npy"}, ["prompt.file="]),
     (SOFT | {"prompt.start": "frequent"}, ["corpus.path is empty"]),
-    (SOFT | {"prompt.top": -1}, ["prompt.top=-1 must be at least 0"]),
 ]
 
 
@@ -166,13 +131,10 @@ def test_rows_of_a_soft_prompt_must_fit(train, tmp_path):
     "text, parts",
     [
         (PYTHON.format(line="c.optim.lr = 'fast'"), ["lr", "str", "float"]),
-        (PYTHON.format(line="c.optim.lrr = 1.0"), []),
         (PYTHON.format(line="c.prompt.lenght = 3"), ["no field 'lenght'", "nearest: length"]),
         (PYTHON.format(line="c.optim.unheard = 1.0"), ["unknown config field 'optim.unheard'"]),
-        (PYTHON.format(line="c.prompt.update_from = 1"), []),
         (PYTHON.format(line="return 3"), ["must return a ConfigDict, not int"]),
         (PYTHON.format(line="1 / 0"), ["ZeroDivisionError", "division by zero"]),
-        ("import absent_module", ["ModuleNotFoundError", "absent_module"]),
         ("def get_config(:", ["SyntaxError"]),
         ("c = 3", ["get_config()"]),
     ],
@@ -189,22 +151,14 @@ def test_python_configs(train, no_reading, tmp_path, text, parts):
     "field, value, parts",
     [
         ("optim.lr", "fast", ["optim.lr='fast' must be a finite number"]),
-        ("optim.lr", float("nan"), ["optim.lr=nan must be a finite number"]),
-        ("optim.lr", True, ["optim.lr=True must be a finite number"]),
         ("head", None, ["config field head is missing", "train --help"]),
         ("sed", 1, ["unknown config field 'sed'", "nearest: seed"]),
         ("optim", 3, ["optim=3 must be a block"]),
         ("data.batch", 1.5, ["data.batch=1.5 must be a whole number"]),
-        ("data.batch", "16", ["data.batch='16' must be a whole number"]),
         ("task.fields", "text", ["task.fields='text' must be a list of texts"]),
-        ("task.fields", [1], ["task.fields=(1,) must be a list of texts"]),
         ("train.test", "true", ["train.test='true' must be true or false"]),
         ("data.files", {"train": "", "dev": "", "tset": ""}, ["data.files.tset", "nearest: test"]),
-        ("prompt.length", "4", ["prompt.length='4' must be a whole number"]),
         ("prompt.lenght", 4, ["no field 'lenght'", "nearest: length"]),
-        ("prompt.shift", 1, ["prompt.shift=1 must be true or false"]),
-        ("prompt.name", None, ["prompt.name=None must be text"]),
-        ("prompt", "prefix", ["prompt='prefix' must be a block"]),
     ],
 )
 def test_json_configs(field, value, parts, tmp_path):
@@ -217,14 +171,10 @@ def test_json_configs(field, value, parts, tmp_path):
     assert all(part in str(error.value) for part in parts), error.value
 
 
-@pytest.mark.parametrize(
-    "content, part",
-    [
-        (b'{"seed": ', "is not valid JSON"), (b"\x00\x01", "is not valid JSON"),
-        (b"[1]", "contains a list, not an object"), (b"{}", "is missing"),
-        (b"\xff\xfe{", "mine.json"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("content, part", [
+    (b'{"seed": ', "is not valid JSON"), (b"[1]", "contains a list, not an object"),
+    (b"{}", "is missing"), (b"\xff\xfe{", "mine.json"),
+])  # fmt: skip
 def test_json_that_is_no_config(content, part, tmp_path):
     path = tmp_path / "mine.json"
     path.write_bytes(content)

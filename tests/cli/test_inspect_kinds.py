@@ -1,6 +1,5 @@
 """`inspect` on runs of other forms: choices, texts, zero-shot, a mesh, data that is gone."""
 
-import html
 import json
 import shutil
 from types import SimpleNamespace
@@ -8,15 +7,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from test_inspect import KEPT, VERBALIZER, look, pictures
+from test_inspect import KEPT, look
 from tiny_run import (
-    TOPICS,
-    flags,
     jaxprompt,
     make_backbone,
     make_config,
-    sentences,
-    tiny_fields,
     write_rows,
 )
 
@@ -40,39 +35,6 @@ pytestmark = pytest.mark.slow
 def write_splits(folder, make):
     for seed, (name, size) in enumerate({"train": 24, "dev": 12, "test": 12}.items()):
         write_rows(folder / f"{name}.jsonl", make(seed, size))
-
-
-@pytest.mark.long
-def test_a_row_for_each_choice_is_right_or_not(backbone, tmp_path):
-    make = lambda seed, size: [
-        {"text": row["text"], "options": [*TOPICS][: 2 + i % 2], "label": i % 2}
-        for i, row in enumerate(sentences(seed, size))
-    ]
-    write_splits(tmp_path, make)
-    fields = KEPT | {
-        "task.choices": "options", "task.template": "{text} [sep] {choice}", "data.eval_batch": 8,
-    }  # fmt: skip
-    train_prompt(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
-    _, report, page = look(tmp_path / "run", "--steps=4")
-    assert len(report["separation"]) == 3 and report["notes"]["confusion"] in html.unescape(page)
-    assert "pca-4.png" in pictures(tmp_path / "run")
-    shares = np.array(report["attention"]["encoder"]["tokens"])
-    assert (shares > 0).all() and (shares < 1).all()  # though some choices are absent
-
-
-@pytest.mark.long
-def test_texts_have_no_classes(tmp_path):
-    t5 = make_backbone(tmp_path / "t5", "t5")
-    make = lambda *at: [{"text": row["text"], "answer": row["label"]} for row in sentences(*at)]
-    write_splits(tmp_path, make)
-    fields = KEPT | {
-        "head.name": "text", "task.target": "answer", "data.max_target": 6,
-        "generate.max_new_tokens": 3, "prompt.length": 4,
-    }  # fmt: skip
-    train_prompt(make_config(t5, tmp_path, "soft", **fields), str(tmp_path / "run"))
-    _, report, _ = look(tmp_path / "run")
-    assert {"states", "confusion", "labels"} == set(report["notes"])
-    assert len(report["rows"]) == 4 and set(report["attention"]) == {"encoder", "cross"}
 
 
 NAMED = {
@@ -127,16 +89,6 @@ def test_words_near_a_prompt_are_red_on_a_terminal_and_in_brackets_elsewhere():
 
 
 @pytest.mark.long
-def test_zero_shot_has_one_step(backbone, data, tmp_path):
-    fields = tiny_fields(backbone, data) | VERBALIZER
-    words = flags({name: value for name, value in fields.items() if name != "prompt.length"})
-    _, report, page = look(tmp_path / "out", "--config=base:zero_shot", *words)
-    assert [entry["step"] for entry in report["separation"]] == [0]
-    assert {"rows", "labels", "attention"} == set(report["notes"])
-    assert "no metrics" in page and np.array(report["confusion"]["counts"]).sum() == 30
-
-
-@pytest.mark.long
 def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
     """As in DialogRE: the first relation of an example is learned, all of them count."""
     labels = get_task("dialog_re").labels
@@ -167,21 +119,6 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
     assert all(row["start"] is None for row in report["rows"])
     assert any("initial parameters are not known" in line for line in report["remarks"])
     assert "unknown" in page
-
-
-@pytest.mark.long
-def test_a_mesh_changes_nothing(backbone, data, tmp_path):
-    c = make_config(backbone, data, "prefix", arguments={"layers": "1-1"}, **KEPT)
-    train_prompt(c, str(tmp_path / "run"))
-    _, alone, _ = look(tmp_path / "run", "--steps=4")
-    words = flags({"mesh.data": 2, "mesh.fsdp": True})
-    _, divided, _ = look(tmp_path / "run", "--steps=4", *words)
-    for name in ("tokens", "read"):
-        one, other = (report["attention"]["encoder"][name] for report in (alone, divided))
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    assert np.array(alone["attention"]["encoder"]["tokens"])[1].max() == 0  # the other layer
-    for one, other in zip(alone["separation"], divided["separation"], strict=True):
-        assert one["ratio"] == pytest.approx(other["ratio"], rel=1e-4)
 
 
 def test_exports_are_compared(trained, tmp_path, capsys):

@@ -9,7 +9,6 @@ import pytest
 from spoil import edit
 from tiny_pretrain import stop
 from tiny_run import (
-    WIDTH,
     jaxprompt,
     make_backbone,
     make_config,
@@ -129,19 +128,6 @@ def test_choices_are_kept_row_by_row(method, fields, folders, tmp_path):
     assert_same_run(tmp_path, folders["bert"], tmp_path, method, **fields)
 
 
-@pytest.mark.long
-def test_half_the_bytes_cost_digits_only(folders, data, tmp_path, capsys):
-    args = (folders["bert"], data, "prefix")
-    _, exact = start(tmp_path / "off", *args, **COMMON, **UPPER)
-    half = dict(cache__location="disk", cache__dtype="bfloat16")
-    _, cached = start(tmp_path / "half", *args, **COMMON, **UPPER, **half)
-    np.testing.assert_allclose(cached, exact, rtol=2e-2)
-    assert np.abs(np.array(cached) - exact).max() > 0
-    _, full = start(tmp_path / "full", *args, **COMMON, **UPPER, cache__location="disk")
-    sizes = [(tmp_path / x / "kept/train.states").stat().st_size for x in ("half", "full")]
-    assert sizes[1] == 2 * sizes[0] and sizes[1] % (4 * WIDTH) == 0
-
-
 # -- disk -----------------------------------------------------------------------------------------
 
 
@@ -247,13 +233,3 @@ def test_what_cannot_be_kept_is_one_line(case, folders, data, refused, tmp_path)
     edit(path, **{name.replace("__", "."): value for name, value in fields.items()})
     assert message in refused("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run/config.json").exists()
-
-
-@pytest.mark.long
-def test_dropout_zero_reaches_the_embeddings_of_gpt2(tmp_path, data):
-    """Else nothing of a published GPT-2 could be kept."""
-    folder = make_backbone(tmp_path / "gpt2", "gpt2")
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"embd_pdrop": 0.1}))
-    fields = COMMON | UPPER | dict(cache__location="host", train__total_steps=1)
-    start(tmp_path / "run", folder, data, "prefix", **fields)

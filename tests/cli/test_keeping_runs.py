@@ -8,7 +8,7 @@ import pytest
 from test_runs import SAME, losses, results, rows_file
 from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config, tiny_fields
 
-from jaxprompt.cli.grid import train_grid
+from jaxprompt.cli.results import train_grid
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.training.features import cache as feature_cache
 

@@ -65,38 +65,6 @@ def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, cap
         assert one == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.long
-def test_a_checkpoint_of_one_mesh_goes_on_on_another(dropping, data, tmp_path):
-    changes = dict(train__total_steps=6, train__eval_steps=2)
-    _, _, expected = start(tmp_path / "one", dropping, data, "prefix", **changes)
-    c = make_config(
-        dropping, data, "prefix", **COMMON, arguments=dict(length=4),
-        **changes, **MESHES["prefix"],
-    )  # fmt: skip
-    folder = tmp_path / "moved"
-    with pytest.raises(KeyboardInterrupt):
-        run_until(4, c, folder)
-    c = c.replace({"mesh.data": 2, "mesh.model": 1, "mesh.fsdp": True})
-    train_prompt(c, str(folder))
-    losses = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-
-def run_until(step, c, folder):
-    """Runs and interrupts the step after `step`."""
-    from jaxprompt.training.log import RunLog
-
-    class Interrupted(RunLog):
-        def write(self, number, **values):
-            if number > step:
-                raise KeyboardInterrupt
-            super().write(number, **values)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxprompt.training.one_run.RunLog", Interrupted)
-        train_prompt(c, str(folder))
-
-
 @pytest.mark.parametrize(
     "changes, words",
     [

@@ -14,7 +14,7 @@ from tiny_run import (
 )
 
 import jaxprompt as jp
-from jaxprompt.cli.grid import train_grid
+from jaxprompt.cli.results import train_grid
 from jaxprompt.errors import InputError
 from jaxprompt.runs.train import train_prompt
 
@@ -102,18 +102,6 @@ def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
     assert np.abs(np.array(losses("grid/seed=1")) - expected).max() > 1e-3
 
 
-@pytest.mark.long
-def test_rows_of_the_vocabulary_start_soft_prompts(whole, data, tmp_path, capsys):
-    c = make_config(
-        whole, data, "soft", arguments=dict(start="text", text="the old cat was"),
-        backbone__quantize="int8", train__total_steps=2,
-    )  # fmt: skip
-    result, workdir, _ = train_and_export(capsys, tmp_path, c)
-    assert result["steps"] == 2
-    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
-    assert code == 0, err
-
-
 def test_codes_do_not_train(whole, data, tmp_path, capsys):
     message = "backbone.quantize=int8 quantises backbone/embed/word/table, which"
     c = make_config(whole, data, "full", backbone__quantize="int8")
@@ -122,17 +110,6 @@ def test_codes_do_not_train(whole, data, tmp_path, capsys):
     code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}/run")
     assert code == 2 and message in err and not out
     assert not (tmp_path / "run/checkpoints").exists()
-
-
-@pytest.mark.long
-def test_biases_train_beside_codes_and_make_no_folder(whole, data, tmp_path, capsys):
-    c = make_config(whole, data, "bias_only", backbone__quantize="int8", train__total_steps=2)
-    _, workdir, _ = train_and_export(capsys, tmp_path, c)
-    code, _, err = jaxprompt(
-        capsys, "export", f"--config={tmp_path / 'config.json'}", f"--workdir={workdir}",
-        f"--tuned={tmp_path / 'tuned'}",
-    )  # fmt: skip
-    assert code == 2 and "backbone.quantize=int8" in err and "--tuned" in err
 
 
 def test_adapt_takes_floats(whole, tmp_path, refused):

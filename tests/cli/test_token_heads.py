@@ -4,14 +4,28 @@ import json
 
 import numpy as np
 import pytest
-from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
+from tiny_run import (
+    FILLERS,
+    TOPICS,
+    flags,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    serve,
+    with_part,
+    write_rows,
+)
 
+from configs.parts.heads import HEADS
 from jaxprompt.__main__ import main
 from jaxprompt.build.examples import read_examples
-from jaxprompt.cli.grid import train_grid
+from jaxprompt.cli.results import train_grid
+from jaxprompt.config.load import with_overrides
 from jaxprompt.convert.artifact import read_artifact, write_artifact
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
+from jaxprompt.registry import METHODS as METHODS_OF
 from jaxprompt.runs.train import train_prompt
 
 STILL = {
@@ -259,3 +273,42 @@ def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     found = json.loads((tmp_path / "grid/seed=0/result.json").read_text())
     assert found["dev"] == pytest.approx(alone["dev"], abs=0.02)
+
+
+# -- every method, and encoders of all layouts ----------------------------------------------------
+
+METHODS = {
+    "full": {}, "prefix": {"prompt.length": 4}, "soft": {"prompt.length": 4},
+    "p_tuning": {"prompt.length": 4}, "ipt": {"prompt.length": 4, "prompt.scale": 0.1},
+    "compose": {"prompt.parts": "soft(length=2)+prefix(length=2)"},
+    "dart": {"prompt.length": 2, "prompt.fluency": 0.0, "prompt.labels": False},
+}  # fmt: skip
+FAMILIES = ("albert", "deberta_v2", "modernbert")
+CASES = [(family, kind, "prefix") for family in FAMILIES for kind in KINDS]
+CASES += [("bert", "tags", method) for method in ("full", "ipt", "compose")]
+CASES += [("bert", "spans", method) for method in ("soft", "p_tuning", "dart")]
+
+
+def test_every_method_answers():
+    # One is of exports, one of candidates alone, and `none` is full.
+    assert set(METHODS_OF.names()) - {"constant", "dpt", "none"} == set(METHODS) - {"full"}
+    assert set(METHODS) == {method for *_, method in CASES}
+
+
+@pytest.mark.default_cases("albert-spans-prefix")
+@pytest.mark.parametrize("family, kind, method", CASES)
+def test_run_and_export_answer_alike(family, kind, method, backbone, tmp_path, capsys):
+    make, head = KINDS[kind]
+    folder = backbone if family == "bert" else make_backbone(tmp_path / family, family)
+    for seed, name in enumerate(("train", "dev", "test")):
+        write_rows(tmp_path / f"{name}.jsonl", make(seed, 16))
+    fields = STILL | head | {"train.total_steps": 4, "train.eval_steps": 2} | METHODS[method]
+    fields = {n: x for n, x in fields.items() if n not in ("head.name", "prompt.dropout")}
+    # After the method, which may bring a head of its own.
+    c = with_part(make_config(folder, tmp_path, method), HEADS[kind])
+    run = serve(capsys, tmp_path, with_overrides(c, list(fields.items())), tmp_path / "test.jsonl")
+    for row in run.rows:
+        if kind == "tags":
+            assert len(row["prediction"]) == len(row["tokens"])
+        else:
+            assert row["context"][row["start"] : row["end"]] == row["prediction"]
