@@ -1,10 +1,8 @@
 """Bad input of `adapt`, as a user meets it: one line, exit code 2."""
 
-import shutil
-
 import pytest
-from spoil import BASE, edit
-from tiny_adapt import adapted, made, tiny_fields, without_result, words_of
+from spoil import BASE
+from tiny_adapt import made, tiny_fields
 from tiny_run import ROOT, flags
 
 REFUSED = [
@@ -50,29 +48,3 @@ def test_what_is_refused(
 def test_an_objective_is_needed(tmp_path, refused):
     words = [f"--config={BASE}", f"--workdir={tmp_path}", "--config.corpus.path=here"]
     assert "objective.name is empty; give one of mlm, rtd, clm" in refused("adapt", *words)
-
-
-@pytest.mark.long
-def test_what_changed_under_a_run(refused, tmp_path_factory, tmp_path):
-    """The workdir of the run is left as it is."""
-    workdir = without_result(adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run")
-    corpus = shutil.copytree(made(tmp_path_factory, "corpus"), tmp_path / "corpus")
-    backbone = shutil.copytree(made(tmp_path_factory, "bert"), tmp_path / "bert")
-    places = {"corpus.path": str(corpus), "backbone.path": str(backbone)}
-    edit(workdir / "config.json", **places)
-    before = (workdir / "metrics.jsonl").read_bytes()
-
-    def line(started=False, **changes):
-        changes |= {name.replace(".", "__"): path for name, path in places.items()}
-        words = words_of(tmp_path_factory, "mlm-bert", workdir, **changes)
-        return refused(*words, started=started)
-
-    assert "objective.rate" in line(objective__rate=0.2)
-    assert "data.max_len" in line(data__max_len=16)
-    (corpus / "more.txt").write_text("the cat")
-    assert "the corpus is not the one of the saved run: more.txt is new" in line(started=True)
-    (corpus / "more.txt").unlink()
-    # The weights are the same, and config.json says that they compute something else.
-    edit(backbone / "config.json", layer_norm_eps=1e-3)
-    assert "was trained with another config.json for these weights" in line(started=True)
-    assert (workdir / "metrics.jsonl").read_bytes() == before

@@ -5,12 +5,9 @@ import gc
 import json
 
 import jax
-import pytest
 from tiny_run import make_config
 
 from jaxprompt.runs import train as tune
-from jaxprompt.runs.grid import runner
-from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.one_run import OneRun
@@ -72,19 +69,3 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
     counts.clear()
     assert tune.train_prompt(c, workdir).steps == 4
     assert counts_before == [0] and set(counts) == {3}
-
-
-@pytest.mark.long
-def test_a_grid_holds_no_state_of_one_run(backbone, data, tmp_path, monkeypatch):
-    evaluate, counts = BatchedRuns.evaluate, []
-    count = counter(table_of(backbone))
-
-    def evaluated(self, *arguments):
-        counts.append(count())
-        return evaluate(self, *arguments)
-
-    monkeypatch.setattr(BatchedRuns, "evaluate", evaluated)
-    c = make_config(backbone, data, "full", runs__seeds=(0, 1), runs__size=2, **SHORT)
-    runner.train_grid(c, str(tmp_path / "runs"), "train", stop_signal=lambda: 0)
-    # Of the backbone that each run starts from.
-    assert counts and set(counts) == {1}

@@ -1,11 +1,8 @@
 """A paper's table, run: which runs it starts, and what of their results it shows."""
 
 import json
-import os
 import shutil
-import signal
 
-import numpy as np
 import pytest
 from tiny_run import ROOT, flags, jaxprompt, sentences, write_rows
 
@@ -13,7 +10,6 @@ from configs.parts import ppt
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
-from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from launch.papers import core as paper
 
 
@@ -105,65 +101,3 @@ def test_answers_in_the_words_of_pre_training(task):
 def test_an_argument_that_a_config_does_not_know(config, message):
     with pytest.raises(InputError, match=message):
         load_config(f"{ROOT}/configs/ppt/{config}")
-
-
-@pytest.mark.long
-def test_folds_choose_before_the_run_that_counts(backbone, capsys, tmp_path, monkeypatch):
-    """Table 3 of IPT: every learning rate in every fold, then one run of each seed."""
-    rows = [
-        {
-            "premise": row["text"],
-            "hypothesis": "it is a beast",
-            "label": int(row["label"] != "beast"),
-        }
-        for row in sentences(0, 60)
-    ]
-    (tmp_path / "rte").mkdir()
-    for part, some in (("train", rows[:48]), ("test", rows[48:])):
-        write_rows(tmp_path / f"rte/{part}.jsonl", some)
-    monkeypatch.setattr(paper.IPT, "rates", lambda *_: (0.003, 0.03))
-    cells = paper.IPT.TABLES["table3"].cells
-    few = lambda tasks: [
-        cell._replace(folds=cell.folds | {"data.protocol.folds": 2}) for cell in cells(tasks)
-    ]
-    monkeypatch.setitem(paper.IPT.TABLES, "table3", paper.IPT.TABLES["table3"]._replace(cells=few))
-    own = {
-        "data.protocol.k": 4, "data.max_len": 40, "data.batch": 8, "prompt.length": 3,
-        "mesh.data": 1, "train.total_epochs": 4, "train.eval_epochs": 2, "train.tracker": "none",
-    }  # fmt: skip
-    work = tmp_path / "work"
-    words = ["ipt", "table3", f"--workdir={work}", f"--backbone={backbone}", "--tasks=rte"]
-    words += [f"--data={tmp_path}", "--rows=Prefix Tuning + Random IPT", "--seeds=1"]
-    words += flags(own)
-    stop_signal = BatchedRuns.stop_signal
-
-    def stop(self):
-        if self.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return stop_signal(self)
-
-    with monkeypatch.context() as patch:  # stopped in the folds, then it goes on
-        patch.setattr(BatchedRuns, "stop_signal", stop)
-        assert paper.main(words) == 0
-    assert not list(work.glob("*/result.json"))
-    assert paper.main(words) == 0
-    told = capsys.readouterr()
-    devs = {}
-    for rate in ("0.003", "0.03"):
-        name = f"Prefix_Tuning_Random_IPT-rte,lr={rate},seed=1"
-        found = [
-            json.loads((work / f"folds/{name},fold={i}/result.json").read_text()) for i in (0, 1)
-        ]
-        assert not any("test" in result for result in found)
-        config = json.loads((work / f"folds/{name},fold=1/config.json").read_text())
-        assert (config["data"]["protocol"]["k"], config["data"]["protocol"]["fold"]) == (2 * 4, 1)
-        devs[name] = np.mean([result["dev"]["accuracy"] for result in found])
-    (counted,) = work.glob("*/result.json")
-    assert devs[counted.parent.name] == max(devs.values())
-    score = json.loads(counted.read_text())["test"]["accuracy"]
-    assert f"| Prefix Tuning + Random IPT | {100 * score:.1f} ± 0.0 [54.8] |" in told.out
-    assert "table3: 4 runs, 0 of them have a result" in told.err
-    record = json.loads((counted.parent / "record.json").read_text())
-    assert [record["splits"][name]["examples"] for name in ("train", "dev")] == [8, 8]
-    assert paper.main([*words, "--print"]) == 0
-    assert capsys.readouterr().out.split("\n\n")[1] == told.out.split("\n\n")[1]

@@ -2,10 +2,8 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from processes import Processes
@@ -27,10 +25,7 @@ from tiny_pretrain import (
 )
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
 
-from jaxprompt.build.prompt_artifact import load_prompt_export
-from jaxprompt.config.load import load_config
 from jaxprompt.corpus import split_held_out
-from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.train import train_prompt
 from jaxprompt.training.checkpoint_writer import ARRAY_OVERHEAD, STEP_OVERHEAD
 
@@ -123,57 +118,6 @@ def label_of(text: str) -> str:
         word for word, own in zip(MEANT, TOPICS.values(), strict=True) if {*own} & {*text.split()}
     }
     return label
-
-
-@pytest.mark.long
-def test_the_loss_is_over_all_that_is_written(tmp_path_factory):
-    """Sentinel, word and sentinel, from the exported prompt and rows of the data's own making."""
-    workdir = pretrained(tmp_path_factory, "nsp-t5")
-    held = held_out_rows(workdir)
-    scorer, params, _ = unpacked(workdir)
-    score = jax.jit(scorer.model.forward, static_argnames="head")
-    total = hits = n = 0.0
-    for batch in held:
-        own = batch.weights > 0
-        whole, words = (np.asarray(score(params, batch, head=x))[own] for x in ("target", "main"))
-        at_label = whole[np.arange(len(whole)), batch.labels[own]]
-        total, n = total - at_label.sum(), n + own.sum()
-        hits += (words.argmax(1) == batch.labels[own]).sum()
-    assert n == 64
-    found = result_of(workdir)["held_out"]
-    assert found["loss"] == pytest.approx(total / n, rel=1e-4)
-    assert found["accuracy"] == pytest.approx(hits / n)
-
-
-def unpacked(workdir):
-    block = load_config(str(workdir / "config.json")).backbone
-    placement = make_placement(1, 1)
-    block = replace(block, path="")
-    return load_prompt_export(
-        str(workdir / "export"), backbone=block, batch=16, placement=placement
-    )
-
-
-def held_out_rows(workdir):
-    """Makes the held-out rows of a run on pairs anew."""
-    from jaxprompt.corpus import index_corpus
-    from jaxprompt.corpus.denoise.batches import EvalBatches
-    from jaxprompt.corpus.ppt import PptSamples, get_pattern, make_forms, nsp
-    from jaxprompt.data.batches.batching import Layout
-    from jaxprompt.data.text.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(made_of(workdir))
-    corpus = index_corpus(
-        card_of(workdir)["pretrained"]["corpus"], tokenizer, workdir / "corpus", processes=1
-    )
-    forms = make_forms(
-        "nsp", get_pattern("nsp"), tokenizer, "seq2seq", num_slots=SLOTS, max_len=48,
-        decoder_slots=1, answer="[mask] {label} [mask]", whole=True,
-    )  # fmt: skip
-    task = nsp.make(corpus, split_held_out(40, 0.2, 0)[1], forms)
-    return EvalBatches(
-        PptSamples(task, forms, Layout(16, 48, forms.pad)), batch=16, seed=0, limit=100
-    )
 
 
 # -- cut off, and on other devices ----------------------------------------------------------------

@@ -3,18 +3,12 @@
 import shutil
 
 import pytest
-from spoil import edit
 from tiny_pretrain import (
     fields_of,
     made,
-    pretrained,
     words_of,
 )
 from tiny_run import flags
-
-from jaxprompt.corpus import index_corpus, split_held_out
-from jaxprompt.corpus.ppt.annotations import Annotations, AnnotationWriter
-from jaxprompt.data.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -115,35 +109,3 @@ def test_the_folder_of_the_text_is_no_workdir(refused, tmp_path_factory, tmp_pat
     assert sorted(place.iterdir()) == sorted(
         place / path.name for path in made(tmp_path_factory, "corpus").iterdir()
     )
-
-
-@pytest.mark.long
-def test_labels_that_changed_places_under_a_run(refused, tmp_path_factory, tmp_path):
-    workdir = shutil.copytree(pretrained(tmp_path_factory, "cls-bert"), tmp_path / "run")
-    (workdir / "result.json").unlink()
-    text, labels = (
-        shutil.copytree(made(tmp_path_factory, name), tmp_path / name)
-        for name in ("corpus", "labels")
-    )
-    edit(workdir / "config.json", **{"corpus.path": str(text), "ppt.annotations": str(labels)})
-    words = words_of(
-        tmp_path_factory, "cls-bert", workdir, corpus__path=text, ppt__annotations=labels
-    )
-    before = (workdir / "metrics.jsonl").read_bytes()
-    # Two labels change places: there are as many of each class as before.
-    tokenizer = load_tokenizer(made(tmp_path_factory, "bert"))
-    corpus = index_corpus(str(text), tokenizer, workdir / "corpus", processes=1)
-    saved = Annotations(labels)
-    table = saved.probabilities.copy()
-    train, _ = split_held_out(len(corpus), 0.2, 0)
-    first, *others = [number for document in train for number in corpus.units(document)]
-    second = next(n for n in others if table[n].argmax() != table[first].argmax())
-    table[[first, second]] = table[[second, first]]
-    shutil.rmtree(labels)
-    writer = AnnotationWriter(labels, corpus, saved.classes, saved.annotator)
-    writer.append(table)
-    writer.seal()
-    line = refused(*words, started=True)
-    assert f"ppt.annotations={labels} has different labels than the saved run" in line
-    assert (workdir / "metrics.jsonl").read_bytes() == before
-    assert "data.max_len (saved 24, given 50)" in refused(*words, "--config.data.max_len=50")

@@ -14,7 +14,6 @@ from tiny_run import (
 )
 
 import jaxprompt as jp
-from jaxprompt.cli.results import train_grid
 from jaxprompt.errors import InputError
 from jaxprompt.runs.train import train_prompt
 
@@ -75,31 +74,6 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
         told = f"quantize='int4', but the backbone is loaded with quantize='{other}'; use"
         with pytest.raises(InputError, match=told):
             jp.attach(jp.load_backbone(whole, quantize=other), prompt)
-
-
-@pytest.mark.long
-def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
-    """Codes of 8 bits: heads of 32 numbers, of which two share keys."""
-    own = dict(hidden_size=64, head_dim=32, intermediate_size=64)
-    folder = make_backbone(tmp_path / "llama", "llama", **own)
-    fields = dict(
-        backbone__quantize="int8", backbone__dropout=0, prompt__layers="2-2", optim__lr=0.02,
-        train__total_steps=6, train__eval_steps=3, train__log_steps=1, head__name="verbalizer",
-        task__words="beast,food,tool", task__template="{text} about [mask]",
-    )  # fmt: skip
-    kept = make_config(folder, data, "prefix", cache__location="host", **fields)
-    grid = make_config(folder, data, "prefix", runs__seeds="0,1", **fields)
-    train_prompt(make_config(folder, data, "prefix", **fields), str(tmp_path / "alone"))
-    train_prompt(kept, str(tmp_path / "kept"))
-    assert train_grid(grid, str(tmp_path / "grid")) == 0
-    losses = lambda name: [
-        line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line
-    ]
-    expected = losses("alone")
-    assert len(set(expected)) == 6
-    for name in ("kept", "grid/seed=0"):
-        np.testing.assert_allclose(losses(name), expected, rtol=1e-4)
-    assert np.abs(np.array(losses("grid/seed=1")) - expected).max() > 1e-3
 
 
 def test_codes_do_not_train(whole, data, tmp_path, capsys):

@@ -16,12 +16,13 @@ from tiny_run import (
     write_rows,
 )
 
+from jaxprompt.build.method import get_method
 from jaxprompt.cli.results import train_grid
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
 from jaxprompt.runs.grid import batched_runs, runner
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
-from jaxprompt.runs.grid.expand import GridRun, group_by_config, list_runs
+from jaxprompt.runs.grid.expand import list_runs
 from jaxprompt.runs.train import train_prompt
 
 SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)
@@ -362,13 +363,13 @@ def test_a_checkpoint_of_other_runs_is_refused(config, tmp_path, monkeypatch):
         runner.train_runs(runs, str(tmp_path / "grid"), stop_signal=lambda: 0)
 
 
-@pytest.mark.parametrize("fixed, programs", [(True, 2), (False, 1)])
-def test_runs_that_differ_in_a_scale_that_lasts_are_no_one_program(fixed, programs, data, tmp_path):
-    """IPT makes the rows of words by it in every step, an encoder's prompt only to start from."""
-    fields = {"prompt.encoder": "mlp", "prompt.fixed": fixed, "prompt.length": 2}
-    c = make_config("backbone", data, "ipt", **SHORT, **fields)
-    runs = [
-        GridRun(str(scale), {}, c.replace({"prompt.scale": scale}), tmp_path / str(scale))
-        for scale in (0.05, 3.0)
-    ]
-    assert len(group_by_config(runs)) == programs
+def test_runs_that_differ_in_a_scale_that_lasts_are_no_one_program(data):
+    """IPT makes the rows of words by it in every step; soft tokens only start from it."""
+
+    def values(method, **fields):
+        return get_method(make_config("backbone", data, method, **fields)).static_values()
+
+    assert values("ipt", prompt__scale=0.05) != values("ipt", prompt__scale=3.0)
+    assert values("soft", prompt__scale=0.05) == values("soft", prompt__scale=3.0)
+    parts = [f"ipt(length=2,scale={scale})+soft(length=2)" for scale in (0.05, 3.0)]
+    assert len({values("compose", prompt__parts=text) for text in parts}) == 2

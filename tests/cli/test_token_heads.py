@@ -20,7 +20,6 @@ from tiny_run import (
 from configs.parts.heads import HEADS
 from jaxprompt.__main__ import main
 from jaxprompt.build.examples import read_examples
-from jaxprompt.cli.results import train_grid
 from jaxprompt.config.load import with_overrides
 from jaxprompt.convert.artifact import read_artifact, write_artifact
 from jaxprompt.data.tasks.registry import custom_task
@@ -256,23 +255,6 @@ def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
              "data.source": tmp_path, "data.max_len": 24}  # fmt: skip
     line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(given))
     assert "task.tags=label with head.name=tags" in line
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("trained", ["tags"], indirect=True)
-def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
-    """Runs as one program, and states of the frozen backbone that are computed once."""
-    folder = trained[2]
-    fields = {n: v for n, v in STILL.items() if n != "prompt.dropout"} | KINDS["tags"][1]
-    fields |= {"train.total_steps": 8, "train.eval_steps": 4, "head.dropout": 0}
-    plain = make_config(backbone, folder, "head_only", **fields)
-    alone = train_prompt(plain, str(tmp_path / "alone")).to_json()
-    kept = make_config(backbone, folder, "head_only", **fields | {"cache.location": "host"})
-    assert train_prompt(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.02)
-    grid = make_config(backbone, folder, "head_only", **fields | {"runs.seeds": "0,1"})
-    assert train_grid(grid, str(tmp_path / "grid")) == 0
-    found = json.loads((tmp_path / "grid/seed=0/result.json").read_text())
-    assert found["dev"] == pytest.approx(alone["dev"], abs=0.02)
 
 
 # -- every method, and encoders of all layouts ----------------------------------------------------

@@ -16,7 +16,6 @@ from tiny_run import (
     DROPS,
     flags,
     make_config,
-    make_data,
     read_lines,
     sentences,
     tiny_fields,
@@ -128,14 +127,6 @@ def test_several_processes_train_as_one(whole, one):
 
 
 @pytest.mark.long
-def test_several_processes_train_as_one_on_as_many_devices(whole, one):
-    n, workdir, _ = whole
-    alone, _ = one(n)
-    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
-    assert measured(workdir) == measured(alone)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("whole", [2], indirect=True)
 def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
     _, expected, _ = whole
@@ -195,24 +186,6 @@ def test_tasks_that_share_a_prompt_train_on_two_processes_as_on_one(backbone, da
         assert held[0].keys() == held[1].keys() and "head/main/out/kernel" in held[0]
         for part in held[0]:
             np.testing.assert_allclose(held[1][part], held[0][part], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.long
-def test_other_data_on_another_process_are_refused(tmp_path, data, config):
-    changed = make_data(tmp_path / "data")
-    rows = (changed / "dev.jsonl").read_text().replace("big", "small")
-    (changed / "dev.jsonl").write_text(rows)
-    port = free_port()
-    with Processes(tmp_path / "logs", devices=1) as processes:
-        for process, source in enumerate((data, changed)):
-            words = ["-m", "jaxprompt", "train", f"--config={config}", *mesh_flags((2, 1))]
-            words += [f"--workdir={tmp_path / 'run'}", f"--coordinator=127.0.0.1:{port}"]
-            words += [f"--config.data.source={source}"]
-            processes.start([*words, "--processes=2", f"--process={process}"])
-        assert processes.wait() == [2, 2], processes.told()
-        (line,), (other,) = (processes.err(i).splitlines() for i in (0, 1))
-    assert line == other and "the processes differ in the rows of dev (" in line
-    assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
 def test_a_silent_coordinator_is_named(refused, backbone, data, tmp_path):

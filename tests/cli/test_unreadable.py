@@ -2,11 +2,9 @@
 
 import contextlib
 import os
-from pathlib import Path
 
 import pytest
 from fuzz import survive
-from spoil import BASE
 
 from jaxprompt.build.initial_params import read_soft_tokens
 from jaxprompt.build.prompt_artifact import read_export
@@ -16,7 +14,6 @@ from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import present_heads
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.corpus.read import DocumentSource, TextSettings
-from jaxprompt.corpus.store import check_unchanged
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.registry import get_task
@@ -97,18 +94,3 @@ def test_folders_that_may_not_be_looked_into(tmp_path, monkeypatch):
         ):
             assert survive(monkeypatch, "a secret folder", action) == 2
     secret.chmod(0o755)
-
-
-@pytest.mark.parametrize("saved", [[], {}, {"files": [], "settings": {}, "tokenizer": ""}, None])
-def test_a_damaged_record_of_a_corpus(saved):
-    now = {"files": {"a": [1, 2]}, "settings": {}, "tokenizer": "t"}
-    check_unchanged(now, now)
-    with pytest.raises(InputError, match="record of the corpus is damaged; delete its file, or"):
-        check_unchanged(saved, now)
-
-
-def test_a_config_of_a_saved_run_is_one_line_too(tmp_path, monkeypatch):
-    path = Path(tmp_path / "config.json")
-    path.write_text("[" * 10**5)
-    assert survive(monkeypatch, path, load_config, str(path)) == 2
-    assert survive(monkeypatch, BASE, load_config, str(BASE)) == 0
