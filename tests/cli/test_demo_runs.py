@@ -254,7 +254,7 @@ def test_texts_are_written_behind_demonstrations(llama, data):
         *shown, query = scorer.tokenizer.decode(ids).removeprefix("<s>").split("\n")
         assert len(shown) == 2 and query.startswith(example.fields["text"])
         with torch.no_grad():
-            written = model.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False)
+            written = model.generate(torch.tensor(ids[None]), max_new_tokens=3, do_sample=False)
         expected = scorer.tokenizer.decode(written[0, len(ids) :], skip_special_tokens=True)
         assert columns["generated"] == expected.strip()
 

@@ -2,12 +2,16 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from processes import Processes
 from safetensors.numpy import load_file
+from spoil import BASE
+from test_resume import arrays
+from test_runs import results
 from tiny_adapt import losses, scores
 from tiny_pretrain import (
     CASES,
@@ -16,6 +20,7 @@ from tiny_pretrain import (
     SLOTS,
     STEPS,
     corpus_texts,
+    fields_of,
     kill,
     made,
     pretrain,
@@ -23,7 +28,17 @@ from tiny_pretrain import (
     stop,
     words_of,
 )
-from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
+from tiny_run import (
+    TOPICS,
+    WIDTH,
+    flags,
+    jaxprompt,
+    make_config,
+    read_lines,
+    timeless,
+    tiny_fields,
+    write_rows,
+)
 
 from jaxprompt.corpus import split_held_out
 from jaxprompt.runs.train import train_prompt
@@ -219,3 +234,232 @@ def test_pretraining_goes_on_from_an_export(tmp_path_factory, tmp_path):
     changes = dict(prompt__init=origin / "export", train__total_steps=1)
     workdir = pretrain(tmp_path_factory, "cls-bert", tmp_path / "run", **changes)
     assert losses(workdir)[0] < 0.5 * losses(origin)[0]
+
+
+@pytest.fixture
+def start(refused, tmp_path_factory, tmp_path):
+    """Starts a case that must be refused, some fields changed. -> its line"""
+
+    def call(name="nsp-t5", started=False, **changes) -> str:
+        workdir = tmp_path / "new"
+        words = words_of(tmp_path_factory, name, workdir, **changes)
+        line = refused(*words, started=started)
+        assert not (workdir / "config.json").exists()
+        return line
+
+    return call
+
+
+@pytest.fixture
+def forbidden(monkeypatch):
+    """Makes opening a backbone, text or weights an error."""
+
+    def forbid(*_args, **_kwargs):
+        raise AssertionError("read before the config was checked")
+
+    for name in (
+        "build.backbone.folder.resolve",
+        "build.corpus.index_corpus",
+        "runs.ppt.load_weights",
+    ):
+        monkeypatch.setattr(f"jaxprompt.{name}", forbid)
+
+
+# -- the config -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ppt__task": ""}, "ppt.task is empty; give one of nsp, nss, unified, cls"),
+        ({"ppt__task": "nsq"}, "ppt.task='nsq' is unknown; nearest: n"),
+        ({"ppt__patterns": "fr"}, "ppt.patterns='fr' is unknown; known: en, en_end, en_paper"),
+        ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
+        ({"corpus__held_out": 0}, "corpus.held_out=0 leaves no document to evaluate on"),
+        ({"prompt__start": "task"}, "prompt.start=task uses words of training examples"),
+        ({"trainable": "backbone/.*"}, "pretrain trains only the prompt; empty it"),
+        ({"head__name": "linear"}, "head.name=linear does not use label words; set head.name=verb"),
+        ({"head__name": "label_rows"}, "head.name=label_rows does not use label words; set"),
+        ({"cache__location": "host"}, "cache.location=host caches states of sequences that"),
+        ({"ppt__task": "unified", "ppt__max_options": 17}, "2 to 17 options are not valid"),
+        ({"ppt__task": "unified", "ppt__min_options": 1}, "1 to 16 options are not valid"),
+        ({"ppt__task": "unified", "ppt__min_options": 5, "ppt__max_options": 4}, "5 to 4 options"),
+        ({"ppt__task": "cls"}, "ppt.annotations is empty; cls needs the folder that `annotate`"),
+        ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where has no annotations"),
+        ({"task__words": "a,b,c"}, "task.words='a,b,c' has no effect in pretrain, whose examples"),
+        ({"data__source": "rows"}, "words come from ppt.task=nsp; leave it out"),
+        ({"ppt__hard": True}, "ppt.hard=True has no effect in pretrain"),
+        ({"ppt__thresholds": "0.5,1"}, "ppt.thresholds=1 must be in [0, 1)"),
+        ({"train__eval_steps": 0, "train__eval_epochs": 0}, "train.eval_epochs=0; set one above 0"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_before_anything_is_read(start, forbidden, changes, words):
+    assert words in start(**changes)
+
+
+def test_no_prompt_and_no_task(start, refused, tmp_path_factory, tmp_path):
+    fields = fields_of(tmp_path_factory, "nsp-t5")
+    for name in ("prompt.length", "prompt.decoder"):
+        fields.pop(name)
+    config = tmp_path / "none.py"
+    config.write_text(
+        "from configs.parts import methods\nfrom configs.ppt import pretrain\n"
+        "def get_config():\n    c = pretrain('nsp')\n    methods.full(c)\n    return c\n"
+    )
+    line = refused(
+        "pretrain", f"--config={config}", f"--workdir={tmp_path / 'new'}", *flags(fields)
+    )
+    assert line.startswith("prompt.name=none has nothing to train; use soft or prefix")
+
+
+# -- backbone and text ----------------------------------------------------------------------------
+
+
+def test_patterns_that_a_backbone_cannot_read(start):
+    line = start("cls-gpt2", ppt__task="nsp", ppt__patterns="en")
+    assert "ppt.task=nsp with ppt.patterns=en has text after [mask], which a gpt2 cannot" in line
+    assert "ppt.patterns=en_paper has text after" in start("cls-gpt2", ppt__patterns="en_paper")
+
+
+def test_an_answer_with_sentinels_that_a_glm_has_not(start):
+    told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM has no sentinels"
+    assert told in start("nsp-glm", task__answer="[mask] {label} [mask]")
+
+
+def test_the_folder_of_the_text_is_no_workdir(refused, tmp_path_factory, tmp_path):
+    place = shutil.copytree(made(tmp_path_factory, "corpus"), tmp_path / "corpus")
+    words = words_of(tmp_path_factory, "nsp-t5", place, corpus__path=str(place))
+    line = refused(*words, started=True)
+    assert f"--workdir={place} is the folder of corpus.path={place}" in line
+    assert sorted(place.iterdir()) == sorted(
+        place / path.name for path in made(tmp_path_factory, "corpus").iterdir()
+    )
+
+
+# -- config.runs: each run is as if it had been alone ---------------------------------------------
+
+GRID_STEPS, GRID_SCORED = 6, 2
+GRID_KILLED = 5  # SIGKILL, then SIGTERM after this step; what is saved is of GRID_SCORED before
+# Tasks with other label words, other decoders, other rows and other held-out examples.
+GRID = dict(
+    runs__tasks="nsp,nss", runs__seeds="1,2", runs__size=4, data__max_len=100,
+    train__total_steps=GRID_STEPS, train__eval_steps=GRID_SCORED,
+)  # fmt: skip
+NAMES = [f"task={task},seed={seed}" for task in ("nsp", "nss") for seed in (1, 2)]
+ALONE = {
+    f"runs__{axis}": "()" for axis in ("tasks", "seeds", "lr", "weight_decay", "prompt_starts")
+}
+ALONE["runs__size"] = 0
+SAME = ("task", "method", "seed", "trained", "total", "steps", "skipped", "best_step")
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Writes the command of a case's grid in a folder, some fields changed."""
+    stores = tmp_path_factory.mktemp("stores")
+
+    def write(workdir: Path, name: str = "nsp-t5", **changes: object) -> list[str]:
+        fields = GRID | {"corpus__store": stores / name} | changes
+        return words_of(tmp_path_factory, name, workdir, **fields)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def grid(command, tmp_path_factory):
+    """The folder of a grid that nothing disturbs."""
+    from jaxprompt.__main__ import main
+
+    folder = tmp_path_factory.mktemp("whole") / "grid"
+    assert main(command(folder)) == 0
+    return folder
+
+
+def compare(together: Path, alone: Path) -> None:
+    """Compares a run of a grid with the same run alone."""
+    found, right = (json.loads((f / "result.json").read_text()) for f in (together, alone))
+    assert {n: found[n] for n in SAME} == {n: right[n] for n in SAME}
+    assert found["held_out"] == pytest.approx(right["held_out"], rel=1e-3)
+    np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-3)
+    assert scores(together) == [pytest.approx(own, rel=1e-3) for own in scores(alone)]
+    for file in ("config.json", "record.json"):
+        given, expected = (json.loads((f / file).read_text()) for f in (together, alone))
+        assert given == expected
+    lines, others = (read_lines(f / "metrics.jsonl") for f in (together, alone))
+    for own, other in zip(lines, others, strict=True):
+        assert own.keys() == other.keys() and own["time"].keys() == other["time"].keys()
+        if "scores" in own:
+            assert own["scores"] == pytest.approx(other["scores"], rel=1e-3)
+
+
+@pytest.mark.long
+def test_every_run_is_as_if_alone(command, grid, tmp_path, capsys):
+    own = dict(ppt__task="nss", seed=1, **ALONE)
+    code, _, err = jaxprompt(capsys, *command(tmp_path / "alone", **own))
+    assert code == 0, err
+    compare(grid / "task=nss,seed=1", tmp_path / "alone")
+
+
+@pytest.mark.long
+def test_a_table_and_exports(command, grid, capsys):
+    code, out, err = jaxprompt(capsys, *command(grid))  # again: nothing is left to do
+    assert code == 0 and "at once" not in err
+    held_out, lines = {n: x["held_out"] for n, x in results(grid).items()}, out.splitlines()
+    assert list(sorted(held_out)) == NAMES
+    header = (
+        "| method | runs | seeds | learning rate | trained | share | accuracy | loss | seconds |"
+    )
+    assert lines[0] == header
+    for line, task in zip(lines[2:], ("nsp", "nss"), strict=True):
+        pair = [held_out[f"task={task},seed={seed}"] for seed in (1, 2)]
+        shown = [
+            f"{np.mean(x):.3f} ± {np.std(x):.3f}"
+            for x in ([scores[name] for scores in pair] for name in ("accuracy", "loss"))
+        ]
+        cells = line.split(" | ")
+        assert cells[:3] == [f"| task={task}", "2", "1, 2"] and cells[6:8] == shown
+        folder = grid / f"task={task},seed=2"
+        assert jaxprompt(capsys, "export", f"--workdir={folder}")[0] == 0
+        card = json.loads((folder / "export/prompt.json").read_text())
+        about = card["pretrained"]
+        assert (about["task"], about.get("options")) == (task, [6, 6] if task == "nss" else None)
+        assert about["held_out"] == held_out[folder.name] == card["metrics"]["held_out"]
+
+
+@pytest.mark.long
+def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, capsys):
+    folder = tmp_path / "grid"
+    words = command(folder)
+    kill(words, tmp_path / "logs", "taken", GRID_KILLED)
+    code, out, err = stop(words, GRID_KILLED, capsys)
+    assert code == 0 and out == "" and f"resumed at step {GRID_KILLED - 1}" in err
+    assert f"stopped by SIGTERM at step {GRID_KILLED}" in err and not results(folder)
+    code, _, err = jaxprompt(capsys, *words)
+    assert code == 0 and f"4 runs at once, {GRID_STEPS} steps, resumed at step {GRID_KILLED}" in err
+    for name in NAMES:
+        assert timeless(results(folder)[name]) == timeless(results(grid)[name])
+        lines, right = (read_lines(f / name / "metrics.jsonl") for f in (folder, grid))
+        assert list(map(timeless, lines)) == list(map(timeless, right))
+        numbers, others = (arrays(f / name, "best")[0] for f in (folder, grid))
+        for leaf in others:
+            assert numbers[leaf].tobytes() == others[leaf].tobytes()
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, pre"),
+        ({"runs__prompt_starts": "normal,task"}, "prompt.start=task uses words of training"),
+        ({"runs__tasks": "nsp,nsq"}, "runs.tasks='nsq' is unknown; nearest: "),
+        ({"runs__tasks": "nsp,cls"}, "ppt.annotations is empty; cls needs the folder that"),
+    ],
+)  # fmt: skip
+def test_a_grid_that_is_wrong(changes, line, refused, command, tmp_path):
+    assert line in refused(*command(tmp_path / "new", **changes))
+    assert not (tmp_path / "new/config.json").exists()
+
+
+def test_train_has_no_tasks(refused, data, backbone, tmp_path):
+    words = flags(tiny_fields(backbone, data) | {"runs.tasks": "nsp,nss"})
+    line = refused("train", f"--config={BASE}", f"--workdir={tmp_path / 'new'}", *words)
+    assert line.startswith("ppt.task=nsp pre-trains a prompt, which is only valid with")

@@ -7,10 +7,12 @@ import pytest
 from tiny_run import (
     FILLERS,
     TOPICS,
+    compare_answers,
     flags,
     jaxprompt,
     make_backbone,
     make_config,
+    predict,
     read_lines,
     serve,
     with_part,
@@ -130,7 +132,7 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
 
 @pytest.fixture(scope="module", params=KINDS | PLAIN)
 def trained(request, backbone, tmp_path_factory):
-    """-> kind, rows of dev, folder of a run and its data"""
+    """A run of a kind, exported. Returns its kind, the folder of run and data, and its result."""
     make, fields = (KINDS | PLAIN)[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     for seed, (name, size) in enumerate({"train": 48, "dev": 16, "test": 16}.items()):
@@ -138,84 +140,62 @@ def trained(request, backbone, tmp_path_factory):
     c = make_config(backbone, folder, "prefix", **STILL, **fields)
     result = train_prompt(c, str(folder / "run")).to_json()
     assert main(["export", f"--workdir={folder / 'run'}"]) == 0
-    return request.param, c, folder, result
+    return request.param, folder, result
+
+
+LEAST = {"tags": ("entity_f1", 0.3), "words": ("accuracy", 0.6), "spans": ("exact_match", 0.9)}
+COLUMNS = {"tags": ("entities",), "words": (), "spans": ("score", "start", "end")}
 
 
 @pytest.mark.long_cases("words")
-def test_it_learns_and_the_export_answers_as_the_run(trained, tmp_path, capsys):
-    kind, c, folder, result = trained
-    metric, least = {
-        "tags": ("entity_f1", 0.3), "words": ("accuracy", 0.6), "spans": ("exact_match", 0.9),
-    }[kind]  # fmt: skip
-    assert result["dev"][metric] >= least, result
-    assert result["test"][metric] >= least - 0.1, result
-    record = json.loads((folder / "run/record.json").read_text())
+def test_it_learns_and_the_export_answers_as_the_run(trained, capsys):
+    """By the threshold that was best on dev: it is read from the run, and not chosen again."""
+    kind, folder, result = trained
+    metric, least = LEAST[kind]
+    assert result["dev"][metric] >= least and result["test"][metric] >= least - 0.1, result
+    workdir, test = folder / "run", folder / "test.jsonl"
+    rows, gold = compare_answers(capsys, workdir, test), read_lines(test)
+    assert [{n: r[n] for n in g} for r, g in zip(rows, gold, strict=True)] == gold
+    assert all(set(row) == {*gold[0], "prediction", *COLUMNS[kind]} for row in rows)
+    _, err = predict(capsys, workdir, f"--input={test}")
+    assert f"{metric} {result['test'][metric]:.4f}" in err and "on 16 of 16 examples" in err
+    task = json.loads((workdir / "record.json").read_text())["task"]
     if kind == "tags":
-        assert record["task"]["scheme"] == "iob2" and len(record["task"]["labels"]) == 7
-    if kind == "words":
-        assert record["task"]["labels"] == sorted([",", *TOPICS])
-        assert list(result["test"]) == ["accuracy"]
-
-    place = f"--workdir={folder / 'run'}"
-    out = tmp_path / "dev.jsonl"
-    code, scores, err = jaxprompt(capsys, "evaluate", place, f"--output={out}")
-    assert code == 0, err
-    scores = json.loads(scores)
-    assert scores["examples"] == 16
-    # By the threshold that was best on dev: it is read from the run, and not chosen again.
-    assert scores == {"split": "dev", "examples": 16} | {
-        name: value for name, value in result["dev"].items() if name != "threshold"
-    }
-    if kind == "spans":
-        head = json.loads((folder / "run/export/prompt.json").read_text())["head"]
-        assert head["tune"] is False and head["threshold"] == result["dev"]["threshold"] != 0
-    predict = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
-    code, found, err = jaxprompt(capsys, *predict, "--prefix=p_")
-    assert code == 0, err
-    rows = [json.loads(line) for line in found.splitlines()]
-    own = {
-        "tags": ("prediction", "entities"), "words": ("prediction",),
-        "spans": ("prediction", "score", "start", "end"),
-    }[kind]  # fmt: skip
-    given = read_lines(folder / "dev.jsonl")
-    assert [{n: r[n] for n in g} for r, g in zip(rows, given, strict=True)] == given
-    assert all(set(row) == {*given[0], *(f"p_{name}" for name in own)} for row in rows)
-    first = next(iter(scores.items() - {("split", "dev"), ("examples", 16)}))
-    assert f"{first[0]} {first[1]:.4f}" in err and "on 16 of 16 examples" in err
-    if kind == "tags":
+        assert task["scheme"] == "iob2" and len(task["labels"]) == 7
         for row in rows:
             text = " ".join(row["tokens"])
-            assert len(row["p_prediction"]) == len(row["tokens"])
-            assert all(text[e["start"] : e["end"]] == e["text"] for e in row["p_entities"])
+            assert len(row["prediction"]) == len(row["tokens"])
+            assert all(text[e["start"] : e["end"]] == e["text"] for e in row["entities"])
     elif kind == "words":
-        right = [p == g for r in rows for p, g in zip(r["p_prediction"], r["tags"], strict=True)]
-        assert np.mean(right) == pytest.approx(scores["accuracy"])
+        assert task["labels"] == sorted([",", *TOPICS]) and list(result["test"]) == ["accuracy"]
+        right = [p == g for r in rows for p, g in zip(r["prediction"], r["tags"], strict=True)]
+        assert np.mean(right) == pytest.approx(result["test"]["accuracy"])
     else:
-        assert all(
-            row["context"][row["p_start"] : row["p_end"]] == row["p_prediction"] for row in rows
-        )
+        head = json.loads((workdir / "export/prompt.json").read_text())["head"]
+        assert head["tune"] is False and head["threshold"] == result["dev"]["threshold"] != 0
+        for row in rows:
+            assert row["context"][row["start"] : row["end"]] == row["prediction"]
 
 
 @pytest.mark.parametrize("trained", ["tags", "spans"], indirect=True)
-def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, capsys):
-    kind, _, folder, _ = trained
-    where = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
-    code, out, err = jaxprompt(capsys, *where, "--format=squad", f"--output={tmp_path}/to/")
+def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, capsys, refused):
+    kind, folder, _ = trained
+    words = (f"--input={folder / 'dev.jsonl'}", "--format=squad")
+    command = ("predict", f"--workdir={folder / 'run'}", *words)
     if kind == "tags":
-        assert code == 2 and "--format=squad is only valid for spans" in err
+        assert "--format=squad is only valid for spans" in refused(*command)
         return
-    assert code == 0 and f"wrote {tmp_path}/to/predictions.json" in err, err
-    code, plain, _ = jaxprompt(capsys, *where)
-    lines = [json.loads(line) for line in plain.splitlines()]
-    handed = json.loads((tmp_path / "to/predictions.json").read_text())
-    assert handed == {line["id"]: line["prediction"] for line in lines} and len(handed) == 16
-    code, _, err = jaxprompt(capsys, *where, "--format=squad", "--on-error=skip")
-    assert code == 2 and "--generate, --prefix and --on-error=skip" in err
+    _, err = predict(capsys, folder / "run", *words, f"--output={tmp_path}/to/")
+    assert f"wrote {tmp_path}/to/predictions.json" in err
+    lines, _ = predict(capsys, folder / "run", words[0])
+    written = json.loads((tmp_path / "to/predictions.json").read_text())
+    assert written == {line["id"]: line["prediction"] for line in lines} and len(written) == 16
+    assert "--generate, --prefix and --on-error=skip" in refused(*command, "--on-error=skip")
 
 
 @pytest.mark.parametrize("trained", ["tags", "spans"], indirect=True)
 def test_a_plain_text_is_answered(trained, capsys):
-    kind, _, folder, _ = trained
+    kind, folder, _ = trained
     where = ["predict", f"--workdir={folder / 'run'}"]
     if kind == "tags":
         code, out, err = jaxprompt(capsys, *where, "--text=the cat  and a hammer")
@@ -230,7 +210,7 @@ def test_a_plain_text_is_answered(trained, capsys):
 
 @pytest.mark.parametrize("trained", ["tags"], indirect=True)
 def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
-    folder = trained[2]
+    _, folder, _ = trained
     numbers, metadata = read_artifact(folder / "run/export")
     huge = {name: np.full_like(value, 3e38) for name, value in numbers.items()}
     write_artifact(tmp_path, huge, metadata)
