@@ -29,7 +29,7 @@ from tiny_adapt import (
     words_of,
 )
 from tiny_pretrain import kill, stop
-from tiny_run import ROOT, VOCAB, flags, jaxprompt, read_lines, timeless
+from tiny_run import ROOT, VOCAB, flags, read_lines, succeed, timeless
 
 from jaxprompt import rng
 from jaxprompt.backbones import make_backbone
@@ -177,8 +177,8 @@ def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
 @pytest.mark.parametrize("name", ["mlm-roberta", "rtd-electra", "clm-gpt2", "prefix_lm-t5"])
 def test_newly_initialized_heads_are_logged(name, tmp_path_factory, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxprompt.training.loop.train_loop", lambda *_: None)
-    code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, name, tmp_path / "run"))
-    assert code == 0 and out == ""
+    out, err = succeed(capsys, *words_of(tmp_path_factory, name, tmp_path / "run"))
+    assert out == ""
     new = [line for line in err.splitlines() if line.startswith("randomly initialised")]
     assert new == ([f"randomly initialised: {NEW_HEADS[name]}"] if name in NEW_HEADS else [])
     assert f"{CASES[name].objective}: {STEPS} steps, starting at step 0" in err
@@ -199,8 +199,8 @@ def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys)
         objective__examples=3,
     )  # fmt: skip
     words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", **changes)
-    code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and "randomly initialised: mlm" in err
+    _, err = succeed(capsys, *words)
+    assert "randomly initialised: mlm" in err
     assert "1 documents were skipped, the first: " in err and "bad.txt: not UTF-8" in err
     assert len((tmp_path / "run/examples.txt").read_text().split("\n\n")) == 1 + 3
     first = losses(tmp_path / "run")[0]
@@ -351,8 +351,8 @@ def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, caps
     assert code == 0 and out == "" and f"{STEPS} steps, resumed at step {KILLED}" in err
     assert f"stopped by SIGTERM at step {STOPPED}; saved" in err
     assert_not_ended(workdir)
-    code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and f"{STEPS} steps, resumed at step {STOPPED}" in err
+    out, err = succeed(capsys, *words)
+    assert f"{STEPS} steps, resumed at step {STOPPED}" in err
     assert json.loads(out) == json.loads((workdir / "result.json").read_text())
     assert_same_end(workdir, whole)
 
@@ -368,7 +368,7 @@ def test_a_finished_run_is_not_adapted_again(tmp_path_factory, capsys, monkeypat
     }
     before = times()
     monkeypatch.setattr("jaxprompt.training.steps.make_train_step", forbid)
-    code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, "mlm-bert", workdir))
-    assert code == 0 and "already adapted, nothing to do" in err and str(workdir) in err
+    out, err = succeed(capsys, *words_of(tmp_path_factory, "mlm-bert", workdir))
+    assert "already adapted, nothing to do" in err and str(workdir) in err
     assert json.loads(out) == json.loads((workdir / "result.json").read_text())
     assert times() == before

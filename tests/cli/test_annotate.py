@@ -16,6 +16,7 @@ from tiny_run import (
     make_backbone,
     read_lines,
     sentences,
+    succeed,
     timeless,
     write_rows,
 )
@@ -105,8 +106,7 @@ def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     units = [unit.strip() for text in texts for unit in text.splitlines()]
     rows = write_rows(tmp_path / "units.jsonl", [{"text": unit} for unit in units])
     words = [f"--workdir={workdir}", f"--input={rows}", f"--output={tmp_path / 'out'}"]
-    code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 0, err
+    succeed(capsys, "predict", *words)
     expected = np.array([list(row["scores"].values()) for row in read_lines(tmp_path / "out")])
     tokenizer = load_tokenizer(fields["backbone.path"])
     lengths = [len(tokenizer.tokenize(f" {unit}")) for unit in units]
@@ -141,8 +141,8 @@ def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, 
         train__eval_steps=2,
     )  # fmt: skip
     words = words_of(tmp_path_factory, "cls-bert", tmp_path / "run", **changes)
-    code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and np.isfinite(json.loads(out)["held_out"]["loss"])
+    out, _ = succeed(capsys, *words)
+    assert np.isfinite(json.loads(out)["held_out"]["loss"])
     labels = json.loads((tmp_path / "run/record.json").read_text())["labels"]
     kept = list(json.loads(annotated[2])["kept"].values())
     annotator, *counts = labels[: 1 + len(kept)]  # and digests of where they stand
@@ -181,8 +181,8 @@ def test_it_goes_on_where_it_was_cut_off(annotated, words, tmp_path, capsys, mon
     assert code == 130 and out == "" and f"{UNITS} units, {after} done" in err
     assert err.splitlines()[-1].startswith("stopped by Ctrl-C with ")
     after = int(err.splitlines()[-1].split(" with ")[1].split()[0])
-    code, out, err = jaxprompt(capsys, *command)
-    assert code == 0 and f"{UNITS} units, {after} done" in err
+    out, err = succeed(capsys, *command)
+    assert f"{UNITS} units, {after} done" in err
     assert files(tmp_path / "labels") == files(labels)
     assert result_of(out) | {"output": ""} == result_of(printed) | {"output": ""}
 
@@ -254,8 +254,8 @@ def test_labels_that_are_finished(refused, annotated, words, tmp_path, capsys):
     """The same command counts them once more; by another classifier they are in the way."""
     workdir, output, printed = annotated
     before = files(output)
-    code, out, err = jaxprompt(capsys, *words(workdir, output))
-    assert code == 0 and f"{UNITS} units, {UNITS} done" in err
+    out, err = succeed(capsys, *words(workdir, output))
+    assert f"{UNITS} units, {UNITS} done" in err
     assert result_of(out) == result_of(printed) and files(output) == before
     for place, started in ((tmp_path / "new", False), (workdir, True)):
         line = refused(*words(place, output, data__max_len=32), started=started)

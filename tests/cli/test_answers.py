@@ -22,6 +22,7 @@ from tiny_run import (
     read_lines,
     sentences,
     serve,
+    succeed,
     train_and_export,
     with_part,
     write_rows,
@@ -152,8 +153,8 @@ def test_sets_of_spans(tmp_path, capsys):
     assert {name: result["test"][name] for name in scores} == pytest.approx(scores)
     head = json.loads((workdir / "export" / "prompt.json").read_text())["head"]
     assert head["tune"] is False and head["threshold"] == result["dev"]["threshold"]
-    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}", "--split=test")
-    assert code == 0 and (workdir / "inspect" / "inspect.html").exists(), err
+    succeed(capsys, "inspect", f"--workdir={workdir}", "--split=test")
+    assert (workdir / "inspect" / "inspect.html").exists()
 
 
 # -- semantic roles -------------------------------------------------------------------------------
@@ -218,8 +219,8 @@ def test_a_line_per_predicate_with_its_roles(backbone, roles, tmp_path, capsys):
     assert scores["role_f1"] > 0.1
     for decode, least in (("viterbi", scores["role_f1"]), ("argmax", 0)):
         words = (f"--workdir={workdir}", "--split=test", f"--config.head.decode={decode}")
-        code, out, err = jaxprompt(capsys, "evaluate", *words)
-        assert code == 0 and json.loads(out)["role_f1"] >= least - 1e-6, err
+        out, _ = succeed(capsys, "evaluate", *words)
+        assert json.loads(out)["role_f1"] >= least - 1e-6
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,15 @@
 import json
 
 import pytest
-from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, train_and_export
+from tiny_run import (
+    TOPICS,
+    jaxprompt,
+    make_config,
+    read_lines,
+    sentences,
+    succeed,
+    train_and_export,
+)
 
 SUPERGLUE = {"train": "train.jsonl", "dev": "val.jsonl", "test": "test.jsonl"}
 GLUE = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
@@ -47,14 +55,13 @@ def test_a_folder_as_it_is_downloaded(name, backbone, tmp_path, capsys):
     assert "test" not in result
     assert f"test is not scored: no row of {hidden} states a label" in err
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
-    code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=dev")
-    assert code == 0 and json.loads(out)[metric] == result["dev"][metric], err
+    out, _ = succeed(capsys, "evaluate", *place, "--split=dev")
+    assert json.loads(out)[metric] == result["dev"][metric]
     code, _, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
     assert (code, len(err.splitlines())) == (2, 1) and "no label column 'label'" in err
     folder, form = tmp_path / "submission", "glue" if name == "rte" else "superglue"
     words = (f"--input={hidden}", f"--format={form}", f"--output={folder}/")
-    code, _, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", *words)
-    assert code == 0, err
+    succeed(capsys, "predict", f"--workdir={workdir}", *words)
     if name == "rte":
         lines = (folder / "RTE.tsv").read_text().splitlines()
         assert [line.split("\t")[0] for line in lines] == ["index", *map(str, range(8))]

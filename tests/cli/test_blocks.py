@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from test_configs import RUNNABLE
-from tiny_run import ROOT, jaxprompt
+from tiny_run import ROOT, succeed
 
 from jaxprompt.build.check import check_config
 from jaxprompt.config.blocks import make_preset_block, option_fields
@@ -142,8 +142,7 @@ def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
 
 def test_a_shipped_sweep_is_listed_from_any_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, out, err = jaxprompt(capsys, "sweep", "--config=quickstart", "--workdir=runs")
-    assert code == 0, err
+    out, _ = succeed(capsys, "sweep", "--config=quickstart", "--workdir=runs")
     assert len(out.splitlines()) == 12 and "--config=quickstart:head_only" in out
 
 

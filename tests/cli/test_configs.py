@@ -6,14 +6,7 @@ from itertools import cycle, groupby
 
 import jax
 import pytest
-from tiny_run import (
-    ROOT,
-    WORDS,
-    entities_of,
-    make_backbone,
-    with_part,
-    write_rows,
-)
+from tiny_run import ROOT, WORDS, entities_of, make_backbone, with_part, write_rows
 
 from jaxprompt import rng
 from jaxprompt.build.backbone import load_weights

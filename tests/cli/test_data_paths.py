@@ -4,7 +4,7 @@ import csv
 
 import pytest
 from spoil import BASE
-from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields, write_rows
+from tiny_run import flags, make_config, read_lines, succeed, tiny_fields, write_rows
 
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.optimizer import config_milestones
@@ -22,8 +22,8 @@ def test_a_file_of_ones_own_is_divided_and_summarised(backbone, data, tmp_path, 
         "data.source": "", "data.files.train": file.name, "data.protocol": "holdout",
         "data.protocol.size": 12,
     }  # fmt: skip
-    code, out, err = jaxprompt(capsys, "validate", f"--config={BASE}", *flags(fields))
-    assert code == 0 and "train 37, dev 12" in out, err
+    out, _ = succeed(capsys, "validate", f"--config={BASE}", *flags(fields))
+    assert "train 37, dev 12" in out
     for line in (
         "labels in train: 0 = Tool (1), 1 = beast (12), 2 = food (12), 3 = tool (12)",
         "class Tool has no examples in dev (1 in train)",

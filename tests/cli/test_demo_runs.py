@@ -10,12 +10,12 @@ from spoil import write_card
 from tiny_run import (
     TOPICS,
     flags,
-    jaxprompt,
     make_backbone,
     make_config,
     predict,
     read_lines,
     serve,
+    succeed,
     train_and_export,
     write_rows,
 )
@@ -62,8 +62,7 @@ def write(c, folder):
 
 
 def evaluate(capsys, *flags):
-    code, out, err = jaxprompt(capsys, "evaluate", "--split=test", *flags)
-    assert code == 0, err
+    out, _ = succeed(capsys, "evaluate", "--split=test", *flags)
     return json.loads(out)
 
 
@@ -332,8 +331,7 @@ def test_other_training_examples_encoders_or_fields_are_refused(
     # The sentence encoder may have moved.
     def answer(folder, *words):
         words = [f"--prompt={folder}", "--text=the old cat", *words]
-        code, out, err = jaxprompt(capsys, "predict", *words)
-        assert code == 0, err
+        out, _ = succeed(capsys, "predict", *words)
         return json.loads(out)
 
     moved = shutil.copytree(encoder, tmp_path / "moved")
@@ -357,8 +355,7 @@ def test_each_example_is_counted_once_in_a_confusion_matrix(backbone, data, tmp_
     )  # fmt: skip
     c = prepare(backbone, data, "prefix", **fields)
     result, workdir, _ = train_and_export(capsys, tmp_path, c)
-    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}", "--split=test")
-    assert code == 0, err
+    succeed(capsys, "inspect", f"--workdir={workdir}", "--split=test")
     report = json.loads((workdir / "inspect/inspect.json").read_text())
     counts = np.array(report["confusion"]["counts"])
     assert counts.sum() == 24

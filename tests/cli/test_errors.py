@@ -286,16 +286,14 @@ def test_devices_that_are_not_there(backbone, data, tmp_path):
     assert line.startswith(start) and line.endswith("or set JAX_PLATFORMS=cpu")
 
 
-def test_a_platform_that_this_machine_lacks(monkeypatch, capsys):
+def test_a_platform_that_this_machine_lacks(monkeypatch, capsys, refused):
     """JAX has an assertion without a text for it."""
     of_jax = {"__name__": "jax._src.xla_bridge"}
     exec("def backends(*_): assert False", of_jax)
     monkeypatch.setattr("jaxprompt.cli.train.main", of_jax["backends"])
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    code, _, err = jaxprompt(capsys, "train", f"--config={BASE}")
-    assert (
-        code == 2 and "cannot start its devices: no device of JAX_PLATFORMS=cuda was found; " in err
-    )
+    line = refused("train", f"--config={BASE}", started=True)
+    assert "cannot start its devices: no device of JAX_PLATFORMS=cuda was found; " in line
 
 
 # -- data and templates --------------------------------------------------------------------------

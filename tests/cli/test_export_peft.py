@@ -8,14 +8,7 @@ import transformers
 from exports import make_metadata
 from reference_peft import peft
 from spoil import files
-from tiny_run import (
-    jaxprompt,
-    make_backbone,
-    make_config,
-    predict,
-    read_lines,
-    serve,
-)
+from tiny_run import make_backbone, make_config, predict, read_lines, serve, succeed
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.backbone import open_backbone
@@ -38,8 +31,7 @@ torch = pytest.importorskip("torch")
 
 def test_peft_scores_an_exported_prefix_as_we_do(capsys, trained, tmp_path, backbone):
     words = [f"--workdir={trained}", f"--output={tmp_path / 'out'}", f"--peft={tmp_path / 'peft'}"]
-    code, _, err = jaxprompt(capsys, "export", *words)
-    assert code == 0, err
+    succeed(capsys, "export", *words)
     texts = ["a new hammer was near the saw", "the old wolf with a hare"]
     rows, _ = predict(capsys, trained, *(f"--text={text}" for text in texts))
     base = transformers.BertForSequenceClassification.from_pretrained(backbone, num_labels=3)
@@ -57,8 +49,7 @@ def test_peft_takes_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, 
     c = make_config(backbone, data, "p_tuning", prompt__encoder=encoder, train__total_steps=1)
     run = serve(capsys, tmp_path, c, data / "test.jsonl")
     words = [f"--workdir={run.workdir}", f"--peft={tmp_path / 'peft'}"]
-    code, _, err = jaxprompt(capsys, "export", *words)
-    assert code == 0, err
+    succeed(capsys, "export", *words)
     exported, _ = read_export(str(run.workdir / "export"))
     assert {name for name in exported if name.startswith("prompt/")} == {"prompt/slots"}
     base = transformers.BertForSequenceClassification.from_pretrained(backbone, num_labels=3)
@@ -73,8 +64,7 @@ def test_a_folder_that_holds_other_files_is_refused_before_anything_is_computed(
 ):
     place, folder = f"--workdir={run}", tmp_path / "peft"
     for _ in range(2):  # over its own files it may write again
-        code, _, err = jaxprompt(capsys, "export", place, f"--peft={folder}")
-        assert code == 0, err
+        succeed(capsys, "export", place, f"--peft={folder}")
     (folder / "README.md").write_text("# Mine\n")
     before = [files(folder), files(backbone)]
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny_run import ROOT, TOPICS, WORDS, flags, jaxprompt, read_lines, write_rows
+from tiny_run import ROOT, TOPICS, WORDS, flags, jaxprompt, read_lines, succeed, write_rows
 
 from jaxprompt.cli.sweep import list_runs
 from jaxprompt.config.load import load_config
@@ -54,8 +54,7 @@ def test_a_relation_is_learned(fields_of_run, relation, tmp_path, capsys):
         "train.eval_epochs": 0,
     }  # fmt: skip
     run = f"--workdir={tmp_path / 'run'}"
-    code, out, err = jaxprompt(capsys, "train", f"--config={CONFIG}", run, *flags(fields))
-    assert code == 0, err
+    out, err = succeed(capsys, "train", f"--config={CONFIG}", run, *flags(fields))
     listed = len({*WORDS, "Beast", "nowhere", "☃"})
     assert f"{listed - 3} classes of {listed} words; 2 are not one token and left out, 1 are" in err
     assert "examples left out, whose obj_label is no class: train 1 of 19, dev 0 of 6" in err
@@ -65,14 +64,13 @@ def test_a_relation_is_learned(fields_of_run, relation, tmp_path, capsys):
     assert test["hit_at_10"] > 0.8  # by chance 10 of some 60 words
     output = tmp_path / "output.jsonl"
     at = f"--config={tmp_path / 'run/config.json'}", run, "--split=test"
-    code, out, err = jaxprompt(capsys, "evaluate", *at, f"--output={output}")
-    assert code == 0, err
+    out, _ = succeed(capsys, "evaluate", *at, f"--output={output}")
     lines = read_lines(output)
     right = [line["prediction"] == line["obj_label"] for line in lines]
     assert len(lines) == 12 and np.mean(right) == test["hit_at_1"]
     assert json.loads(out)["mrr"] == pytest.approx(test["mrr"])
-    code, out, err = jaxprompt(capsys, "evaluate", *at, "--majority")
-    assert code == 0 and json.loads(out)["hit_at_1"] == pytest.approx(1 / 3)
+    out, _ = succeed(capsys, "evaluate", *at, "--majority")
+    assert json.loads(out)["hit_at_1"] == pytest.approx(1 / 3)
     assert json.loads(out)["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
 
 
@@ -95,16 +93,14 @@ def test_each_relation_of_one_file_has_a_run_and_a_row_their_mean(
     for name, size in (("P31", 18), (other, 5)):
         run = tmp_path / "runs" / name
         config = f"--config={CONFIG}:masked,predicate_id={name}"
-        code, out, err = jaxprompt(capsys, "train", config, f"--workdir={run}", *flags(fields))
-        assert code == 0, err
+        out, err = succeed(capsys, "train", config, f"--workdir={run}", *flags(fields))
         assert f"train {size}, dev " in err
         scores.append(json.loads(out)["test"]["hit_at_1"])
         output = tmp_path / f"{name}.jsonl"
         at = (f"--config={run / 'config.json'}", f"--workdir={run}", "--split=test")
         assert jaxprompt(capsys, "evaluate", *at, f"--output={output}")[0] == 0
         assert {line["predicate_id"] for line in read_lines(output)} == {name}
-    code, out, err = jaxprompt(capsys, "sweep", f"--table={tmp_path / 'runs'}")
-    assert code == 0, err
+    out, _ = succeed(capsys, "sweep", f"--table={tmp_path / 'runs'}")
     _, _, row = out.splitlines()
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[:3] == ["p_tuning", "2", "34"]

@@ -13,14 +13,7 @@ from processes import Processes
 from spoil import edit
 from test_runs import SAME, results, rows_file
 from tiny_pretrain import stop
-from tiny_run import (
-    jaxprompt,
-    make_backbone,
-    make_config,
-    read_lines,
-    timeless,
-    write_rows,
-)
+from tiny_run import make_backbone, make_config, read_lines, succeed, timeless, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.backbone import open_backbone
@@ -146,8 +139,7 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
         return ["train", f"--config={config(**changes)}", f"--workdir={tmp_path / name}"]
 
     def train(name, **changes):
-        code, out, err = jaxprompt(capsys, *words(name, **changes))
-        assert code == 0, err
+        out, err = succeed(capsys, *words(name, **changes))
         return out, err
 
     whole = json.loads(train("off", cache__location="", cache__folder="")[0])

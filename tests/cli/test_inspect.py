@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, write_rows
+from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, succeed, write_rows
 
 from jaxprompt import tree
 from jaxprompt.__main__ import main
@@ -322,8 +322,8 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
 def test_exports_are_compared(trained, tmp_path, capsys):
     for name in ("a", "b"):
         shutil.copytree(trained / "export", tmp_path / name)
-    code, out, err = jaxprompt(capsys, "inspect", f"--exports={tmp_path}")
-    assert code == 0 and out == " 1.0000  a  b\n", err
+    out, _ = succeed(capsys, "inspect", f"--exports={tmp_path}")
+    assert out == " 1.0000  a  b\n"
     report = json.loads((tmp_path / "similarity.json").read_text())
     assert report["exports"] == ["a", "b"] and report["cosines"][0] == pytest.approx([1, 1])
     assert (tmp_path / "similarity.png").read_bytes()[:4] == b"\x89PNG"

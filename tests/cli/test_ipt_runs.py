@@ -15,6 +15,7 @@ from tiny_run import (
     make_config,
     serve,
     split_scores,
+    succeed,
 )
 
 from jaxprompt.__main__ import main
@@ -68,8 +69,7 @@ def test_inspect_compares_the_words_of_a_text_with_its_prompt(
 ):
     workdir = tmp_path / "run"
     train_prompt(make_config(backbone, data, "ipt", **FEW | fields), str(workdir))
-    code, out, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}", "--instances=2")
-    assert code == 0, err
+    out, _ = succeed(capsys, "inspect", f"--workdir={workdir}", "--instances=2")
     instances = json.loads((workdir / "inspect/inspect.json").read_text())["instances"]
     page = (workdir / "inspect/inspect.html").read_text()
     for name in ("embeddings-pca", "prompts-pca", "prompts-tsne"):
@@ -165,8 +165,7 @@ def test_a_grid_and_a_mesh_train_as_alone(backbone, data, tmp_path, capsys):
     grid = alone.replace({"runs.seeds": (0, 1)})
     (tmp_path / "c.json").write_text(grid.to_json())
     words = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'runs'}"]
-    code, _, err = jaxprompt(capsys, "train", *words)
-    assert code == 0, err
+    succeed(capsys, "train", *words)
     train_prompt(alone, str(tmp_path / "alone"))
     scores = split_scores(alone, tmp_path / "alone")
     np.testing.assert_allclose(split_scores(alone, tmp_path / "runs/seed=1"), scores, atol=1e-3)

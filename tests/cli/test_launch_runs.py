@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from tiny_pretrain import corpus_texts, make_kind
-from tiny_run import ROOT, flags, jaxprompt, sentences, write_rows
+from tiny_run import ROOT, flags, sentences, succeed, write_rows
 
 from configs.parts import ppt
 from jaxprompt.__main__ import main
@@ -221,8 +221,7 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     shot = f"--config={ROOT}/configs/dart/lm_bff.py:sst2,zero_shot"
     changed = own | {"backbone.path": backbone, "data.source": data / "sst2"}
     changed |= {"data.seed": 10}  # of what demos.total shows here in every row
-    code, out, err = jaxprompt(capsys, "evaluate", shot, *flags(changed), "--split=test")
-    assert code == 0, err
+    out, _ = succeed(capsys, "evaluate", shot, *flags(changed), "--split=test")
     assert json.loads(out)["accuracy"] == results["zero_shot-sst2,seed=10"]["accuracy"]
     head, *lines = told.out.split("\n\n")[1].splitlines()[2:]
     assert head == "| majority | 66.7 ± 0.0 [50.9] |" and len(lines) == 3

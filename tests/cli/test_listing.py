@@ -4,7 +4,7 @@ import json
 
 import pytest
 from spoil import BASE
-from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
+from tiny_run import flags, jaxprompt, read_lines, succeed, tiny_fields, write_rows
 
 from jaxprompt.api.choices import choice_names
 from jaxprompt.data.tasks.registry import task_names
@@ -22,13 +22,12 @@ FAMILIES = "bert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert gl
     ],
 )  # fmt: skip
 def test_every_name_is_listed_and_shown(command, names, capsys):
-    code, out, _ = jaxprompt(capsys, command)
-    assert code == 0
+    out, _ = succeed(capsys, command)
     first = [line.split()[0] for line in out.splitlines()]
     assert set(first) - {"task"} == set(names)
     for name in names:
-        code, out, _ = jaxprompt(capsys, command, name)
-        assert code == 0 and name in out.splitlines()[0]
+        out, _ = succeed(capsys, command, name)
+        assert name in out.splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -43,8 +42,7 @@ def test_every_name_is_listed_and_shown(command, names, capsys):
     ],
 )
 def test_what_is_shown(words, told, capsys):
-    code, out, _ = jaxprompt(capsys, *words)
-    assert code == 0
+    out, _ = succeed(capsys, *words)
     for text in told:
         assert text in out
 
@@ -65,8 +63,7 @@ def validate(backbone, data, capsys):
     def call(**changes):
         changes = {name.replace("__", "."): value for name, value in changes.items()}
         words = flags(tiny_fields(backbone, data) | changes)
-        code, out, err = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
-        assert code == 0, err
+        out, _ = succeed(capsys, "validate", f"--config={BASE}", *words)
         assert out.endswith("the config is valid\n")
         return out
 
@@ -138,8 +135,7 @@ def test_a_finished_run_is_shown(run, capsys):
     assert f"dev       accuracy {result['dev']['accuracy']:.4f}" in out
     assert "dev accuracy:" in out and "step 3 to 3" in out
     assert "examples  train 48, dev 30, test 24" in out
-    code, out, _ = jaxprompt(capsys, "show", run.parent)
-    assert code == 0
+    out, _ = succeed(capsys, "show", run.parent)
     assert [line.split()[0] for line in out.splitlines()] == ["run", "run"]
 
 

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
+from tiny_run import flags, jaxprompt, read_lines, succeed, tiny_fields, write_rows
 
 from jaxprompt.data.sources.files import read_file
 
@@ -32,8 +32,7 @@ def test_is_of_all_training_examples(skewed, capsys):
     few = {"data.protocol": "kshot", "data.protocol.k": 2, "data.protocol.dev_k": 2}
     for protocol in ({}, few):
         words = ["--majority", "--config=base:zero_shot", *flags_of(skewed, **protocol)]
-        code, out, err = jaxprompt(capsys, "evaluate", *words, "--split=test")
-        assert code == 0, err
+        out, _ = succeed(capsys, "evaluate", *words, "--split=test")
         assert json.loads(out) == {
             "split": "test", "examples": len(gold), "majority": "tool",
             "accuracy": pytest.approx(expected),
@@ -47,8 +46,7 @@ def test_of_relations_is_measured_by_their_metric(skewed, capsys):
     gold = [row["label"] for row in read_lines(skewed / "test.jsonl")]
     changes = {"task.metric": "micro_f1", "task.negative": "food"}
     words = ["--majority", "--split=test", "--config=base:zero_shot", *flags_of(skewed, **changes)]
-    code, out, err = jaxprompt(capsys, "evaluate", *words)
-    assert code == 0, err
+    out, _ = succeed(capsys, "evaluate", *words)
     metrics = json.loads(out)
     assert metrics["precision"] == pytest.approx(gold.count("tool") / len(gold))
     others = len(gold) - gold.count("food")

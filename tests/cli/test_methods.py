@@ -11,12 +11,12 @@ from safetensors.numpy import load_file
 from tiny_run import (
     TOPICS,
     accuracy,
-    jaxprompt,
     make_backbone,
     make_config,
     predict,
     read_lines,
     serve,
+    succeed,
     train_and_export,
     with_part,
 )
@@ -196,8 +196,8 @@ def test_it_learns_exports_and_predicts(name, folders, data, tmp_path, capsys):
         card = json.loads((run.workdir / "export" / "prompt.json").read_text())
         assert card["head"]["listed"] == ["tool", "food", "beast"]
     if name in ("listed_dpt", "listed_p_tuning"):
-        code, _, err = jaxprompt(capsys, "inspect", f"--workdir={run.workdir}")
-        assert code == 0 and (run.workdir / "inspect" / "inspect.html").exists(), err
+        succeed(capsys, "inspect", f"--workdir={run.workdir}")
+        assert (run.workdir / "inspect" / "inspect.html").exists()
     if method == "ipt":  # an empty text has no prompt
         (empty, cat), _ = predict(capsys, run.workdir, "--text=", "--text=the cat")
         assert np.isfinite(empty["score"]) and empty["scores"] != cat["scores"]
@@ -210,8 +210,7 @@ def evaluate_zero_shot(capsys, tmp_path, c):
     """Evaluates a config that trains nothing. Returns the metrics and the rows."""
     (tmp_path / "zero.json").write_text(c.to_json())
     config, out = f"--config={tmp_path / 'zero.json'}", tmp_path / "out.jsonl"
-    code, metrics, err = jaxprompt(capsys, "evaluate", config, "--split=test", f"--output={out}")
-    assert code == 0, err
+    metrics, _ = succeed(capsys, "evaluate", config, "--split=test", f"--output={out}")
     return json.loads(metrics), read_lines(out)
 
 
@@ -266,7 +265,7 @@ def test_a_discriminator_answers_without_training(folders, data, tmp_path, capsy
         ({"head.hierarchy": "living,thing,thing"}, "listed: living, thing | food, tool; 2 forward"),
     ],
 )
-def test_several_lists_train_and_predict(fields, message, folders, data, tmp_path, capsys):
+def test_several_lists_train_and_predict(fields, message, folders, data, tmp_path, capsys, refused):
     c = prepare(folders, data, "listed", **fields | {"head.order": "task"})
     run = serve(capsys, tmp_path, c, data / "test.jsonl")
     assert message in run.log
@@ -276,8 +275,7 @@ def test_several_lists_train_and_predict(fields, message, folders, data, tmp_pat
     )
     splits = ("dev", "train") if "head.hierarchy" in fields else ("dev",)
     for split in splits:
-        code, _, err = jaxprompt(capsys, "inspect", f"--workdir={run.workdir}", f"--split={split}")
-        assert code == 0, err
+        succeed(capsys, "inspect", f"--workdir={run.workdir}", f"--split={split}")
         report = json.loads((run.workdir / "inspect" / "inspect.json").read_text())
         if split == "dev":
             counts = np.array(report["confusion"]["counts"])
@@ -286,8 +284,7 @@ def test_several_lists_train_and_predict(fields, message, folders, data, tmp_pat
         else:  # whose inputs in train are those on the way to the right class
             assert report["notes"]["confusion"].startswith("There is no confusion matrix: ")
     program = [f"--workdir={run.workdir}", f"--stablehlo={tmp_path / 'program'}"]
-    code, _, err = jaxprompt(capsys, "export", *program)
-    assert code == 2 and "makes 2; list all classes in one input" in err
+    assert "makes 2; list all classes in one input" in refused("export", *program, started=True)
 
 
 def test_a_run_of_dpt_is_planned(folders, data):
@@ -396,8 +393,7 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     assert metadata.prompt.name == "constant" and metadata.method == "compose"
     assert metadata.init.path == str(first / "export")
     assert accuracy(rows) == pytest.approx(result["test"]["accuracy"]) and accuracy(rows) > 0.6
-    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
-    assert code == 0, err
+    succeed(capsys, "inspect", f"--workdir={workdir}")
     rows = json.loads((workdir / "inspect" / "inspect.json").read_text())["rows"]
     assert [row["start"]["token"] for row in rows] == ["beast", "food"]
 

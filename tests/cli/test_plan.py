@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from tiny_pretrain import BATCH, CASES, fields_of
-from tiny_run import ROOT, jaxprompt
+from tiny_run import ROOT, jaxprompt, succeed
 
 from jaxprompt.cli.plan import in_child_process
 from jaxprompt.config.load import load_config
@@ -87,8 +87,7 @@ def test_without_devices_it_says_what_is_held_and_sent(capsys):
 
 @pytest.mark.long
 def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
-    code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, "--devices=2x v5e", "--limit=2")
-    assert code == 0
+    out, _ = succeed(capsys, "plan", *ELECTRA, "--devices=2x v5e", "--limit=2")
     for text in ("as configured", "fastest", "smallest", "2x v5e", "1x v5e", "fits"):
         assert text in out
     assert "smallest, 1x v5e: --config.mesh.data=1 --config.mesh.model=1" in out
@@ -115,8 +114,8 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
         "jaxprompt.cli.plan.in_child_process", lambda _, function, *given: function(*given)
     )
     words = (*ELECTRA, "--devices=2x v5e", "--limit=2", "--compiler=tpu")
-    code, out, _ = jaxprompt(capsys, "plan", *words, "--config.mesh.data=1")
-    assert code == 0 and len(asked) == len(set(asked)) == 2
+    out, _ = succeed(capsys, "plan", *words, "--config.mesh.data=1")
+    assert len(asked) == len(set(asked)) == 2
     lines = {line[:26].strip(): line[26:].split() for line in out.splitlines() if line}
     assert lines["fits"] == ["NO", "NO", "NO"]
     assert lines["temporary"] == ["20", "GiB", "refused", "20", "GiB"]
@@ -183,8 +182,7 @@ def test_codes_are_planned(capsys):
     found = {}
     for kind in ("none", "int8", "int4"):
         words = (*ELECTRA, "--devices=1x A100-40", "--format=json", "--limit=1")
-        code, out, err = jaxprompt(capsys, "plan", *words, f"--config.backbone.quantize={kind}")
-        assert code == 0, err
+        out, _ = succeed(capsys, "plan", *words, f"--config.backbone.quantize={kind}")
         found[kind] = json.loads(out)["plans"]["as configured"]["bytes"]
     plain, int8, int4 = (found[kind]["frozen"] for kind in ("none", "int8", "int4"))
     coded = (plain - int8) / (2 - 1.125)  # numbers, of 2 bytes without codes

@@ -14,6 +14,7 @@ from tiny_run import (
     read_lines,
     sentences,
     serve,
+    succeed,
     write_rows,
 )
 
@@ -35,8 +36,7 @@ def predict(capsys, monkeypatch):
 
     def call(prompt, *flags: str, stdin: str = "") -> list[dict]:
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-        code, out, err = jaxprompt(capsys, "predict", f"--prompt={prompt}", *flags)
-        assert code == 0, err
+        out, err = succeed(capsys, "predict", f"--prompt={prompt}", *flags)
         call.said = err.splitlines()
         return [json.loads(line) for line in out.splitlines() if line]
 
@@ -171,12 +171,13 @@ def test_texts_that_are_cut_are_told(prompt, predict):
     assert predict.said == ["texts cut to 24 tokens: 1 of 2"]
 
 
-def test_evaluate_scores_an_export_on_rows(prompt, predict, data, tmp_path, capsys, monkeypatch):
+def test_evaluate_scores_an_export_on_rows(
+    prompt, predict, data, tmp_path, capsys, monkeypatch, refused
+):
     """By itself, with the metrics that its run has on them; what cannot be scored is refused."""
     place, flag = f"--workdir={prompt.parent}", f"--prompt={prompt}"
     whole = json.loads(jaxprompt(capsys, "evaluate", place, "--split=test")[1])
-    code, out, err = jaxprompt(capsys, "evaluate", flag, f"--input={data / 'test.jsonl'}")
-    assert code == 0, err
+    out, _ = succeed(capsys, "evaluate", flag, f"--input={data / 'test.jsonl'}")
     assert {"split": "test"} | json.loads(out) == pytest.approx(whole, abs=1e-6)
 
     out = tmp_path / "out.jsonl"
@@ -185,8 +186,8 @@ def test_evaluate_scores_an_export_on_rows(prompt, predict, data, tmp_path, caps
     assert list(read_lines(out)[0]) == ["text", "label", "p_prediction", "p_score", "p_scores"]
     rows = read_lines(data / "test.jsonl")[:4]
     monkeypatch.setattr("sys.stdin", io.StringIO(say([*rows, rows[0] | {"label": "unicorn"}])))
-    code, out, err = jaxprompt(capsys, "evaluate", flag, "--input=-")
-    assert code == 0 and json.loads(out)["examples"] == 4 and "unicorn" in err
+    out, err = succeed(capsys, "evaluate", flag, "--input=-")
+    assert json.loads(out)["examples"] == 4 and "unicorn" in err
 
     for row, why in (
         ({"text": "a cat"}, "no row has a known label of its prompt's task"),
@@ -195,8 +196,7 @@ def test_evaluate_scores_an_export_on_rows(prompt, predict, data, tmp_path, caps
         (tmp_path / "in.jsonl").write_text(say([row]))
         code, out, err = jaxprompt(capsys, "evaluate", flag, f"--input={tmp_path / 'in.jsonl'}")
         assert code == 2 and why in err and not out and "--on-error" not in err
-    code, _, err = jaxprompt(capsys, "evaluate", flag)
-    assert code == 2 and "--prompt and --input must be given together" in err
+    assert "--prompt and --input must be given together" in refused("evaluate", flag, started=True)
 
 
 @pytest.mark.long

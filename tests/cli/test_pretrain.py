@@ -35,6 +35,7 @@ from tiny_run import (
     jaxprompt,
     make_config,
     read_lines,
+    succeed,
     timeless,
     tiny_fields,
     write_rows,
@@ -118,8 +119,7 @@ def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys)
     texts = [t for i in held for t in documents[i].splitlines() if len(t.split()) >= 4]
     file = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     words = ["predict", f"--workdir={workdir}", f"--input={file}", f"--output={tmp_path / 'out'}"]
-    code, _, err = jaxprompt(capsys, *words)
-    assert code == 0, err
+    succeed(capsys, *words)
     answers = read_lines(tmp_path / "out")
     right = [line["prediction"] == label_of(line["text"]) for line in answers]
     assert np.mean(right) == pytest.approx(result_of(workdir)["held_out"]["accuracy"])
@@ -157,8 +157,8 @@ def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, caps
     code, out, err = stop(words, STOPPED, capsys)
     assert code == 0 and out == "" and f"{STEPS} steps of 16 x 48 tokens, resumed at step 8" in err
     assert not (workdir / "result.json").exists()
-    code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and f"resumed at step {STOPPED}" in err
+    out, err = succeed(capsys, *words)
+    assert f"resumed at step {STOPPED}" in err
     assert json.loads(out) == result_of(workdir)
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
@@ -185,8 +185,8 @@ def test_a_finished_run_is_not_pretrained_again(tmp_path_factory, capsys, monkey
 
     workdir = pretrained(tmp_path_factory, "nss-bert")
     monkeypatch.setattr("jaxprompt.training.steps.make_train_step", forbid)
-    code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, "nss-bert", workdir))
-    assert code == 0 and "already pre-trained, nothing to do" in err
+    out, err = succeed(capsys, *words_of(tmp_path_factory, "nss-bert", workdir))
+    assert "already pre-trained, nothing to do" in err
     assert json.loads(out) == result_of(workdir)
 
 
@@ -395,15 +395,14 @@ def compare(together: Path, alone: Path) -> None:
 @pytest.mark.long
 def test_every_run_is_as_if_alone(command, grid, tmp_path, capsys):
     own = dict(ppt__task="nss", seed=1, **ALONE)
-    code, _, err = jaxprompt(capsys, *command(tmp_path / "alone", **own))
-    assert code == 0, err
+    succeed(capsys, *command(tmp_path / "alone", **own))
     compare(grid / "task=nss,seed=1", tmp_path / "alone")
 
 
 @pytest.mark.long
 def test_a_table_and_exports(command, grid, capsys):
-    code, out, err = jaxprompt(capsys, *command(grid))  # again: nothing is left to do
-    assert code == 0 and "at once" not in err
+    out, err = succeed(capsys, *command(grid))  # again: nothing is left to do
+    assert "at once" not in err
     held_out, lines = {n: x["held_out"] for n, x in results(grid).items()}, out.splitlines()
     assert list(sorted(held_out)) == NAMES
     header = (
@@ -434,8 +433,8 @@ def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, 
     code, out, err = stop(words, GRID_KILLED, capsys)
     assert code == 0 and out == "" and f"resumed at step {GRID_KILLED - 1}" in err
     assert f"stopped by SIGTERM at step {GRID_KILLED}" in err and not results(folder)
-    code, _, err = jaxprompt(capsys, *words)
-    assert code == 0 and f"4 runs at once, {GRID_STEPS} steps, resumed at step {GRID_KILLED}" in err
+    _, err = succeed(capsys, *words)
+    assert f"4 runs at once, {GRID_STEPS} steps, resumed at step {GRID_KILLED}" in err
     for name in NAMES:
         assert timeless(results(folder)[name]) == timeless(results(grid)[name])
         lines, right = (read_lines(f / name / "metrics.jsonl") for f in (folder, grid))

@@ -10,6 +10,7 @@ from tiny_run import (
     make_config,
     read_lines,
     split_scores,
+    succeed,
     train_and_export,
 )
 
@@ -35,7 +36,7 @@ def served(whole, data, tmp_path_factory):
     return c, folder / "run", train_prompt(c, str(folder / "run")).to_json()
 
 
-def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
+def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys, refused):
     c = make_config(whole, data, "prefix", backbone__quantize="int8", **LEARNS)
     result, workdir, told = train_and_export(capsys, tmp_path, c)
     assert result["test"]["accuracy"] >= 0.8 and ", weights int8-" in told
@@ -46,14 +47,12 @@ def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
     assert card["backbone"]["quantize"] == "int8"
     out = tmp_path / "out.jsonl"
     words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
-    code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 0, err
+    succeed(capsys, "predict", *words)
     lines = read_lines(out)
     right = np.mean([line["prediction"] == line["label"] for line in lines])
     assert right == pytest.approx(result["test"]["accuracy"])
     again = ["train", f"--config={tmp_path / 'config.json'}", f"--workdir={workdir}"]
-    code, _, err = jaxprompt(capsys, *again, "--config.backbone.quantize=int4")
-    assert code == 2 and "backbone.quantize" in err  # other codes are another run
+    assert "backbone.quantize" in refused(*again, "--config.backbone.quantize=int4", started=True)
 
 
 @pytest.mark.long
@@ -76,13 +75,13 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
             jp.attach(jp.load_backbone(whole, quantize=other), prompt)
 
 
-def test_codes_do_not_train(whole, data, tmp_path, capsys):
+def test_codes_do_not_train(whole, data, tmp_path, capsys, refused):
     message = "backbone.quantize=int8 quantises backbone/embed/word/table, which"
     c = make_config(whole, data, "full", backbone__quantize="int8")
     config = tmp_path / "c.json"
     config.write_text(c.to_json())
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}/run")
-    assert code == 2 and message in err and not out
+    line = refused("train", f"--config={config}", f"--workdir={tmp_path}/run", started=True)
+    assert message in line
     assert not (tmp_path / "run/checkpoints").exists()
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from spoil import BASE, edit, files
-from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write_rows
+from tiny_run import flags, jaxprompt, make_data, read_lines, succeed, tiny_fields, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.backbone import open_backbone
@@ -151,19 +151,18 @@ def test_the_record_tells_all(place):
 
 
 def test_export_and_evaluate_need_no_training_data(place, capsys):
-    code, before, _ = jaxprompt(capsys, *again("evaluate"), "--split=test")
-    assert code == 0
+    before, _ = succeed(capsys, *again("evaluate"), "--split=test")
     rows = read_lines(place / "data/dev.jsonl")
     for changed, message in ((rows[:-1], "29 examples, not the 30"), (rows[::-1], "not those")):
         write_rows(place / "data/dev.jsonl", changed)
-        code, out, err = jaxprompt(capsys, *again("evaluate"))
-        assert code == 0 and json.loads(out)["examples"] == len(changed)
+        out, err = succeed(capsys, *again("evaluate"))
+        assert json.loads(out)["examples"] == len(changed)
         assert err.startswith("dev: ") and f"{message} of the run\n" in err
     names = json.loads((place / "run/record.json").read_text())["task"]["labels"]
     (place / "data/train.jsonl").unlink()
     (place / "data/dev.jsonl").unlink()
-    code, after, _ = jaxprompt(capsys, *again("evaluate"), "--split=test")
-    assert code == 0 and after == before
+    after, _ = succeed(capsys, *again("evaluate"), "--split=test")
+    assert after == before
     (place / "data/test.jsonl").unlink()
     assert jaxprompt(capsys, *again("export"))[0] == 0
     card = json.loads((place / "run/export/prompt.json").read_text())
@@ -171,8 +170,8 @@ def test_export_and_evaluate_need_no_training_data(place, capsys):
 
 
 def test_a_finished_run_is_repeated_with_the_same_alone(place, other_backbone, refused, capsys):
-    code, out, err = jaxprompt(capsys, *again())
-    assert code == 0 and "already trained" in err
+    out, err = succeed(capsys, *again())
+    assert "already trained" in err
     assert json.loads(out) == json.loads((place / "run/result.json").read_text())
     before = files(place / "run")
     line = refused(*again(), f"--config.backbone.path={place / 'nowhere'}")
@@ -209,8 +208,8 @@ def test_data_may_be_moved(place, refused, capsys):
     (place / "data").rename(place / "moved")
     assert "data folder data does not exist" in refused(*again())
     (place / "run/result.json").unlink()
-    code, _, err = jaxprompt(capsys, *again(), "--config.data.source=moved")
-    assert code == 0 and "resumed at step" in err
+    _, err = succeed(capsys, *again(), "--config.data.source=moved")
+    assert "resumed at step" in err
     assert json.loads((place / "run/config.json").read_text())["data"]["source"] == "moved"
     rename_labels(place / "moved", food="tool", tool="food")
     assert "splits.train.digest (saved" in refused(*again())
@@ -234,11 +233,9 @@ def test_a_frozen_prompt_is_made_again_from_the_same_text_alone(place, refused, 
     blocks = ["--config.prompt.name=soft", "--config.prompt.start=task", "--config.prompt.length=4"]
     words = ["--config=run/config.json", "--workdir=frozen", *blocks]
     words += ["--config.task.template=[soft] {text}", "--config.trainable=head/.*"]
-    code, _, err = jaxprompt(capsys, "train", *words)
-    assert code == 0, err
+    succeed(capsys, "train", *words)
     asked = ["evaluate", "--config=frozen/config.json", "--workdir=frozen"]
-    code, before, err = jaxprompt(capsys, *asked)
-    assert code == 0, err
+    before, _ = succeed(capsys, *asked)
     rows = read_lines(place / "data/train.jsonl")
     write_rows(place / "data/train.jsonl", rows[:-1])
     line = refused(*asked)

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from tiny_run import ROOT, jaxprompt
+from tiny_run import ROOT, jaxprompt, succeed
 
 from jaxprompt import __version__
 from jaxprompt.config.load import load_config
@@ -26,8 +26,7 @@ def write_run(folder, config="quickstart:prefix", dev=0.5, test=0.5, metric="acc
 
 
 def rows_of(capsys, *words):
-    code, out, err = jaxprompt(capsys, "sweep", *words)
-    assert code == 0, err
+    out, _ = succeed(capsys, "sweep", *words)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
     return lines[0], {line[0]: line[1:] for line in lines[2:]}
 
@@ -173,8 +172,8 @@ def test_a_finished_run_needs_no_config(run, capsys, refused, tmp_path):
     expected = jaxprompt(capsys, "evaluate", place, config)
     assert expected[0] == 0
     assert jaxprompt(capsys, "evaluate", place)[:2] == expected[:2]
-    code, out, err = jaxprompt(capsys, "export", place, f"--output={tmp_path / 'out'}")
-    assert code == 0 and (tmp_path / "out" / "prompt.json").exists(), err
+    succeed(capsys, "export", place, f"--output={tmp_path / 'out'}")
+    assert (tmp_path / "out" / "prompt.json").exists()
     line = refused("export", f"--workdir={tmp_path / 'none'}")
     assert "none/config.json does not exist; give the --workdir of a run, or --config" in line
     assert "--config is missing" in refused("evaluate")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from test_resume import arrays
-from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields
+from tiny_run import flags, make_config, read_lines, succeed, tiny_fields
 
 from jaxprompt.build import task
 from jaxprompt.errors import InputError
@@ -97,11 +97,10 @@ def test_operations_are_named_by_kind(name, kind):
 
 
 @pytest.mark.long
-def test_a_run_writes_a_trace_and_tells_its_table(backbone, data, tmp_path, capsys):
+def test_a_run_writes_a_trace_and_tells_its_table(backbone, data, tmp_path, capsys, refused):
     fields = tiny_fields(backbone, data) | {"train.total_epochs": 0, "train.total_steps": 6}
     place = ("--config=base:soft", f"--workdir={tmp_path / 'run'}", *flags(fields))
-    code, _, err = jaxprompt(capsys, "train", *place, "--profile=2")
-    assert code == 0, err
+    _, err = succeed(capsys, "train", *place, "--profile=2")
     assert "trace of 2 steps in" in err
     rows = re.findall(r"^  (\S+) +([\d.,]+) +([\d.,]+) +([\d.]+)%$", err, re.M)
     assert 1 < len(rows) <= 10 and not {"while", "call"} & {row[0] for row in rows}
@@ -109,16 +108,16 @@ def test_a_run_writes_a_trace_and_tells_its_table(backbone, data, tmp_path, caps
     assert shares == sorted(shares, reverse=True) and 20 < sum(shares) < 101
     assert list((tmp_path / "run/profile").glob("plugins/profile/*/*.xplane.pb"))
     assert json.loads((tmp_path / "run/config.json").read_text())["train"]["profile"] == 2
-    code, _, err = jaxprompt(
+    _, err = succeed(
         capsys, "train", *place, "--config.train.total_steps=2", f"--workdir={tmp_path / 'short'}",
         "--profile=2",
     )  # fmt: skip
-    assert code == 0 and "no trace: tracing starts after 2 steps, and this run took 2" in err
+    assert "no trace: tracing starts after 2 steps, and this run took 2" in err
     assert not (tmp_path / "short/profile").exists()
     # Of a grid there is no one run to trace.
     others = (place[0], f"--workdir={tmp_path / 'others'}", *place[2:])
-    code, _, err = jaxprompt(capsys, "train", *others, "--profile=2", "--config.runs.lr=(0.1, 0.2)")
-    assert code == 2 and "train.profile=2 traces one run" in err
+    line = refused("train", *others, "--profile=2", "--config.runs.lr=(0.1, 0.2)", started=True)
+    assert "train.profile=2 traces one run" in line
 
 
 # -- memory --------------------------------------------------------------------------------------

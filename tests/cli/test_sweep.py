@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_run import METHOD_CONFIG, flags, jaxprompt, tiny_fields
+from tiny_run import METHOD_CONFIG, flags, jaxprompt, succeed, tiny_fields
 
 from jaxprompt.cli.sweep import list_runs, load_run_config
 
@@ -43,10 +43,9 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     words = shlex.split(lines[1])
     assert words[:4] == ["python", "-m", "jaxprompt", "train"]
     assert f"--config={tmp_path / 'grid.py'}:prefix" in words and "--config.seed=1" in words
-    code, out, _ = jaxprompt(capsys, *words[3:])
-    assert code == 0 and json.loads(out)["seed"] == 1
-    code, out, err = jaxprompt(capsys, "sweep", *given, "--run")
-    assert code == 0
+    out, _ = succeed(capsys, *words[3:])
+    assert json.loads(out)["seed"] == 1
+    out, _ = succeed(capsys, "sweep", *given, "--run")
     results = {p.parent.name: p for p in (tmp_path / "runs").glob("*/result.json")}
     assert sorted(results) == [
         f"{method}-seed={seed}-optim.lr=0.01"
@@ -73,15 +72,14 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert chart.read_bytes()[:4] == b"\x89PNG"
     # Results of another config are none of the sweep that is asked for.
     other = (*given, "--config.optim.b1=0.5")
-    assert "run with a different config: optim.b1 (saved 0.9, given 0.5)" in refused(
-        "sweep", *other
-    )
+    line = refused("sweep", *other)
+    assert "run with a different config: optim.b1 (saved 0.9, given 0.5)" in line
     assert "optim.b1 (saved 0.9, given 0.5)" in refused("sweep", *other, "--table")
 
 
-def test_a_table_without_results_is_refused(given, capsys):
-    code, out, err = jaxprompt(capsys, "sweep", *given, "--table")
-    assert code == 2 and not out and "none of the 4 runs in" in err and "--run" in err
+def test_a_table_without_results_is_refused(given, capsys, refused):
+    line = refused("sweep", *given, "--table", started=True)
+    assert "none of the 4 runs in" in line and "--run" in line
 
 
 def test_a_run_is_that_of_the_command_which_is_printed(given, tmp_path):
@@ -102,16 +100,15 @@ def test_what_train_refuses_no_run_of_a_sweep_is(given, capsys, tmp_path):
     assert not list(tmp_path.glob("runs/*/config.json"))
 
 
-def test_a_field_that_the_sweep_sets_is_not_given_besides(given, capsys):
+def test_a_field_that_the_sweep_sets_is_not_given_besides(given, capsys, refused):
     """It would be lost: what sweep() yields comes behind what is given."""
-    code, _, err = jaxprompt(capsys, "sweep", *given, "--config.optim.lr=0.5")
-    assert code == 2 and "sweep() sets optim.lr of each run; remove --config.optim.lr" in err
+    line = refused("sweep", *given, "--config.optim.lr=0.5", started=True)
+    assert "sweep() sets optim.lr of each run; remove --config.optim.lr" in line
 
 
 @pytest.mark.long
 def test_runs_whose_dropout_would_depend_on_others_train_alone(given, capsys, tmp_path):
-    code, _, err = jaxprompt(capsys, "sweep", *given, "--config.rng=rbg", "--run")
-    assert code == 0, err
+    _, err = succeed(capsys, "sweep", *given, "--config.rng=rbg", "--run")
     assert err.count("-- prefix-seed") == 2 and not (tmp_path / "runs" / "chunks.json").exists()
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 4
 

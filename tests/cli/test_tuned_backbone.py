@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from tiny_run import jaxprompt, make_backbone, make_config, read_lines
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines, succeed
 
 import jaxprompt as jp
 from jaxprompt.build.prompt_artifact import read_export
@@ -45,16 +45,14 @@ def whole(tuned):
 
 def predict(capsys, prompt, data, out, *words):
     argv = [f"--prompt={prompt}", f"--input={data / 'test.jsonl'}", f"--output={out}", *words]
-    code, _, err = jaxprompt(capsys, "predict", *argv)
-    assert code == 0, err
+    succeed(capsys, "predict", *argv)
     return np.array([list(line["scores"].values()) for line in read_lines(out)])
 
 
 def test_differences_predict_as_the_weights_do(tuned, whole, data, tmp_path, capsys):
     tensors, _ = whole
     _, root, given = tuned
-    code, out, err = jaxprompt(capsys, "export", *given, f"--output={tmp_path / 'd'}", "--delta")
-    assert code == 0, err
+    out, err = succeed(capsys, "export", *given, f"--output={tmp_path / 'd'}", "--delta")
     held, _ = read_export(str(tmp_path / "d"))
     own = {name for name in tensors if name.startswith("backbone/")}
     assert own and not own & held.keys()
@@ -81,8 +79,8 @@ def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
     place = tmp_path / "model"
     words = [f"--tuned={place}", f"--output={tmp_path / 'prompt'}"]
     for _ in range(2):  # the folder of the same run is replaced
-        code, _, err = jaxprompt(capsys, "export", *given, *words)
-        assert code == 0 and f"the prompt needs the backbone {place}" in err, err
+        _, err = succeed(capsys, "export", *given, *words)
+        assert f"the prompt needs the backbone {place}" in err
     held, metadata = read_export(str(tmp_path / "prompt"))
     assert not any("backbone/" in name for name in held)
     assert metadata.backbone.id == str(place)

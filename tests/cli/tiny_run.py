@@ -423,15 +423,20 @@ def jaxprompt(capsys, *argv: str) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
+def succeed(capsys, *argv: str) -> tuple[str, str]:
+    """Runs a command that must succeed. Returns what it printed on stdout and stderr."""
+    code, out, err = jaxprompt(capsys, *argv)
+    assert code == 0, err
+    return out, err
+
+
 def train_and_export(capsys, folder: Path, c: Any) -> tuple[dict[str, Any], Path, str]:
     """Trains a config in a folder, and exports the run. -> result, workdir, what training said"""
     config, workdir = folder / "config.json", folder / "run"
     config.write_text(c.to_json())
-    code, out, told = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
-    assert code == 0, told
-    code, _, err = jaxprompt(capsys, "export", f"--workdir={workdir}")
-    assert code == 0, err
-    return json.loads(out), workdir, told
+    out, log = succeed(capsys, "train", f"--config={config}", f"--workdir={workdir}")
+    succeed(capsys, "export", f"--workdir={workdir}")
+    return json.loads(out), workdir, log
 
 
 class Served(NamedTuple):
@@ -455,8 +460,7 @@ def compare_answers(capsys, workdir: Path, test: Path) -> list[dict]:
     Returns the rows that the export answered.
     """
     written, place = workdir / "evaluated.jsonl", f"--workdir={workdir}"
-    code, out, err = jaxprompt(capsys, "evaluate", place, "--split=test", f"--output={written}")
-    assert code == 0, err
+    out, _ = succeed(capsys, "evaluate", place, "--split=test", f"--output={written}")
     found, result = json.loads(out), json.loads((workdir / "result.json").read_text())
     assert {name: found[name] for name in result["test"]} == pytest.approx(result["test"])
     rows, _ = predict(capsys, workdir, f"--input={test}")
@@ -470,8 +474,7 @@ def compare_answers(capsys, workdir: Path, test: Path) -> list[dict]:
 
 def predict(capsys, workdir: Path, *words: str) -> tuple[list[dict], str]:
     """Predicts with the export of a run. Returns the rows and what was said."""
-    code, out, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", *words)
-    assert code == 0, err
+    out, err = succeed(capsys, "predict", f"--workdir={workdir}", *words)
     return [json.loads(line) for line in out.splitlines()], err
 
 
