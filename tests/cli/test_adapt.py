@@ -1,8 +1,6 @@
 """Every objective of `adapt`, from a folder of text to a backbone that torch scores alike."""
 
 import json
-import math
-import shutil
 import zlib
 from pathlib import Path
 
@@ -14,8 +12,6 @@ from processes import Processes
 from spoil import BASE
 from tiny_adapt import (
     CASES,
-    HELD_OUT,
-    LENGTH,
     SCORED,
     STEPS,
     adapt,
@@ -29,13 +25,12 @@ from tiny_adapt import (
     words_of,
 )
 from tiny_pretrain import kill, stop
-from tiny_run import ROOT, VOCAB, flags, read_lines, succeed, timeless
+from tiny_run import ROOT, flags, read_lines, succeed, timeless
 
 from jaxprompt import rng
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.corpus import split_held_out
 from jaxprompt.corpus.denoise import rtd
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -182,34 +177,6 @@ def test_newly_initialized_heads_are_logged(name, tmp_path_factory, tmp_path, ca
     new = [line for line in err.splitlines() if line.startswith("randomly initialised")]
     assert new == ([f"randomly initialised: {NEW_HEADS[name]}"] if name in NEW_HEADS else [])
     assert f"{CASES[name].objective}: {STEPS} steps, starting at step 0" in err
-
-
-@pytest.mark.long
-def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys):
-    """The weights are drawn; what cannot be read of the text is left out and counted."""
-    corpus = tmp_path / "corpus"
-    shutil.copytree(made(tmp_path_factory, "corpus"), corpus)
-    (corpus / "bad.txt").write_bytes(b"the caf\xe9")
-    alone = tmp_path / "config"  # the tokenizer lies elsewhere
-    alone.mkdir()
-    init = shutil.copy(made(tmp_path_factory, "bert") / "config.json", alone)
-    changes = dict(
-        backbone__path=made(tmp_path_factory, "bert"), backbone__init=init, train__total_steps=2,
-        corpus__path=corpus, corpus__on_error="skip", objective__packed=False,
-        objective__examples=3,
-    )  # fmt: skip
-    words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", **changes)
-    _, err = succeed(capsys, *words)
-    assert "randomly initialised: mlm" in err
-    assert "1 documents were skipped, the first: " in err and "bad.txt: not UTF-8" in err
-    assert len((tmp_path / "run/examples.txt").read_text().split("\n\n")) == 1 + 3
-    first = losses(tmp_path / "run")[0]
-    assert first == pytest.approx(math.log(len(VOCAB)), rel=0.2)  # nothing is known yet
-    # Not packed, a row has one piece: words are tokens, and two specials stand around them.
-    counts = [len(row["text"].split()) for row in read_lines(corpus / "corpus.jsonl")]
-    train, _ = split_held_out(len(counts), HELD_OUT, 0)
-    rows = sum(math.ceil(counts[document] / (LENGTH - 2)) for document in train)
-    assert f"60 documents, {sum(counts):,} tokens; {rows} sequences of {LENGTH} tokens, " in err
 
 
 @pytest.mark.long

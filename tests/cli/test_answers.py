@@ -232,10 +232,8 @@ def test_a_line_per_predicate_with_its_roles(backbone, roles, tmp_path, capsys):
         ({"task.name": "conll04"}, "set task.predicate to the column"),
     ],
 )  # fmt: skip
-def test_roles_that_do_not_fit_are_named(fields, message, backbone, roles, tmp_path, refused):
-    c = make_config(backbone, roles, "prefix", **ROLES | fields)
-    (tmp_path / "c.json").write_text(c.to_json())
-    assert message in refused("validate", f"--config={tmp_path / 'c.json'}", started=True)
+def test_roles_that_do_not_fit_are_named(fields, message, backbone, roles, refused_config):
+    assert message in refused_config(make_config(backbone, roles, "prefix", **ROLES | fields))
 
 
 # -- relations ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from test_configs import RUNNABLE
-from tiny_run import ROOT, succeed
+from tiny_run import ROOT
 
 from jaxprompt.build.check import check_config
 from jaxprompt.config.blocks import make_preset_block, option_fields
@@ -138,12 +138,6 @@ def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
     assert load_config("configs/quickstart.py").seed == 7
     with pytest.raises(InputError, match="'quikstart' does not exist.*nearest: quickstart"):
         load_config("quikstart:prefix")
-
-
-def test_a_shipped_sweep_is_listed_from_any_folder(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    out, _ = succeed(capsys, "sweep", "--config=quickstart", "--workdir=runs")
-    assert len(out.splitlines()) == 12 and "--config=quickstart:head_only" in out
 
 
 def test_reading_a_config_starts_no_devices():

@@ -66,10 +66,6 @@ def load(path, argument=""):
     return load_config(f"{path}:{argument}" if argument else str(path))
 
 
-def test_there_are_configs():
-    assert {"base", "quickstart"} <= {path.stem for path in RUNNABLE} and len(RUNS) > 5
-
-
 @pytest.mark.parametrize("path, argument", LOADS)
 def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
     c = load(path, argument)

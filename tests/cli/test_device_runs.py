@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import Processes, free_port
-from safetensors.numpy import load_file
 from spoil import BASE
 from test_resume import assert_same_end
 from tiny_run import (
@@ -18,10 +17,8 @@ from tiny_run import (
     jaxprompt,
     make_config,
     read_lines,
-    sentences,
     succeed,
     tiny_fields,
-    write_rows,
 )
 
 from jaxprompt.parallel import compilation
@@ -151,46 +148,6 @@ def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
     train(stopped, 1, (4, 2), 8)
     np.testing.assert_allclose(losses(stopped), losses(expected), rtol=1e-5)
     assert measured(stopped) == measured(expected)
-
-
-@pytest.mark.long
-def test_tasks_that_share_a_prompt_train_on_two_processes_as_on_one(backbone, data, tmp_path):
-    """Each process takes its share of the same batches, of the task that is drawn for both."""
-    still = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0, "optim.lr": 1e-2}
-    beasts = tmp_path / "rows"
-    beasts.mkdir()
-    for number, part in enumerate(("train", "dev", "test")):
-        rows = [row | {"label": str(row["label"] == "beast")} for row in sentences(number, 18)]
-        write_rows(beasts / f"{part}.jsonl", rows)
-    own = {"topics": data, "beasts": beasts}
-    for name, source in own.items():
-        fields = {"task.name": "custom", "data.source": str(source)}
-        (tmp_path / f"{name}.json").write_text(json.dumps(fields))
-    tasks = ",".join(str(tmp_path / f"{name}.json") for name in own)
-    c = make_config(
-        backbone, data, "prefix",
-        **still | {"shared.tasks": tasks, "train.total_steps": 6, "train.eval_steps": 3,
-                   "train.log_steps": 1, "data.batch": 8},
-    )  # fmt: skip
-    (tmp_path / "c.json").write_text(c.to_json())
-    for number in (1, 2):
-        words = ["-m", "jaxprompt", "train", f"--config={tmp_path / 'c.json'}"]
-        words += [f"--workdir={tmp_path / str(number)}", *mesh_flags((number, 1))]
-        with Processes(tmp_path / f"logs{number}", devices=1) as processes:
-            processes.start_all(2, words) if number == 2 else processes.start(words)
-            assert processes.wait() == [0] * number, processes.told()
-    assert json.loads(processes.out(0)) == json.loads((tmp_path / "2/result.json").read_text())
-    assert not processes.out(1)
-    alone, both = (tmp_path / str(number) for number in (1, 2))
-    assert len(losses(both)) == 6
-    np.testing.assert_allclose(losses(both), losses(alone), rtol=1e-5)
-    expected, found = measured(alone), measured(both)
-    assert "beasts/accuracy" in found[0] and found == [pytest.approx(own) for own in expected]
-    for name in own:
-        held = [load_file(at / f"export/{name}/prompt.safetensors") for at in (alone, both)]
-        assert held[0].keys() == held[1].keys() and "head/main/out/kernel" in held[0]
-        for part in held[0]:
-            np.testing.assert_allclose(held[1][part], held[0][part], rtol=1e-4, atol=1e-6)
 
 
 def test_a_silent_coordinator_is_named(refused, backbone, data, tmp_path):

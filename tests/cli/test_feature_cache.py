@@ -287,16 +287,14 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
     assert not (folder / "kept" / "train.states").exists()
 
 
-def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_path):
+def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused_config, tmp_path):
     """What one data seed takes would be allowed."""
     rows = rows_file(tmp_path, [(30, 7), (32, 3)])
     fields = GRID | SEEDS | LAYER_2 | HOST | dict(data__protocol__rows=rows, runs__data_seeds="0,1")
 
     def line(**changes):
-        path = tmp_path / "c.json"
         c = make_config(folders["bert"], data, "prefix", **fields | changes)
-        path.write_text(c.to_json())
-        return refused("train", f"--config={path}", f"--workdir={tmp_path / 'grid'}")
+        return refused_config(c, "train")
 
     message = line(cache__limit=1e-9)
     assert message.startswith("caching what layers 1-1 give for every token of 5 splits takes ")
@@ -305,7 +303,7 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
     )
     room = float(message.split(" takes ")[1].split()[0])
     assert "of 5 splits" in line(cache__limit=0.9 * room)
-    assert not list((tmp_path / "grid").glob("*/metrics.jsonl"))
+    assert not list((tmp_path / "refused").glob("*/metrics.jsonl"))
     alone = dict(runs__data_seeds="0", cache__limit=0.9 * room, train__total_steps=1)
     c = make_config(folders["bert"], data, "prefix", **fields | alone)
     assert train_grid(c, str(tmp_path / "one")) == 0
@@ -401,14 +399,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_kept_is_one_line(case, folders, data, refused, tmp_path):
+def test_what_cannot_be_kept_is_one_line(case, folders, data, refused_config, tmp_path):
     method, fields, message = REFUSED[case]
-    c = make_config(folders["bert"], data, method, **COMMON | dict(cache__location="host"))
-    path = tmp_path / "c.json"
-    path.write_text(c.to_json())
-    edit(path, **{name.replace("__", "."): value for name, value in fields.items()})
-    assert message in refused("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
-    assert not (tmp_path / "run/config.json").exists()
+    fields = COMMON | dict(cache__location="host") | fields
+    assert message in refused_config(make_config(folders["bert"], data, method, **fields), "train")
+    assert not (tmp_path / "refused/config.json").exists()
 
 
 def test_dropout_zero_reaches_the_embeddings_of_gpt2(tmp_path, folders):

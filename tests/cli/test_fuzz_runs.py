@@ -21,13 +21,10 @@ from jaxprompt.config.load import load_config
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 
-COUNTS = {"override": 1500, "read": 150, "json": 1200, "mutated": 150, "card": 500, "unpack": 40}
-COUNTS |= {"tokenizer": 80, "flags": 600}
+COUNTS = {"read": 150, "mutated": 150, "tokenizer": 80, "flags": 600}
 FLAGS = """config config. config.x workdir output npy peft prompt input text backbone dtype batch
 mesh generate force split devices limit compiler format family size cased table run coordinator
 processes process cluster timeout debug""".split()
-# Methods of which each has fields of its own.
-METHODS = ["prefix", "soft", "head_only"]
 
 
 @pytest.fixture
@@ -43,39 +40,22 @@ def offline(monkeypatch):
         monkeypatch.setattr(f"{name}.HF_HUB_OFFLINE", True)
 
 
-@pytest.fixture(scope="module")
-def configs(backbone, data):
-    """A whole config of each method, as saved JSON."""
-    return {method: json.loads(make_config(backbone, data, method).to_json()) for method in METHODS}
-
-
-def check(c) -> None:
-    """Does with a config what needs no backbone and no data."""
+def read(path, field: str, text: str) -> None:
+    """Checks a config, opens its backbone and reads its data."""
+    c = load_config(str(path), [(field, text)])
     check_config(c)
     make_milestones(c.train, 7, c.data.batch)
-    build_placement(c)
-
-
-def read(path, field: str, text: str) -> None:
-    """Goes on to what opens the backbone and reads the data."""
-    c = load_config(str(path), [(field, text)])
-    check(c)
     placement = build_placement(c)
     backbone = open_checked_backbone(c, placement)
     examples = read_examples(c)
-    scorer = scorer_from_config(c, backbone, examples, placement)
-    encode_splits(scorer, examples)
+    encode_splits(scorer_from_config(c, backbone, examples, placement), examples)
 
 
-def names_of(config: dict) -> list[str]:
-    """Lists the fields and blocks of a config by dotted name."""
-    return [".".join(path) for path in leaves(config)]
-
-
-def test_fields_that_data_and_backbone_are_read_by(configs, tmp_path, rng, monkeypatch):
-    path = write(tmp_path / "prefix.json", json.dumps(configs["prefix"]))
+def test_fields_that_data_and_backbone_are_read_by(backbone, data, tmp_path, rng, monkeypatch):
+    config = make_config(backbone, data, "prefix").to_json()
+    path = write(tmp_path / "prefix.json", config)
     blocks = ("data", "task", "backbone", "head", "prompt")
-    names = [name for name in names_of(configs["prefix"]) if name.startswith(blocks)]
+    names = [".".join(way) for way in leaves(json.loads(config)) if way[0] in blocks]
     for name, text in sample(rng, names, TEXTS, count=COUNTS["read"]):
         survive(monkeypatch, (name, text), read, path, name, text)
 

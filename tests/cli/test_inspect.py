@@ -188,19 +188,6 @@ def test_without_wishes_a_few_steps_and_examples_are_drawn(runs, tmp_path):
     ]
 
 
-@pytest.mark.long
-def test_what_has_no_classes_says_so(backbone, tmp_path):
-    rows = [{"text": f"the cat {word}", "x": i / 4} for i, word in enumerate("a an it was".split())]
-    for name in ("train", "dev", "test"):
-        write_rows(tmp_path / f"{name}.jsonl", rows * 3)
-    fields = KEPT | {"head.name": "regression", "task.number": "x"}
-    train_prompt(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
-    _, report, page = look(tmp_path / "run")
-    assert {"rows", "labels", "states", "confusion"} == set(report["notes"])
-    assert all(text in page for text in report["notes"].values())
-    assert pictures(tmp_path / "run") == ["attention-encoder.png", "curves.png"]
-
-
 # -- bad input ------------------------------------------------------------------------------------
 
 

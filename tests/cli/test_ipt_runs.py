@@ -223,17 +223,14 @@ REFUSED = [
 
 @pytest.mark.parametrize("method, family, fields, message", REFUSED)
 def test_what_does_not_fit_is_named(
-    method, family, fields, message, trained, backbone, data, tmp_path, refused
+    method, family, fields, message, trained, backbone, data, tmp_path, refused_config
 ):
     if fields.get("prompt.pretrained") == "EXPORT":
         fields = {"prompt.pretrained": str(trained / "export")}
     folder = backbone if family == "bert" else make_backbone(tmp_path / family, family)
     short = {k: v for k, v in SHORT.items() if method == "ipt" or k != "prompt.scale"}
     c = make_config(folder, data, method, **short | fields)
-    (tmp_path / "c.json").write_text(c.to_json())
-    words = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}"]
-    assert message in refused("train", *words, started=True)
+    assert message in refused_config(c, "train")
     if fields is LAST:
-        c = c.replace({"task.template": "{text} [soft] it"})
-        (tmp_path / "c.json").write_text(c.to_json())
-        assert main(["validate", words[0]]) == 0
+        (tmp_path / "c.json").write_text(c.replace({"task.template": "{text} [soft] it"}).to_json())
+        assert main(["validate", f"--config={tmp_path / 'c.json'}"]) == 0

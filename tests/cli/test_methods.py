@@ -357,10 +357,8 @@ def test_dart_in_two_stages(folders, data, tmp_path, capsys):
         ("listed_dpt", {"head.copies": False}, "head.name=discriminator does not use them"),
     ],
 )
-def test_what_does_not_fit_is_named(name, fields, message, folders, data, refused, tmp_path):
-    config = tmp_path / "wrong.json"
-    config.write_text(prepare(folders, data, name, **fields).to_json())
-    assert message in refused("validate", f"--config={config}", started=True)
+def test_what_does_not_fit_is_named(name, fields, message, folders, data, refused_config):
+    assert message in refused_config(prepare(folders, data, name, **fields))
 
 
 # -- compositions --------------------------------------------------------------------------------
@@ -409,9 +407,6 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     ],
 )
 def test_what_does_not_fit_a_composition_is_named(
-    parts, fields, message, backbone, data, tmp_path, refused
+    parts, fields, message, backbone, data, refused_config
 ):
-    config = tmp_path / "c.json"
-    config.write_text(composed(backbone, data, parts, **fields).to_json())
-    words = [f"--config={config}", f"--workdir={tmp_path / 'w'}"]
-    assert message in refused("train", *words, started=True)
+    assert message in refused_config(composed(backbone, data, parts, **fields), "train")

@@ -170,21 +170,3 @@ def test_bad_input_gets_one_line(refused, monkeypatch, words, line):
     if "prompt.length" in words[0]:
         soft = f"--config={ROOT}/configs/ppt/prompt_tuning.py"
     assert line in refused("plan", soft, *SMALL[1:], *words)
-
-
-def test_a_config_is_needed(refused):
-    assert "--config is missing" in refused("plan")
-
-
-@pytest.mark.long
-def test_codes_are_planned(capsys):
-    """Their bytes by the definition; what trains and is computed stays."""
-    found = {}
-    for kind in ("none", "int8", "int4"):
-        words = (*ELECTRA, "--devices=1x A100-40", "--format=json", "--limit=1")
-        out, _ = succeed(capsys, "plan", *words, f"--config.backbone.quantize={kind}")
-        found[kind] = json.loads(out)["plans"]["as configured"]["bytes"]
-    plain, int8, int4 = (found[kind]["frozen"] for kind in ("none", "int8", "int4"))
-    coded = (plain - int8) / (2 - 1.125)  # numbers, of 2 bytes without codes
-    assert plain - int4 == pytest.approx(coded * (2 - 0.625)) and coded * 2 > 0.9 * plain
-    assert len({(own["trained"], own["optimizer"]) for own in found.values()}) == 1

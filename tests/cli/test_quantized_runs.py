@@ -75,14 +75,10 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
             jp.attach(jp.load_backbone(whole, quantize=other), prompt)
 
 
-def test_codes_do_not_train(whole, data, tmp_path, capsys, refused):
+def test_codes_do_not_train(whole, data, refused_config):
     message = "backbone.quantize=int8 quantises backbone/embed/word/table, which"
     c = make_config(whole, data, "full", backbone__quantize="int8")
-    config = tmp_path / "c.json"
-    config.write_text(c.to_json())
-    line = refused("train", f"--config={config}", f"--workdir={tmp_path}/run", started=True)
-    assert message in line
-    assert not (tmp_path / "run/checkpoints").exists()
+    assert message in refused_config(c, "train")
 
 
 def test_adapt_takes_floats(whole, tmp_path, refused):

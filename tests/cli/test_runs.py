@@ -21,7 +21,7 @@ from jaxprompt.build.method import get_method
 from jaxprompt.cli.results import train_grid
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
-from jaxprompt.runs.grid import batched_runs, runner
+from jaxprompt.runs.grid import batched_runs
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.runs.grid.expand import list_runs
 from jaxprompt.runs.train import train_prompt
@@ -349,19 +349,6 @@ def test_starts_are_for_a_method_that_has_some(tmp_path):
         InputError, match=r"config.runs.prompt_starts needs a method with prompt.start"
     ):
         list_runs(c, str(tmp_path))
-
-
-@pytest.mark.long
-def test_a_checkpoint_of_other_runs_is_refused(config, tmp_path, monkeypatch):
-    def cut(*_):
-        raise Cut
-
-    with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(BatchedRuns, "end", cut)
-        train_grid(config, str(tmp_path / "grid"))
-    runs = list_runs(config, str(tmp_path / "grid"))[:2]
-    with pytest.raises(InputError, match="which is not one of these runs"):
-        runner.train_runs(runs, str(tmp_path / "grid"), stop_signal=lambda: 0)
 
 
 def test_runs_that_differ_in_a_scale_that_lasts_are_no_one_program(data):

@@ -298,7 +298,7 @@ def test_a_batch_of_a_task_that_the_mesh_does_not_divide(backbone, folder, tmp_p
     assert "task other: data.batch=6" in refused("train", config, f"--workdir={tmp_path / 'run'}")
 
 
-def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_path, refused):
+def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, refused_config):
     """DART's fluency objective would score hidden words by the head of a task."""
     fields = {"task.template": "{text} [soft*4] [mask]", "task.fields": "text"}
     for name in ("one", "two"):
@@ -310,6 +310,5 @@ def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_
         backbone, folder / "topics", "dart",
         **SHORT | fields | {"shared.tasks": shared, "prompt.fluency": 1.0},
     )  # fmt: skip
-    (tmp_path / "c.json").write_text(c.to_json())
-    line = refused("train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
+    line = refused_config(c, "train")
     assert "prompt.name=dart has an additional objective" in line and "prompt.fluency=0" in line

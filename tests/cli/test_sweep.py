@@ -107,13 +107,6 @@ def test_a_field_that_the_sweep_sets_is_not_given_besides(given, capsys, refused
 
 
 @pytest.mark.long
-def test_runs_whose_dropout_would_depend_on_others_train_alone(given, capsys, tmp_path):
-    _, err = succeed(capsys, "sweep", *given, "--config.rng=rbg", "--run")
-    assert err.count("-- prefix-seed") == 2 and not (tmp_path / "runs" / "chunks.json").exists()
-    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 4
-
-
-@pytest.mark.long
 def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_path):
     """Of its program, and of others; nothing is compiled for it."""
     points = ""

@@ -142,24 +142,13 @@ def test_what_was_not_tuned_is_refused(run, refused, tuned, whole, tmp_path):
     assert not (tmp_path / "m").exists() and not (tmp_path / "peft").exists()
 
 
-def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
+def test_differences_give_the_weights_back_in_their_dtype(tuned, whole, tmp_path):
     folder, _, _ = tuned
     backbone, tensors = jp.load_backbone(folder), whole[0]
     base = flatten({"backbone": backbone.loaded.params})
     held = to_delta(tensors, backbone, "--delta").tensors
     back = from_delta("p", held, base, 0)
     assert back.keys() == tensors.keys()
-    name = next(name for name in held if name.startswith("delta_rows/") and len(held[name]))
-    own = name.replace("delta_rows/", "delta/")
-    for spoilt in (
-        {**held, name: held[name] + 10**6},
-        {**held, own: held[own][:, :-1]},
-        {**held, name: held[name][:-1]},
-        {n: x for n, x in held.items() if n != own},
-        {**held, "delta/backbone/nothing": held[own]},
-    ):
-        with pytest.raises(InputError, match="export the prompt again"):
-            from_delta("p", spoilt, base, 0)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, back, dict(tensors)))
     rounded = flatten({"backbone": jp.load_backbone(folder, dtype="bfloat16").loaded.params})
     with pytest.raises(InputError, match="p contains differences .*bfloat16; load it with"):
