@@ -6,7 +6,9 @@ from typing import Any
 
 from jaxprompt.cli import log
 from jaxprompt.cli.options import Parser, path
-from jaxprompt.errors import InputError
+from jaxprompt.config.run import BackboneConfig
+from jaxprompt.data.sources import records
+from jaxprompt.errors import InputError, at_least
 
 SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags beside the prompts
 _PROMPT_FLAG = "--prompt=NAME=PATH"
@@ -47,8 +49,7 @@ def check_serving_flags(args: Any) -> None:
         raise InputError(
             f"--column={args.column} selects one of several prompts; give them with --prompt"
         )
-    if args.batch < 1:
-        raise InputError(f"--batch={args.batch} must be at least 1")
+    at_least("--batch", args.batch, 1)
 
 
 def open_bank(args: Any) -> Any:
@@ -58,11 +59,9 @@ def open_bank(args: Any) -> Any:
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.serving import bank
 
-    paths, names = [], []
-    for value in args.prompt:
-        name, path = _split_name(value)
-        paths.append(path)
-        names.append(name or bank.name_of(path))
+    pairs = [_split_name(value) for value in args.prompt]
+    paths = [path for _, path in pairs]
+    names = [name or bank.name_of(path) for name, path in pairs]
     bank.check_names(names, paths, _PROMPT_FLAG)
     exports = {
         name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
@@ -112,12 +111,12 @@ def refuse_flags(parser: Parser, args: Any, names: Sequence[str], reason: str) -
     """Raises InputError, with the reason, for the first flag that is not at its default."""
     for name in names:
         if getattr(args, name) != parser.get_default(name):
-            raise InputError(f"--{name}={getattr(args, name)} {reason}; remove it")
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag}={getattr(args, name)} {reason}; remove it")
 
 
 def backbone_config(args: Any) -> Any:
     """Returns the config block of the backbone that the flags name."""
-    from jaxprompt.config.run import BackboneConfig
 
     return BackboneConfig.from_dict({"path": args.backbone or "", "dtype": args.dtype}, "backbone.")
 
@@ -151,7 +150,6 @@ def answer_requests(
     Returns:
       The answers by number of the prompt, and the metrics by name of the prompt.
     """
-    from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import answer_requests
 
     answers_by_prompt = answer_requests(bank, requests)

@@ -11,8 +11,18 @@ from typing import Any
 from jaxprompt.cli import bank, log
 from jaxprompt.cli.options import SPLITS, Parser, add_process_flags, join_processes, load_run, path
 from jaxprompt.config.run import RunConfig
+from jaxprompt.data.sources.records import (
+    Record,
+    check_columns,
+    from_file,
+    from_stdin,
+    output_lines,
+    unknown_label_messages,
+    with_examples,
+)
+from jaxprompt.data.tasks.readers.dialogues import indices_of_last_turns
 from jaxprompt.errors import InputError
-from jaxprompt.files import dumps
+from jaxprompt.files import check_output, dumps, write_output
 
 _RUN_FLAGS = (
     "config", "workdir", "split", "majority", "output", "prefix",
@@ -64,7 +74,6 @@ def evaluate(
     from jaxprompt.build.evaluation import make_evaluate_fn
     from jaxprompt.build.examples import data_files
     from jaxprompt.build.task import cache_shared_prefix
-    from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs.restore import is_zero_shot, restore_run
@@ -102,18 +111,13 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     Raises:
       InputError: for config fields, for a row that cannot be read, and if no row has a label.
     """
-    from jaxprompt.data.sources.records import from_file, from_stdin
-
     if overrides:
         raise InputError("--prompt scores exports, which contain their config; remove --config.*")
     if not (args.prompt and args.input):
         raise InputError("--prompt and --input must be given together; give both")
     bank.check_serving_flags(args)
 
-    def read(columns: Sequence[str]) -> Sequence[Any]:
-        return from_stdin(()) if args.input == "-" else from_file(args.input, columns)
-
-    metrics = _measure_bank(args, read(())) if args.column else _measure_export(args, read)
+    metrics = _measure_bank(args) if args.column else _measure_export(args)
     if not metrics:
         raise InputError(
             f"{args.input}: no row has a known label of its prompt's task; add labelled rows"
@@ -121,9 +125,15 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     return metrics
 
 
-def _measure_bank(args: Any, records: Sequence[Any]) -> dict[str, Any]:
+def _read_input(args: Any, columns: Sequence[str] = ()) -> Sequence[Any]:
+
+    return from_stdin(()) if args.input == "-" else from_file(args.input, columns)
+
+
+def _measure_bank(args: Any) -> dict[str, Any]:
     from jaxprompt.serving.bank import read_requests
 
+    records = _read_input(args)
     prompts = bank.open_bank(args)
     requests = read_requests(prompts, records, args.column)
     bank.raise_first([record for _, record in requests])
@@ -131,13 +141,12 @@ def _measure_bank(args: Any, records: Sequence[Any]) -> dict[str, Any]:
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 
 
-def _measure_export(args: Any, read: Any) -> dict[str, Any]:
+def _measure_export(args: Any) -> dict[str, Any]:
     from jaxprompt.build.prompt_artifact import read_export
-    from jaxprompt.data.sources.records import unknown_label_messages, with_examples
 
     (prompt,) = args.prompt
     metadata = read_export(prompt)[1]
-    records = read(metadata.task.columns)
+    records = _read_input(args, metadata.task.columns)
     exported, placement = bank.open_export(args, prompt)
     scorer = exported.scorer
     if scorer.head.WRITES:
@@ -166,7 +175,6 @@ def majority(config: RunConfig, split: str, output: str | None) -> dict[str, Any
 def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows for --output; none may have a column with the name of a new column."""
     from jaxprompt.build.examples import read_split_rows
-    from jaxprompt.data.sources.records import Record, check_columns
 
     rows = read_split_rows(config, scorer.task, split)
     records = [Record(origin, row, example=example) for origin, row, example in rows]
@@ -177,9 +185,6 @@ def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> li
 def _write_records(
     path: Path, scorer: Any, records: Sequence[Any], split: Any, scores: Any, prefix: str
 ) -> None:
-    from jaxprompt.data.sources.records import output_lines
-    from jaxprompt.data.tasks.readers.dialogues import indices_of_last_turns
-    from jaxprompt.files import write_output
 
     examples = [record.example for record in records]
     if split.size > len(records):  # f1c is scored turn by turn; a row is answered by its last one

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli import log
 from jaxprompt.cli.options import Parser, load_run, path, require_flags
+from jaxprompt.convert.artifact import check_fingerprint, export_summary, write_artifact, write_npy
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError, with_article
 
 if TYPE_CHECKING:
     import numpy as np
 
     from jaxprompt.api.prompts import Prompt
-    from jaxprompt.convert.prompt_metadata import PromptMetadata
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +29,6 @@ def main(argv: Sequence[str]) -> int:
     _check_paths(args, folder)
 
     from jaxprompt.api.prompts import Prompt
-    from jaxprompt.convert.artifact import write_npy
     from jaxprompt.convert.hub import push_prompt
     from jaxprompt.serving.export import pack_run
 
@@ -170,7 +170,6 @@ def _with_differences(prompt: "Prompt") -> "Prompt":
 def _load_backbone(prompt: "Prompt") -> Any:
     """Loads the backbone of the prompt. Raises InputError if it has changed since the run."""
     from jaxprompt.api.saving import load_own_backbone
-    from jaxprompt.convert.artifact import check_fingerprint
 
     backbone = load_own_backbone(prompt)
     check_fingerprint(prompt.metadata.backbone, backbone.loaded.report.fingerprint, force=False)
@@ -179,7 +178,6 @@ def _load_backbone(prompt: "Prompt") -> Any:
 
 def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
     """Writes the export, with a message if it replaces another one. Returns its files."""
-    from jaxprompt.convert.artifact import export_summary, write_artifact
 
     before = export_summary(folder)
     paths = write_artifact(folder, prompt.tensors, prompt.metadata)
@@ -189,7 +187,7 @@ def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
 
 
 def _write_adapter(
-    folder: str, adapter: dict[str, Any], metadata: "PromptMetadata"
+    folder: str, adapter: dict[str, Any], metadata: PromptMetadata
 ) -> tuple[Path, ...]:
     """Writes the folder of --peft. Returns its files."""
     from jaxprompt.convert.model_card import write_peft_card

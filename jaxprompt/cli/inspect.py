@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
         "--top", type=int, default=5, help="nearest words per trained vector (default: 5)"
     )
     parser.add_argument(
-        "--steps", type=_read_steps, default=(),
+        "--steps", type=steps_list, default=(),
         help="steps whose hidden states are plotted, e.g. 0,30,60 (default: a few)",
     )  # fmt: skip
     parser.add_argument(
@@ -81,6 +81,6 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_steps(text: str) -> tuple[int, ...]:
+def steps_list(text: str) -> tuple[int, ...]:
     """Reads --steps, e.g. 0,30,60. For argparse, as the type of the flag."""
     return tuple(int(part) for part in text.split(",") if part.strip())

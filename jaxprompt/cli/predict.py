@@ -10,26 +10,35 @@ selects the prompt of each row; the prompts share one backbone and batches.
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli import bank, log
 from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import check_single
+from jaxprompt.config.run import GenerateConfig
+from jaxprompt.convert.prompt_metadata import PromptMetadata
+from jaxprompt.data.sources import records, submissions
+from jaxprompt.data.text.overview import unmarked_messages
 from jaxprompt.errors import InputError, at_least, check_known
+from jaxprompt.files import check_output, make_folder, write_output
 
 if TYPE_CHECKING:
-    from jaxprompt.config.run import GenerateConfig
-    from jaxprompt.convert.prompt_metadata import PromptMetadata
     from jaxprompt.heads import Kind
+
+# Flags that --column does not take.
+_ONE_PROMPT = (
+    "generate", "max_new_tokens", "text", "sentence_encoder", "pretrained", "workdir", "format",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes one JSON line for each input line: the row and its prediction."""
-    args, _ = _make_parser().read(argv)
+    parser = _make_parser()
+    args, _ = parser.read(argv)
     _check_flags(args)
-    return _predict_by_bank(args) if args.column else _predict(args)
+    return _predict_by_bank(parser, args) if args.column else _predict(args)
 
 
 def _make_parser() -> Parser:
@@ -85,8 +94,6 @@ def _is_submission(args: Any) -> bool:
 
 def _predict(args: Any) -> int:
     """Answers the input with one prompt, and writes the answers."""
-    from jaxprompt.data.sources import records, submissions
-    from jaxprompt.files import make_folder
 
     check_known("--format", args.format, submissions.format_names())
     prompt, metadata = _read_metadata(args)
@@ -129,7 +136,7 @@ def _predict(args: Any) -> int:
     return 0
 
 
-def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
+def _read_metadata(args: Any) -> tuple[str, PromptMetadata]:
     """Returns the path of the export, from --prompt or --workdir, and its metadata."""
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.serving.export import check_newest
@@ -143,7 +150,7 @@ def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
     return prompt, metadata
 
 
-def _make_head(args: Any, prompt: str, metadata: "PromptMetadata") -> "tuple[Kind, GenerateConfig]":
+def _make_head(args: Any, prompt: str, metadata: PromptMetadata) -> "tuple[Kind, GenerateConfig]":
     """Returns the head, and the generation config with --max-new-tokens applied."""
     from jaxprompt.heads import make_head, make_text_head
 
@@ -166,21 +173,13 @@ def _with_example(inputs: Sequence[Any]) -> list[Any]:
     return [record for record in inputs if record.example]
 
 
-def _predict_by_bank(args: Any) -> int:
+def _predict_by_bank(parser: Parser, args: Any) -> int:
     """Answers the input with several prompts, each for the rows that name it."""
-    for flag in ("generate", "max_new_tokens", "text", "sentence_encoder", "pretrained", "workdir"):
-        if getattr(args, flag):
-            raise InputError(
-                f"--{flag.replace('_', '-')} is only valid for one prompt, and "
-                f"--column={args.column} selects among several; remove one of them"
-            )
-    if args.format != "jsonl":
-        raise InputError(
-            f"--format={args.format} is for one task, and --column={args.column} is for several "
-            "prompts; predict that task separately"
-        )
+    bank.refuse_flags(
+        parser, args, _ONE_PROMPT,
+        f"is only valid for one prompt, and --column={args.column} selects among several",
+    )  # fmt: skip
 
-    from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import in_order, mark_requests, read_requests
 
     output = _check_output(args)
@@ -204,11 +203,10 @@ def _predict_by_bank(args: Any) -> int:
     requests, (answers, metrics) = bank.answer_encodable(answer, mark, requests)
     bank.report_errors([record for _, record in requests])
     for name, values in metrics.items():
-        if not values["examples"]:
-            continue
+        examples = values.pop("examples")
         total = len(answers[prompts.names.index(name)].columns)
-        shown = ", ".join(f"{key} {x:.4f}" for key, x in values.items() if key != "examples")
-        log(f"{name}: {shown} on {values['examples']} of {total} examples, those with a label")
+        if examples:
+            log(f"{name}: {_format_scores(values, examples, total)}")
     rows = [record for _, record in requests]
     lines = records.output_lines(rows, in_order(requests, answers), args.prefix)
     _write(output, "".join(lines))
@@ -221,13 +219,12 @@ def _error_columns(args: Any) -> tuple[str, ...]:
 
 def _check_output(args: Any, name: str = "") -> Path | None:
     """Returns the path of the output, None for stdout; in a folder the file is called `name`."""
-    from jaxprompt.files import check_output, user_path
 
     if not args.output:
         return None
     sources: dict[str, Path] = {}
     if _reads_file(args):
-        sources = {f"--input={args.input}": user_path(args.input)}
+        sources = {f"--input={args.input}": Path(args.input)}
     elif not args.text:
         sources = {"stdin": Path("/dev/stdin")}
     return check_output(args.output, sources, name)
@@ -238,7 +235,6 @@ def _reads_file(args: Any) -> bool:
 
 
 def _write(output: Path | None, lines: str) -> None:
-    from jaxprompt.files import write_output
 
     if output is None:
         sys.stdout.write(lines)
@@ -248,19 +244,21 @@ def _write(output: Path | None, lines: str) -> None:
 
 def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
     """Yields messages: how many texts were truncated, and the metrics if there are labels."""
-    from jaxprompt.data.text.overview import unmarked_messages
 
     total = len(answers.columns)
     if answers.cut:
         yield f"texts cut to {max_len} tokens: {answers.cut} of {total}"
     yield from unmarked_messages({"the input": (answers.unmarked, total)})
     if answers.num_labelled:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in answers.measured.items())
-        yield f"{scores} on {answers.num_labelled} of {total} examples, those with a label"
+        yield _format_scores(answers.measured, answers.num_labelled, total)
+
+
+def _format_scores(values: Mapping[str, float], examples: int, total: int) -> str:
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return f"{scores} on {examples} of {total} examples, those with a label"
 
 
 def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -> list[Any]:
-    from jaxprompt.data.sources import records
 
     if args.text:
         return records.from_texts(args.text, fields, "--text")

@@ -3,16 +3,15 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxprompt import signals
 from jaxprompt.cli import log
+from jaxprompt.config.load import load_config
+from jaxprompt.config.run import CHANGEABLE_FIELDS, KFold, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json
-
-if TYPE_CHECKING:
-    from jaxprompt.config.run import RunConfig
-    from jaxprompt.inspection.tables import TableRun
+from jaxprompt.inspection.tables import TableRun, format_table
 
 # Runs that differ only in these share a row.
 FOLD = "data.protocol.fold"
@@ -91,8 +90,6 @@ def read_folder(folder: str) -> list[SweepRun]:
       InputError: if there is no finished run.
     """
     from jaxprompt.build.notes import effective_fields
-    from jaxprompt.config.load import load_config
-    from jaxprompt.config.run import CHANGEABLE_FIELDS
     from jaxprompt.training.run_folder import read_result
 
     results = ((path, read_result(path)) for path in runs_below(folder))
@@ -171,7 +168,6 @@ def print_table(
     Raises:
       InputError: if runs failed.
     """
-    from jaxprompt.inspection.tables import format_table
     from jaxprompt.training.pictures import draw_chart
 
     rows = collect(runs)
@@ -187,7 +183,7 @@ def print_table(
         raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
 
 
-def collect(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
+def collect(runs: Sequence[SweepRun]) -> dict[str, list[TableRun]]:
     """Reads the finished runs, by row."""
     rows: dict[str, list[TableRun]] = {}
     for run in runs:
@@ -196,11 +192,8 @@ def collect(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     return rows
 
 
-def read_run(workdir: Path) -> "TableRun":
+def read_run(workdir: Path) -> TableRun:
     """Reads the result of a finished run, and the config values that tables show."""
-    from jaxprompt.config.load import load_config
-    from jaxprompt.config.run import KFold
-    from jaxprompt.inspection.tables import TableRun
     from jaxprompt.training.run_folder import read_result
 
     result, config = read_result(workdir), load_config(str(workdir / _CONFIG))
@@ -210,7 +203,7 @@ def read_run(workdir: Path) -> "TableRun":
     return TableRun(result, config.optim.lr, config.data.seed, fold, config.data.only)
 
 
-def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
+def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[TableRun]]:
     """Adds a row for runs that differ in searched fields: the best run on dev for each seed."""
     from jaxprompt.runs.grid.expand import select_best_runs
 
@@ -226,7 +219,7 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     return rows
 
 
-def add_best(rows: Mapping[str, list["TableRun"]], best: int) -> dict[str, list["TableRun"]]:
+def add_best(rows: Mapping[str, list[TableRun]], best: int) -> dict[str, list[TableRun]]:
     """Adds after each row with more than `best` runs one of those that are best on dev."""
     with_best: dict[str, list[TableRun]] = {}
     for row, runs in rows.items():
@@ -246,7 +239,7 @@ def group_of(argument: str, changes: Mapping[str, Any]) -> str:
 # -- a grid ---------------------------------------------------------------------------------------
 
 
-def train_grid(config: "RunConfig", workdir: str, command: str = "train") -> int:
+def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
     """Trains the runs of `config.runs` with as few programs as possible, and prints their table.
 
     Returns:

@@ -3,16 +3,15 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxprompt.cli.listing import columns
 from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import runs_below
+from jaxprompt.config.documents import Document
 from jaxprompt.errors import InputError
-
-if TYPE_CHECKING:
-    from jaxprompt.config.documents import Document
-    from jaxprompt.training.run_result import RunResult
+from jaxprompt.files import is_locked
+from jaxprompt.training.run_record import PretrainingData, RunRecord, SharedRecord, TaskData
+from jaxprompt.training.run_result import RunResult
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60  # characters of a curve
@@ -39,7 +38,6 @@ def format_run(workdir: Path) -> str:
     """Returns the description of one run."""
     from jaxprompt.training.pictures import read_curves
     from jaxprompt.training.run_folder import read_record, read_result
-    from jaxprompt.training.run_record import RunRecord
 
     result, record = read_result(workdir), read_record(workdir, RunRecord)
     rows: list[tuple[str, object]] = [("run", workdir), ("state", _state(workdir, result))]
@@ -55,8 +53,7 @@ def format_run(workdir: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _state(workdir: Path, result: "RunResult | None") -> str:
-    from jaxprompt.files import is_locked
+def _state(workdir: Path, result: RunResult | None) -> str:
     from jaxprompt.training.checkpoint import Checkpoints
 
     if result:
@@ -74,8 +71,7 @@ def _state(workdir: Path, result: "RunResult | None") -> str:
     return f"stopped, {saved}; the same command resumes"
 
 
-def _data_rows(record: "Document") -> list[tuple[str, object]]:
-    from jaxprompt.training.run_record import PretrainingData, SharedRecord, TaskData
+def _data_rows(record: Document) -> list[tuple[str, object]]:
 
     rows: list[tuple[str, object]] = []
     if isinstance(record, SharedRecord):

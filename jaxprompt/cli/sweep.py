@@ -12,8 +12,10 @@ from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.load import load_config
+from jaxprompt.config.run import CHANGEABLE_FIELDS
 from jaxprompt.errors import InputError, at_least, brief
 from jaxprompt.files import NAME
+from jaxprompt.inspection.tables import list_failures
 
 _MAX_PART = 40  # letters of a value in the name of a folder that would be too long
 
@@ -73,7 +75,6 @@ def main(argv: Sequence[str]) -> int:
 
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
     """Raises InputError if a result was trained with another config than that of the sweep."""
-    from jaxprompt.config.run import CHANGEABLE_FIELDS
     from jaxprompt.runs.grid.expand import without_grid
     from jaxprompt.training import run_folder
 
@@ -92,8 +93,6 @@ def execute(
       The errors of failed runs, by name; None if a signal stopped it, and the same call resumes.
     """
     from jaxprompt.build.check import check_config
-    from jaxprompt.config.run import CHANGEABLE_FIELDS
-    from jaxprompt.inspection.tables import list_failures
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
