@@ -156,12 +156,8 @@ def test_reading_a_config_starts_no_devices():
     "field, meant",
     [
         ("optim.learning_rate", "optim.lr"),
-        ("train.epochs", "train.total_epochs"),
-        ("train.max_steps", "train.total_steps"),
         ("batch_size", "data.batch"),
         ("optim.lr-scheduler", "optim.schedule.name"),
-        ("data.max_length", "data.max_len"),
-        ("random_seed", "seed"),
         ("train.lr", "optim.lr, runs.lr"),
         ("backbone.once", "backbone.cache_shared_prefix"),
         ("data.protocol.scarce", "data.protocol.on_shortage"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -72,17 +71,6 @@ def assert_same_run(folder, *args, **fields):
     np.testing.assert_allclose(cached, exact, rtol=1e-5)
     assert result == expected
     return exact
-
-
-def test_progress_of_what_is_kept_is_reported(folders, data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxprompt.training.pace.REPORT_SECONDS", -1.0)
-    start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__location="host")
-    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]
-    counts = [re.search(r"reads: (\d+)/(\d+) examples, ", line).groups() for line in lines]
-    done = [int(number) for number, _ in counts]
-    total = sum(len(read_lines(data / f"{name}.jsonl")) for name in ("train", "dev"))
-    assert done == sorted(set(done)) and done[-1] == total
-    assert {int(number) for _, number in counts} == {total}
 
 
 @pytest.mark.default_cases("bert_head")

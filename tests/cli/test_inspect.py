@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -24,9 +23,7 @@ from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.inspection.instances import Instance
 from jaxprompt.inspection.learned_rows import find_rows
-from jaxprompt.inspection.report import list_instances
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.restore import restore_run
 from jaxprompt.runs.train import train_prompt
@@ -256,21 +253,6 @@ def test_rows_of_a_class_are_told_apart(each, tmp_path):
     split = scorer.encode([Example({"text": "the"}, label=0)])
     rows = find_rows(scorer, params, None, scorer.one_batch(split.rows), 1)
     assert [(row.kind, row.name) for row in rows] == [("label row", name) for name in names]
-
-
-def test_words_near_a_prompt_are_red_on_a_terminal_and_in_brackets_elsewhere():
-    shown = [
-        Instance(("Who", "wrote", "\x1b[2J"), np.zeros(3), (1, 2), "HUM"),
-        Instance(("When", "?"), np.zeros(2), (), ""),
-    ]
-    report = SimpleNamespace(instances=SimpleNamespace(shown=shown))
-    assert list_instances(report, colours=False) == (
-        "HUM: Who [wrote] [\\x1b[2J]\nunknown class: When ?\n"
-    )
-    assert list_instances(report, colours=True) == (
-        "HUM: Who \x1b[31mwrote\x1b[0m \x1b[31m\\x1b[2J\x1b[0m\nunknown class: When ?\n"
-    )
-    assert list_instances(SimpleNamespace(instances=None), colours=True) == ""
 
 
 @pytest.mark.long

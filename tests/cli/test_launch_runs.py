@@ -11,11 +11,8 @@ import pytest
 from tiny_pretrain import corpus_texts, make_kind
 from tiny_run import ROOT, flags, sentences, succeed, write_rows
 
-from configs.parts import ppt
 from jaxprompt.__main__ import main
 from jaxprompt.config.files import load_module
-from jaxprompt.config.load import load_config
-from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
 from launch.papers import core as paper
 
@@ -237,35 +234,6 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     with pytest.raises(InputError, match="2 runs failed"):
         paper.main(["dart", "table1", "--rows=zero_shot;in_context", *words, *flags(own)])
     assert "contains a run with a different config: backbone.path" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("task", [task for task, own in ppt.TASKS.items() if own.words])
-def test_answers_in_the_words_of_pre_training(task):
-    """Topics alone are no words of a pre-training task; two classes take the outer ones."""
-    own = ppt.TASKS[task]
-    words = get_pattern(own.group, own.patterns).words
-    if own.topics:
-        assert not set(own.words) & set(words)
-    elif own.group == "nsp" and len(own.words) == 2:
-        assert set(own.words) == {words[0], words[-1]}
-    else:
-        assert set(own.words) <= set(words)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("nsp.py:maskd", "the kind of backbone 'maskd' is unknown; nearest: masked"),
-        ("cells.py:rte,ppt,masked-dep", " 'masked-dep' is unknown; nearest: masked-deep"),
-        ("cells.py:rte,pptt", "the method 'pptt' is unknown; nearest: ppt"),
-        ("t5_base.py:rtee", "the task 'rtee' is unknown; nearest: rte"),
-        ("t5_base.py:rte,ppt,t5", "'rte,ppt,t5' has 3 parts; give TASK,METHOD$"),
-        ("annotator.py:sst", "the data set 'sst' is unknown; nearest: sst5"),
-    ],
-)
-def test_an_argument_that_a_config_does_not_know(config, message):
-    with pytest.raises(InputError, match=message):
-        load_config(f"{ROOT}/configs/ppt/{config}")
 
 
 # -- launch/accuracy ------------------------------------------------------------------------------

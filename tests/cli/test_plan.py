@@ -77,15 +77,6 @@ def test_pretraining_that_cannot_be_is_not_planned(refused):
 
 
 @pytest.mark.long
-def test_without_devices_it_says_what_is_held_and_sent(capsys):
-    code, out, _ = jaxprompt(capsys, "plan", *SMALL, "--config.mesh.model=2")
-    lines = dict(line.split(maxsplit=1) for line in out.splitlines() if line.strip())
-    assert code == 0 and "1 x 2" in out and "all-reduce" in out
-    assert lines["frozen"] == "73.4 MiB"
-    assert "fits" not in lines and "tokens" not in out.split("sent per device")[1]
-
-
-@pytest.mark.long
 def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
     out, _ = succeed(capsys, "plan", *ELECTRA, "--devices=2x v5e", "--limit=2")
     for text in ("as configured", "fastest", "smallest", "2x v5e", "1x v5e", "fits"):

@@ -23,7 +23,6 @@ STEPS = 8
 PROMPT, HEAD = LAYERS * 2 * 4 * WIDTH, (WIDTH + 1) * 3
 # Step, place in the run, and which step the resumed run must go on from (None: from the start).
 MOMENTS = {
-    "ahead-4": 2,
     "result-0": STEPS,
     # Where the best parameters are saved more often than the state.
     "saved-2 --config.train.save_steps=3": None,
