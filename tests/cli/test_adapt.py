@@ -17,7 +17,6 @@ from tiny_adapt import (
     adapt,
     adapted,
     held_out,
-    losses,
     made,
     make_corpus,
     scores,
@@ -25,7 +24,7 @@ from tiny_adapt import (
     words_of,
 )
 from tiny_pretrain import kill, stop
-from tiny_run import ROOT, flags, read_lines, succeed, timeless
+from tiny_run import ROOT, flags, losses, read_lines, succeed, timeless
 
 from jaxprompt import rng
 from jaxprompt.backbones import make_backbone

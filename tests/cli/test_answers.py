@@ -383,7 +383,7 @@ def fields_of_run(backbone, relation):
 
 
 @pytest.mark.long
-def test_a_relation_is_learned(fields_of_run, relation, tmp_path, capsys):
+def test_a_relation_is_learned(fields_of_run, tmp_path, capsys):
     """Predictions are ranked over the list; a row whose object is no word of it is left out."""
     fields = fields_of_run | {
         "prompt.encoder": "none", "prompt.scale": 0.1, "optim.lr": 3e-2,

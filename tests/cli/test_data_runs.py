@@ -144,7 +144,7 @@ def test_real_sst2(shared, capsys):
     assert metrics["examples"] == 872 and round(100 * metrics["accuracy"], 1) == 50.9
 
 
-def test_refused(skewed, refused, tmp_path):
+def test_refused(skewed, refused):
     words = ["evaluate", "--majority", "--config=base:zero_shot", *flags_of(skewed)]
     assert "remove --output=x.jsonl" in refused(*words, "--output=x.jsonl")
     assert "invalid choice: 'tests'" in refused(*words, "--split=tests")

@@ -154,7 +154,7 @@ def test_a_decoder_compares_no_sentences(llama):
         SentenceEncoder(str(llama))
 
 
-def test_the_most_similar_half_is_shown(backbone, data, encoder, tmp_path):
+def test_the_most_similar_half_is_shown(backbone, data, encoder):
     c = prepare(
         backbone, data, "zero_shot", demos__per_class=1, demos__samples=60, demos__similar=0.5,
         demos__encoder=str(encoder),

@@ -1,6 +1,5 @@
 """Several processes, and several devices of one, train as one device does."""
 
-import functools
 import json
 import shutil
 import signal
@@ -11,15 +10,7 @@ import pytest
 from processes import Processes, free_port
 from spoil import BASE
 from test_resume import assert_same_end
-from tiny_run import (
-    DROPS,
-    flags,
-    jaxprompt,
-    make_config,
-    read_lines,
-    succeed,
-    tiny_fields,
-)
+from tiny_run import DROPS, flags, jaxprompt, losses, make_config, read_lines, succeed, tiny_fields
 
 from jaxprompt.parallel import compilation
 from jaxprompt.runs.train import train_prompt
@@ -74,24 +65,12 @@ def mesh_flags(mesh) -> list[str]:
     return [f"--config.mesh.data={mesh[0]}", f"--config.mesh.model={mesh[1]}"]
 
 
-@pytest.fixture(scope="module")
-def one(train, tmp_path_factory):
-    """Runs of one process: n -> (workdir, Processes), on one device or the mesh of n processes."""
-    root = tmp_path_factory.mktemp("one")
-    given = {1: ((1, 1), 1)} | {n: (mesh, 4) for n, mesh in MESHES.items()}
-    return functools.cache(lambda n: (root / str(n), train(root / str(n), 1, *given[n])))
-
-
 @pytest.fixture(scope="module", params=MESHES)
 def whole(request, train, tmp_path_factory):
     """A run of several processes that nothing disturbs: (number, workdir, Processes)."""
     n = request.param
     workdir = tmp_path_factory.mktemp("whole") / str(n)
     return n, workdir, train(workdir, n, MESHES[n], 4 // n)
-
-
-def losses(workdir: Path) -> np.ndarray:
-    return np.array([r["loss"] for r in read_lines(workdir / "metrics.jsonl") if "loss" in r])
 
 
 def measured(workdir: Path) -> list:
@@ -101,10 +80,10 @@ def measured(workdir: Path) -> list:
 
 
 @pytest.mark.default_cases("2")
-def test_several_processes_train_as_one(whole, one):
+def test_several_processes_train_as_one(whole, train, tmp_path):
     """Each reads its share of the batches, and the first alone writes and prints."""
     n, workdir, processes = whole
-    alone, process = one(1)
+    alone, process = tmp_path / "alone", train(tmp_path / "alone", 1, (1, 1), 1)
     assert len(losses(workdir)) == STEPS
     np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
     assert measured(workdir) == measured(alone)
@@ -130,7 +109,7 @@ def test_several_processes_train_as_one(whole, one):
 
 @pytest.mark.long
 @pytest.mark.parametrize("whole", [2], indirect=True)
-def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
+def test_sigterm_then_sigkill_then_the_same_end(whole, train, tmp_path):
     _, expected, _ = whole
     how, workdir = (2, MESHES[2], 2), tmp_path / "run"
     processes = train(workdir, *how, ends=(signal.SIGTERM, 3, 1))
@@ -176,8 +155,7 @@ def start(folder, backbone, data, method, **changes):
     more = {} if method == "full" else {"arguments": dict(length=4)}
     c = make_config(backbone, data, method, **COMMON, **more, **changes)
     result = train_prompt(c, str(folder)).to_json()
-    lines = read_lines(folder / "metrics.jsonl")
-    return c, result, [line["loss"] for line in lines if "loss" in line]
+    return c, result, losses(folder)
 
 
 @pytest.mark.long
@@ -188,8 +166,8 @@ def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path,
     monkeypatch.setattr(one_run, "jit", remember)
     names = ("trained", "total", "steps", "best_step", "dev", "test")
     _, one, expected = start(tmp_path / "one", dropping, data, method)
-    _, eight, losses = start(tmp_path / "eight", dropping, data, method, **MESH_OF[method])
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    _, eight, spread = start(tmp_path / "eight", dropping, data, method, **MESH_OF[method])
+    np.testing.assert_allclose(spread, expected, rtol=1e-5)
     assert {name: eight[name] for name in names} == {name: one[name] for name in names}
     assert [step._cache_size() for step in steps] == [1, 1]
 

@@ -295,7 +295,7 @@ def test_devices_that_are_not_there(backbone, data, tmp_path):
     assert line.startswith(start) and line.endswith("or set JAX_PLATFORMS=cpu")
 
 
-def test_a_platform_that_this_machine_lacks(monkeypatch, capsys, refused):
+def test_a_platform_that_this_machine_lacks(monkeypatch, refused):
     """JAX has an assertion without a text for it."""
     of_jax = {"__name__": "jax._src.xla_bridge"}
     exec("def backends(*_): assert False", of_jax)

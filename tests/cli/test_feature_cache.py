@@ -12,7 +12,7 @@ from processes import Processes
 from spoil import edit
 from test_runs import SAME, results, rows_file
 from tiny_pretrain import stop
-from tiny_run import make_backbone, make_config, read_lines, succeed, timeless, write_rows
+from tiny_run import losses, make_backbone, make_config, succeed, timeless, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.backbone import open_backbone
@@ -49,12 +49,6 @@ SPARED = {"bert_head", "bert_mlm", "t5_head"}  # of all tokens
 def folders(dropping, tmp_path_factory):
     made = {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2")}
     return made | {"bert": dropping}
-
-
-def losses(folder):
-    """Lists the loss of each step."""
-    lines = read_lines(folder / "metrics.jsonl")
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 def start(folder, *args, **fields):

@@ -214,11 +214,6 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys, monkey
 # -- runs of other forms --------------------------------------------------------------------------
 
 
-def write_splits(folder, make):
-    for seed, (name, size) in enumerate({"train": 24, "dev": 12, "test": 12}.items()):
-        write_rows(folder / f"{name}.jsonl", make(seed, size))
-
-
 NAMED = {
     "a word": (
         "bert", {"name": "dart", "length": 0, "each": "word"}, "label_rows", "{text} [mask]",

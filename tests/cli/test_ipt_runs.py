@@ -104,9 +104,7 @@ def check_cosines(backbone, workdir, case):
 
 @pytest.mark.long
 @pytest.mark.parametrize("fields", [{}, ENCODES], ids=["rows", "encoder"])
-def test_a_prompt_starts_from_a_topic_classifier(
-    fields, run, topics, data, tmp_path, capsys, refused
-):
+def test_a_prompt_starts_from_a_topic_classifier(fields, run, topics, tmp_path, capsys, refused):
     """Its rows stay where they are: the export names the other, and holds what it trained."""
     changes = fields | {"prompt.pretrained": str(topics / "export"), "optim.lr": 1e-6}
     _, workdir, rows, log = run(tmp_path / "a", **changes)

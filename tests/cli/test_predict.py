@@ -171,9 +171,7 @@ def test_texts_that_are_cut_are_told(prompt, predict):
     assert predict.said == ["texts cut to 24 tokens: 1 of 2"]
 
 
-def test_evaluate_scores_an_export_on_rows(
-    prompt, predict, data, tmp_path, capsys, monkeypatch, refused
-):
+def test_evaluate_scores_an_export_on_rows(prompt, data, tmp_path, capsys, monkeypatch, refused):
     """By itself, with the metrics that its run has on them; what cannot be scored is refused."""
     place, flag = f"--workdir={prompt.parent}", f"--prompt={prompt}"
     whole = json.loads(jaxprompt(capsys, "evaluate", place, "--split=test")[1])

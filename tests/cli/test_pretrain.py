@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from spoil import BASE
 from test_resume import arrays
 from test_runs import results
-from tiny_adapt import losses, scores
+from tiny_adapt import scores
 from tiny_pretrain import (
     CASES,
     MEANT,
@@ -34,6 +34,7 @@ from tiny_run import (
     WIDTH,
     flags,
     jaxprompt,
+    losses,
     make_config,
     read_lines,
     succeed,
@@ -308,7 +309,7 @@ def test_what_is_refused_before_anything_is_read(start, forbidden, changes, word
     assert words in start(**changes)
 
 
-def test_no_prompt_and_no_task(start, refused, tmp_path_factory, tmp_path):
+def test_no_prompt_and_no_task(refused, tmp_path_factory, tmp_path):
     fields = fields_of(tmp_path_factory, "nsp-t5")
     for name in ("prompt.length", "prompt.decoder"):
         fields.pop(name)

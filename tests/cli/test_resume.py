@@ -13,7 +13,17 @@ import jax
 import numpy as np
 import pytest
 from processes import PYTHON_PATH
-from tiny_run import DROPS, LAYERS, WIDTH, jaxprompt, make_config, read_lines, succeed, timeless
+from tiny_run import (
+    DROPS,
+    LAYERS,
+    WIDTH,
+    jaxprompt,
+    losses,
+    make_config,
+    read_lines,
+    succeed,
+    timeless,
+)
 
 from jaxprompt.training import checkpoint, loop
 from jaxprompt.training.checkpoint import Checkpoints
@@ -155,11 +165,7 @@ def test_the_own_generator_of_a_device_resumes_bit_for_bit_too(
     _, err = succeed(capsys, *cut)
     assert "resumed at step 3" in err
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
-    losses = [
-        [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
-        for folder in (whole, tmp_path / "whole")
-    ]
-    assert losses[0] != losses[1], "the generator is that of the config"
+    assert losses(whole) != losses(tmp_path / "whole"), "the generator is that of the config"
 
 
 def test_a_finished_run_is_not_trained_again(whole, config, capsys, monkeypatch):

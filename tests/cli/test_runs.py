@@ -8,6 +8,7 @@ from test_resume import arrays
 from tiny_run import (
     DROPS,
     jaxprompt,
+    losses,
     make_backbone,
     make_config,
     read_lines,
@@ -42,11 +43,6 @@ def write(c, folder):
 
 def results(folder):
     return {p.parent.name: json.loads(p.read_text()) for p in folder.glob("*/result.json")}
-
-
-def losses(folder):
-    lines = read_lines(folder / "metrics.jsonl")
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 def compare(c, folder, name=""):

@@ -283,7 +283,7 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, tasks, own, told, refused):
+def test_bad_input_is_one_line(backbone, folder, tmp_path, tasks, own, told, refused):
     (folder / "other.json").write_text(json.dumps({"task.name": "custom"} | own))
     tasks = [name.format(folder=folder.name) for name in tasks]
     config = config_of(backbone, folder, tmp_path / "c.json", tasks=tasks)

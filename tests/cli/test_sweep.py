@@ -77,7 +77,7 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert "optim.b1 (saved 0.9, given 0.5)" in refused("sweep", *other, "--table")
 
 
-def test_a_table_without_results_is_refused(given, capsys, refused):
+def test_a_table_without_results_is_refused(given, refused):
     line = refused("sweep", *given, "--table", started=True)
     assert "none of the 4 runs in" in line and "--run" in line
 
@@ -100,7 +100,7 @@ def test_what_train_refuses_no_run_of_a_sweep_is(given, capsys, tmp_path):
     assert not list(tmp_path.glob("runs/*/config.json"))
 
 
-def test_a_field_that_the_sweep_sets_is_not_given_besides(given, capsys, refused):
+def test_a_field_that_the_sweep_sets_is_not_given_besides(given, refused):
     """It would be lost: what sweep() yields comes behind what is given."""
     line = refused("sweep", *given, "--config.optim.lr=0.5", started=True)
     assert "sweep() sets optim.lr of each run; remove --config.optim.lr" in line
@@ -155,7 +155,7 @@ def test_a_finished_run_of_other_data_does_not_stop_the_others(given, data, caps
 
 
 @pytest.mark.parametrize("word", ["--run", "--config.seed=1"])
-def test_the_table_of_a_folder_takes_nothing_of_a_sweep(given, capsys, tmp_path, word, refused):
+def test_the_table_of_a_folder_takes_nothing_of_a_sweep(given, tmp_path, word, refused):
     line = refused("sweep", word, f"--table={tmp_path}")
     name = word.partition("=")[0]
     assert f"--table={tmp_path} shows the runs of that folder and does not use {name}; " in line

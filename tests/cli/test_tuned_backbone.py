@@ -142,7 +142,7 @@ def test_what_was_not_tuned_is_refused(run, refused, tuned, whole, tmp_path):
     assert not (tmp_path / "m").exists() and not (tmp_path / "peft").exists()
 
 
-def test_differences_give_the_weights_back_in_their_dtype(tuned, whole, tmp_path):
+def test_differences_give_the_weights_back_in_their_dtype(tuned, whole):
     folder, _, _ = tuned
     backbone, tensors = jp.load_backbone(folder), whole[0]
     base = flatten({"backbone": backbone.loaded.params})

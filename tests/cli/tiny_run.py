@@ -488,6 +488,11 @@ def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+def losses(workdir: Path) -> list[float]:
+    """Lists the loss of each step."""
+    return [line["loss"] for line in read_lines(workdir / "metrics.jsonl") if "loss" in line]
+
+
 def timeless(record: dict) -> dict:
     """Drops wall-clock values."""
     return {name: value for name, value in record.items() if name != "time"}
