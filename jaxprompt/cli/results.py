@@ -186,10 +186,13 @@ def print_table(
 def collect(runs: Sequence[SweepRun]) -> dict[str, list[TableRun]]:
     """Reads the finished runs, by row."""
     rows: dict[str, list[TableRun]] = {}
-    for run in runs:
-        if (run.workdir / _RESULT).exists():
-            rows.setdefault(run.row, []).append(read_run(run.workdir))
+    for run, table_run in _read_finished(runs):
+        rows.setdefault(run.row, []).append(table_run)
     return rows
+
+
+def _read_finished(runs: Sequence[SweepRun]) -> list[tuple[SweepRun, TableRun]]:
+    return [(run, read_run(run.workdir)) for run in runs if (run.workdir / _RESULT).exists()]
 
 
 def read_run(workdir: Path) -> TableRun:
@@ -208,9 +211,8 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[TableRun]]:
     from jaxprompt.runs.grid.expand import select_best_runs
 
     by_group: dict[str, list[tuple[SweepRun, TableRun]]] = {}
-    for run in runs:
-        if (run.workdir / _RESULT).exists():
-            by_group.setdefault(run.group, []).append((run, read_run(run.workdir)))
+    for run, table_run in _read_finished(runs):
+        by_group.setdefault(run.group, []).append((run, table_run))
     rows = {}
     for group, tried in by_group.items():
         if len({run.row for run, _ in tried}) > 1:

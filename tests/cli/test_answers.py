@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from srl_eval import f1_of, official  # noqa: E402
 from tiny_run import (
     FILLERS,
     ROOT,
@@ -43,6 +42,7 @@ from jaxprompt.scoring.span_sets import score_span_sets
 from jaxprompt.training.run_result import RunResult
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scoring"))
+from srl_eval import f1_of, official  # noqa: E402
 
 
 def write_splits(folder, make, **sizes):
