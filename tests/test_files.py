@@ -307,7 +307,7 @@ def test_an_error_of_another_kind_is_no_matter_of_stdout(monkeypatch):
     def fail(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("jaxprompt.data.tasks.registry.get_task", fail)
+    monkeypatch.setattr("jaxprompt.cli.tasks.get_task", fail)
     with pytest.raises(OSError, match="Input/output error"):
         main(["tasks", "sst2"])
 

@@ -81,6 +81,7 @@ CONFIG = [
     ({"data.batch": 1.5}, ["data.batch='1.5' must be a whole number"]),
     ({"data.batch": 0}, ["data.batch=0 must be at least 1"]),
     ({"seed": -1}, ["seed=-1 must be in [0, 2**32)"]),
+    ({"cache.limit": 0}, ["cache.limit=0.0 must be above 0"]),
     ({"prompt.length": 0}, ["prompt.length=0 must be at least 1"]),
     ({"train.test": "maybe"}, ["train.test='maybe' must be true or false"]),
     ({"runs.lr": "a,b"}, ["runs.lr='a,b' must be a list of numbers"]),

@@ -373,10 +373,7 @@ REFUSED = {
         "prefix", UPPER | dict(cache__limit=1e-6),
         "cache.limit=1e-06; raise the limit, set cache.dtype=bfloat16, or set cache.location=''",
     ),
-    "where": ("prefix", UPPER | dict(cache__location="hots"), "cache.location='hots' is unknown"),
     "folder": ("prefix", UPPER | dict(cache__folder="x"), "needs cache.location=disk"),
-    "dtype": ("prefix", UPPER | dict(cache__dtype="float16"), "cache.dtype='float16' is unknown"),
-    "negative": ("prefix", UPPER | dict(cache__limit=0), "cache.limit=0"),
 }  # fmt: skip
 
 
