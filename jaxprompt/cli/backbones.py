@@ -10,7 +10,6 @@ from jaxprompt.registry import BACKBONES
 
 def main(argv: Sequence[str]) -> int:
     """Prints all families, one family, or one published checkpoint."""
-
     families = BACKBONES.names()
     name = read_name(__doc__, argv, "backbone")
     if name is None:

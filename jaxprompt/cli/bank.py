@@ -117,7 +117,6 @@ def refuse_flags(parser: Parser, args: Any, names: Sequence[str], reason: str) -
 
 def backbone_config(args: Any) -> Any:
     """Returns the config block of the backbone that the flags name."""
-
     return BackboneConfig.from_dict({"path": args.backbone or "", "dtype": args.dtype}, "backbone.")
 
 

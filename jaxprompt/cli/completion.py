@@ -75,7 +75,6 @@ def parser_of(command: str) -> Parser:
 
 def add_fields(parser: argparse.ArgumentParser) -> None:
     """Adds every config field as a flag, with its allowed words."""
-
     words: dict[str, Sequence[str]] = {
         name: field.words for name, field in declared_leaves(RunConfig)
     }

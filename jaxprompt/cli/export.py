@@ -135,7 +135,6 @@ def _write_program(folder: str, prompt: "Prompt", dtype: str) -> tuple[Path, ...
 def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
     """Writes the folder of --tuned. Returns the prompt for that backbone, without its weights."""
     from jaxprompt.api.backbones import load_backbone
-    from jaxprompt.api.prompts import Prompt
     from jaxprompt.build.tuned_backbone import save_tuned
 
     metadata = prompt.metadata
@@ -151,12 +150,11 @@ def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
         metadata.backbone, id=absolute, revision="", fingerprint=fingerprint
     )
     metadata = dataclasses.replace(metadata, backbone=backbone)
-    return Prompt(tensors, metadata.to_json(), prompt.path)
+    return dataclasses.replace(prompt, tensors=tensors, card=metadata.to_json())
 
 
 def _with_differences(prompt: "Prompt") -> "Prompt":
     """Returns the prompt with float16 differences instead of tuned weights, for --delta."""
-    from jaxprompt.api.prompts import Prompt
     from jaxprompt.build.tuned_backbone import to_delta
 
     delta = to_delta(prompt.tensors, _load_backbone(prompt), "--delta")
@@ -164,7 +162,7 @@ def _with_differences(prompt: "Prompt") -> "Prompt":
         f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,} bytes; maximum "
         f"error of a weight {delta.error:.1e}"
     )
-    return Prompt(delta.tensors, prompt.card, prompt.path)
+    return dataclasses.replace(prompt, tensors=delta.tensors)
 
 
 def _load_backbone(prompt: "Prompt") -> Any:
@@ -178,7 +176,6 @@ def _load_backbone(prompt: "Prompt") -> Any:
 
 def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
     """Writes the export, with a message if it replaces another one. Returns its files."""
-
     before = export_summary(folder)
     paths = write_artifact(folder, prompt.tensors, prompt.metadata)
     if before and before != export_summary(folder):

@@ -94,7 +94,6 @@ def _is_submission(args: Any) -> bool:
 
 def _predict(args: Any) -> int:
     """Answers the input with one prompt, and writes the answers."""
-
     check_known("--format", args.format, submissions.format_names())
     prompt, metadata = _read_metadata(args)
     head, generation = _make_head(args, prompt, metadata)
@@ -219,7 +218,6 @@ def _error_columns(args: Any) -> tuple[str, ...]:
 
 def _check_output(args: Any, name: str = "") -> Path | None:
     """Returns the path of the output, None for stdout; in a folder the file is called `name`."""
-
     if not args.output:
         return None
     sources: dict[str, Path] = {}
@@ -244,7 +242,6 @@ def _write(output: Path | None, lines: str) -> None:
 
 def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
     """Yields messages: how many texts were truncated, and the metrics if there are labels."""
-
     total = len(answers.columns)
     if answers.cut:
         yield f"texts cut to {max_len} tokens: {answers.cut} of {total}"

@@ -11,7 +11,6 @@ from jaxprompt.errors import InputError
 
 def main(argv: Sequence[str]) -> int:
     """Prints all tasks or one of them. Exit code 0."""
-
     name = read_name(__doc__, argv, "task")
     if name:
         print(format_task(choose_name("task", name, task_names())))
@@ -32,7 +31,6 @@ def _row(name: str) -> tuple[str, ...]:
 
 def format_task(name: str) -> str:
     """Returns the description of a task."""
-
     task = get_task(name)
     words = ["|".join(alternatives) for alternatives in task.words]
     return pairs(
