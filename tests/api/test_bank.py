@@ -175,8 +175,8 @@ def test_the_commands_answer_by_a_column(
     [
         ("predict", "--prompt=a --prompt=b --input={}", "--prompt is given 2 times, and --column"),
         ("predict", "--prompt=x/a --prompt=y/a/export --column=t --input={}", "both called 'a'"),
-        ("predict", "--prompt=a --column=t --text=b", "--text is only valid for one prompt"),
-        ("predict", "--prompt=a --column=t --format=glue --input={}", "--format=glue is for one"),
+        ("predict", "--prompt=a --column=t --text=b", "--text=['b'] is only valid for one"),
+        ("predict", "--prompt=a --column=t --format=glue --input={}", "--format=glue is only"),
         ("predict", "--workdir=a --column=t --input={}", "--column=t selects one of several"),
         ("evaluate", "--workdir=a --input=b.jsonl", "--input=b.jsonl is only valid with --prompt"),
         ("evaluate", "--workdir=a --dtype=bfloat16", "--dtype=bfloat16 is only valid with"),
