@@ -10,14 +10,14 @@ ordered from worst to best.
 import json
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, add_process_flags, join_processes, require_flags
+from jaxprompt.cli.options import Parser, add_process_flags, join_processes, path, require_flags
 from jaxprompt.config.load import load_config
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes labels for ppt.annotations; prints the number of labels per class as JSON."""
     parser = Parser(__name__, __doc__)
-    parser.add_argument("--output", help="output folder, to be used as ppt.annotations")
+    parser.add_argument("--output", type=path, help="output folder, to be used as ppt.annotations")
     add_process_flags(parser)
     args, overrides = parser.read(argv)
     require_flags(args, "config", "workdir", "output")

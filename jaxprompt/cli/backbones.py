@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.cli.listing import choose_name, columns, pairs, read_name, registered_line
+from jaxprompt.planning.published import published_checkpoints
 from jaxprompt.registry import BACKBONES
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints all families, one family, or one published checkpoint."""
-    from jaxprompt.planning.published import published_checkpoints
-
     families = BACKBONES.names()
     name = read_name(__doc__, argv, "backbone")
     if name is None:

@@ -1,12 +1,14 @@
-"""Flags for one or several prompts, and the bank of prompts, for `predict` and `evaluate`."""
+"""Serving with one prompt or a bank of several, for `predict` and `evaluate`: flags and answers."""
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.cli.options import Parser
-from jaxprompt.errors import InputError, escape
+from jaxprompt.cli import log
+from jaxprompt.cli.options import Parser, path
+from jaxprompt.config.run import BackboneConfig
+from jaxprompt.data.sources import records
+from jaxprompt.errors import InputError, at_least
 
 SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags beside the prompts
 _PROMPT_FLAG = "--prompt=NAME=PATH"
@@ -16,13 +18,16 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
     """Adds the flags for prompts and their backbone; `default` is shown in the help."""
     shown_default = f" (default: {default})" if default else ""
     parser.add_argument(
-        "--prompt", action="append", help=f"folder of an export, or hub:owner/name{shown_default}; "
+        "--prompt", type=path, action="append",
+        help=f"folder of an export, or hub:owner/name{shown_default}; "
         "may be repeated, also as NAME=PATH: --column then selects the prompt of each row",
     )  # fmt: skip
-    parser.add_argument("--input", help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin")
+    parser.add_argument(
+        "--input", type=path, help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin"
+    )
     parser.add_argument("--column", default="", help="column with the name of each row's prompt")
     parser.add_argument(
-        "--backbone", default="", help="path of the backbone (default: as in the export)"
+        "--backbone", type=path, help="path of the backbone (default: as in the export)"
     )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples per batch (default: 64)")
@@ -35,8 +40,7 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
 
 def check_serving_flags(args: Any) -> None:
     """Raises InputError for flags that cannot be combined."""
-    several = len(args.prompt or ()) > 1
-    if several and not args.column:
+    if len(args.prompt or ()) > 1 and not args.column:
         raise InputError(
             f"--prompt is given {len(args.prompt)} times, and --column is missing; give the column "
             "with the name of each row's prompt"
@@ -45,8 +49,7 @@ def check_serving_flags(args: Any) -> None:
         raise InputError(
             f"--column={args.column} selects one of several prompts; give them with --prompt"
         )
-    if args.batch < 1:
-        raise InputError(f"--batch={args.batch} must be at least 1")
+    at_least("--batch", args.batch, 1)
 
 
 def open_bank(args: Any) -> Any:
@@ -56,11 +59,9 @@ def open_bank(args: Any) -> Any:
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.serving import bank
 
-    paths, names = [], []
-    for value in args.prompt:
-        name, path = _split_name(value)
-        paths.append(path)
-        names.append(name or bank.name_of(path))
+    pairs = [_split_name(value) for value in args.prompt]
+    paths = [path for _, path in pairs]
+    names = [name or bank.name_of(path) for name, path in pairs]
     bank.check_names(names, paths, _PROMPT_FLAG)
     exports = {
         name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
@@ -110,14 +111,13 @@ def refuse_flags(parser: Parser, args: Any, names: Sequence[str], reason: str) -
     """Raises InputError, with the reason, for the first flag that is not at its default."""
     for name in names:
         if getattr(args, name) != parser.get_default(name):
-            raise InputError(f"--{name}={getattr(args, name)} {reason}; remove it")
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag}={getattr(args, name)} {reason}; remove it")
 
 
 def backbone_config(args: Any) -> Any:
     """Returns the config block of the backbone that the flags name."""
-    from jaxprompt.config.run import BackboneConfig
-
-    return BackboneConfig.from_dict({"path": args.backbone, "dtype": args.dtype}, "backbone.")
+    return BackboneConfig.from_dict({"path": args.backbone or "", "dtype": args.dtype}, "backbone.")
 
 
 def make_mesh(mesh: str, batch: int) -> Any:
@@ -149,7 +149,6 @@ def answer_requests(
     Returns:
       The answers by number of the prompt, and the metrics by name of the prompt.
     """
-    from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import answer_requests
 
     answers_by_prompt = answer_requests(bank, requests)
@@ -158,13 +157,76 @@ def answer_requests(
         name, task = bank.names[number], bank.scorers[number].task
         rows = [record for prompt, record in requests if prompt == number]
         for line in records.unknown_label_messages(task, rows):
-            _log(f"{name}: {line}")
+            log(f"{name}: {line}")
         if answers.cut:
             length = bank.scorers[number].layout.max_len
-            _log(f"{name}: texts cut to {length} tokens: {answers.cut} of {len(answers.columns)}")
+            log(f"{name}: texts cut to {length} tokens: {answers.cut} of {len(answers.columns)}")
         metrics[name] = {"examples": answers.num_labelled, **answers.measured}
     return answers_by_prompt, metrics
 
 
-def _log(line: str) -> None:
-    print(escape(line), file=sys.stderr)
+# -- records that cannot be read ------------------------------------------------------------------
+
+
+def raise_first(records: Sequence[Any], on_error: str = "") -> None:
+    """Raises the first error of the input, unless `on_error`, the flag of `predict`, is "skip"."""
+    errors = [record.error for record in records if record.error]
+    if errors and on_error != "skip":
+        advice = "; use --on-error=skip to predict the other lines" if on_error else ""
+        raise InputError(f"{errors[0]}{advice}")
+
+
+def report_errors(records: Sequence[Any]) -> None:
+    """Prints how many input lines have an error, and the first error."""
+    errors = [record.error for record in records if record.error]
+    if errors:
+        log(f"{len(errors)} of {len(records)} lines cannot be read, the first is {errors[0]}")
+
+
+def answer_encodable(
+    answer: Callable[[Any], Any], mark: Callable[[Any], Any], records: Any
+) -> tuple[Any, Any]:
+    """Answers the examples of records. Returns the records, and the answers.
+
+    If some cannot be encoded, `mark` replaces these with errors, and the others are answered.
+    """
+    try:
+        return records, answer(records)
+    except InputError:
+        marked = mark(records)
+        if marked == records:
+            raise
+    return marked, answer(marked)
+
+
+def answer_records(
+    exported: Any, placement: Any, generation: Any, records: Sequence[Any], on_error: str = ""
+) -> tuple[Any, Any]:
+    """Answers the examples of records with one prompt.
+
+    Args:
+      exported: a LoadedPrompt.
+      placement: its placement.
+      generation: the config block of generated texts.
+      records: the records.
+      on_error: see `raise_first`.
+
+    Returns:
+      The records, with an error instead of each example that cannot be encoded; the `Answers`,
+      None without an example.
+    """
+    from jaxprompt.serving.answers import make_answers, mark_errors
+
+    scorer = exported.scorer
+    answer = make_answers(scorer, generation=generation, placement=placement)
+
+    def answer_all(records: Sequence[Any]) -> Any:
+        examples = [record.example for record in records if record.example]
+        return answer(exported.params, examples) if examples else None
+
+    def mark(records: Sequence[Any]) -> Sequence[Any]:
+        records = mark_errors(scorer, records, generation)
+        raise_first(records, on_error)
+        return records
+
+    return answer_encodable(answer_all, mark, records)

@@ -18,6 +18,7 @@ from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.load import load_config
 from jaxprompt.config.open_blocks import OPEN
 from jaxprompt.config.run import RunConfig
+from jaxprompt.data.tasks.registry import task_names
 
 
 class _Caught(Exception):
@@ -74,8 +75,6 @@ def parser_of(command: str) -> Parser:
 
 def add_fields(parser: argparse.ArgumentParser) -> None:
     """Adds every config field as a flag, with its allowed words."""
-    from jaxprompt.data.tasks.registry import task_names
-
     words: dict[str, Sequence[str]] = {
         name: field.words for name, field in declared_leaves(RunConfig)
     }

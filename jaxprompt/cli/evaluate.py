@@ -4,17 +4,25 @@ With --prompt it scores the rows of --input with an export instead. With several
 selects the prompt of each row, and the prompts share batches.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.cli import bank
-from jaxprompt.cli.options import Parser, add_process_flags, join_processes, load_run
-from jaxprompt.cli.unreadable import answer_encodable
+from jaxprompt.cli import bank, log
+from jaxprompt.cli.options import SPLITS, Parser, add_process_flags, join_processes, load_run, path
 from jaxprompt.config.run import RunConfig
-from jaxprompt.errors import InputError, escape
-from jaxprompt.files import dumps
+from jaxprompt.data.sources.records import (
+    Record,
+    check_columns,
+    from_file,
+    from_stdin,
+    output_lines,
+    unknown_label_messages,
+    with_examples,
+)
+from jaxprompt.data.tasks.readers.dialogues import indices_of_last_turns
+from jaxprompt.errors import InputError
+from jaxprompt.files import check_output, dumps, write_output
 
 _RUN_FLAGS = (
     "config", "workdir", "split", "majority", "output", "prefix",
@@ -25,8 +33,10 @@ _RUN_FLAGS = (
 def main(argv: Sequence[str]) -> int:
     """Prints the metrics of a split as JSON, and writes its predictions to --output."""
     parser = Parser(__name__, __doc__)
-    parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
-    parser.add_argument("--output", help="JSONL output file: each row with its prediction")
+    parser.add_argument("--split", default="dev", choices=SPLITS, help="default: dev")
+    parser.add_argument(
+        "--output", type=path, help="JSONL output file: each row with its prediction"
+    )
     parser.add_argument("--prefix", default="", help="prefix of the names of the new columns")
     parser.add_argument(
         "--majority", action="store_true",
@@ -59,20 +69,18 @@ def evaluate(
     """Returns the metrics of a split, and writes its rows to `output` in the format of `predict`.
 
     Raises:
-      InputError: if the split is unknown or missing.
+      InputError: if the split is missing.
     """
     from jaxprompt.build.evaluation import make_evaluate_fn
     from jaxprompt.build.examples import data_files
     from jaxprompt.build.task import cache_shared_prefix
-    from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs.restore import is_zero_shot, restore_run
 
-    _check_split(split)
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
-    path = processes.run_on_first(
+    output_path = processes.run_on_first(
         lambda: check_output(output, data_files(config)) if output else None
     )
     enable_compilation_cache(config.train.compilation_cache)
@@ -83,14 +91,14 @@ def evaluate(
         )
     # Only a message, and the split is scored: the files may have been fixed since.
     for line in trained.changed_splits if processes.is_first() else ():
-        print(escape(line), file=sys.stderr)
+        log(line)
     scorer, examples = cache_shared_prefix(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
     records = _read_records(config, scorer, split, prefix) if output else []
     judge = make_evaluate_fn(config, scorer, trained.placement)
     metrics, scores = judge(examples, trained.weights.trainable, trained.weights.frozen)
-    if path:
-        _write_records(path, scorer, records, examples, scores, prefix)
+    if output_path:
+        _write_records(output_path, scorer, records, examples, scores, prefix)
     return {"split": split, "examples": examples.size, **metrics}
 
 
@@ -103,18 +111,13 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     Raises:
       InputError: for config fields, for a row that cannot be read, and if no row has a label.
     """
-    from jaxprompt.data.sources.records import from_file, from_stdin
-
     if overrides:
         raise InputError("--prompt scores exports, which contain their config; remove --config.*")
     if not (args.prompt and args.input):
         raise InputError("--prompt and --input must be given together; give both")
     bank.check_serving_flags(args)
 
-    def read(columns: Sequence[str]) -> Sequence[Any]:
-        return from_stdin(()) if args.input == "-" else from_file(args.input, columns)
-
-    metrics = _measure_bank(args, read(())) if args.column else _measure_export(args, read)
+    metrics = _measure_bank(args) if args.column else _measure_export(args)
     if not metrics:
         raise InputError(
             f"{args.input}: no row has a known label of its prompt's task; add labelled rows"
@@ -122,64 +125,46 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     return metrics
 
 
-def _measure_bank(args: Any, records: Sequence[Any]) -> dict[str, Any]:
+def _read_input(args: Any, columns: Sequence[str] = ()) -> Sequence[Any]:
+
+    return from_stdin(()) if args.input == "-" else from_file(args.input, columns)
+
+
+def _measure_bank(args: Any) -> dict[str, Any]:
     from jaxprompt.serving.bank import read_requests
 
+    records = _read_input(args)
     prompts = bank.open_bank(args)
     requests = read_requests(prompts, records, args.column)
-    _raise_error([record for _, record in requests])
+    bank.raise_first([record for _, record in requests])
     metrics = bank.answer_requests(prompts, requests)[1]
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 
 
-def _measure_export(args: Any, read: Any) -> dict[str, Any]:
+def _measure_export(args: Any) -> dict[str, Any]:
     from jaxprompt.build.prompt_artifact import read_export
-    from jaxprompt.data.sources.records import unknown_label_messages, with_examples
-    from jaxprompt.serving.answers import make_answers, mark_errors
 
-    (path,) = args.prompt
-    metadata = read_export(path)[1]
-    generation = metadata.generate
-    records = read(metadata.task.columns)
-    exported, placement = bank.open_export(args, path)
+    (prompt,) = args.prompt
+    metadata = read_export(prompt)[1]
+    records = _read_input(args, metadata.task.columns)
+    exported, placement = bank.open_export(args, prompt)
     scorer = exported.scorer
     if scorer.head.WRITES:
-        scorer = scorer.writing(generation.max_new_tokens)
+        exported = exported._replace(scorer=scorer.writing(metadata.generate.max_new_tokens))
     records = with_examples(scorer.task, records)
-    _raise_error(records)
+    bank.raise_first(records)
     for line in unknown_label_messages(scorer.task, records):
-        print(escape(line), file=sys.stderr)
-    answer = make_answers(scorer, generation=generation, placement=placement)
-
-    def mark(records: Sequence[Any]) -> Sequence[Any]:
-        marked = mark_errors(scorer, records)
-        _raise_error(marked)
-        return marked
-
-    def answer_records(records: Sequence[Any]) -> Any:
-        return answer(exported.params, _examples(records))
-
-    if not _examples(records):
+        log(line)
+    _, answers = bank.answer_records(exported, placement, metadata.generate, records)
+    if answers is None or not answers.num_labelled:
         return {}
-    _, answers = answer_encodable(answer_records, mark, records)
-    return {"examples": answers.num_labelled, **answers.measured} if answers.num_labelled else {}
-
-
-def _examples(records: Sequence[Any]) -> list[Any]:
-    return [record.example for record in records if record.example]
-
-
-def _raise_error(records: Sequence[Any]) -> None:
-    for record in records:
-        if record.error:
-            raise InputError(record.error)
+    return {"examples": answers.num_labelled, **answers.measured}
 
 
 def majority(config: RunConfig, split: str, output: str | None) -> dict[str, Any]:
     """Scores the majority baseline. Raises InputError if predictions are requested, too."""
     from jaxprompt.runs.majority import measure_majority
 
-    _check_split(split)
     if output:
         raise InputError(
             f"--majority predicts one class for all examples; remove --output={output}"
@@ -187,17 +172,9 @@ def majority(config: RunConfig, split: str, output: str | None) -> dict[str, Any
     return measure_majority(config, split)
 
 
-def _check_split(split: str) -> None:
-    from jaxprompt.build.examples import SPLITS
-
-    if split not in SPLITS:
-        raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
-
-
 def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows for --output; none may have a column with the name of a new column."""
     from jaxprompt.build.examples import read_split_rows
-    from jaxprompt.data.sources.records import Record, check_columns
 
     rows = read_split_rows(config, scorer.task, split)
     records = [Record(origin, row, example=example) for origin, row, example in rows]
@@ -208,9 +185,6 @@ def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> li
 def _write_records(
     path: Path, scorer: Any, records: Sequence[Any], split: Any, scores: Any, prefix: str
 ) -> None:
-    from jaxprompt.data.sources.records import output_lines
-    from jaxprompt.data.tasks.readers.dialogues import indices_of_last_turns
-    from jaxprompt.files import write_output
 
     examples = [record.example for record in records]
     if split.size > len(records):  # f1c is scored turn by turn; a row is answered by its last one

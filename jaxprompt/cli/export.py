@@ -2,19 +2,20 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxprompt.cli.options import Parser, load_run, require_flags
-from jaxprompt.errors import InputError, escape, with_article
+from jaxprompt.cli import log
+from jaxprompt.cli.options import Parser, load_run, path, require_flags
+from jaxprompt.convert.artifact import check_fingerprint, export_summary, write_artifact, write_npy
+from jaxprompt.convert.prompt_metadata import PromptMetadata
+from jaxprompt.errors import InputError, with_article
 
 if TYPE_CHECKING:
     import numpy as np
 
     from jaxprompt.api.prompts import Prompt
-    from jaxprompt.convert.prompt_metadata import PromptMetadata
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +29,6 @@ def main(argv: Sequence[str]) -> int:
     _check_paths(args, folder)
 
     from jaxprompt.api.prompts import Prompt
-    from jaxprompt.convert.artifact import write_npy
     from jaxprompt.convert.hub import push_prompt
     from jaxprompt.serving.export import pack_run
 
@@ -51,27 +51,29 @@ def main(argv: Sequence[str]) -> int:
         paths = (*paths, Path(args.npy))
     if args.peft:
         paths = (*paths, *_write_adapter(args.peft, adapter, prompt.metadata))
-    print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
+    print(json.dumps({str(file): file.stat().st_size for file in (*paths, *program)}))
     if args.push:
-        print(escape(push_prompt(folder, args.push, prompt.metadata)), file=sys.stderr)
+        log(push_prompt(folder, args.push, prompt.metadata))
     return 0
 
 
 def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__)
-    parser.add_argument("--output", help="output folder (default: WORKDIR/export)")
-    parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
-    parser.add_argument("--peft", help="also write a folder that PEFT can load")
+    parser.add_argument("--output", type=path, help="output folder (default: WORKDIR/export)")
     parser.add_argument(
-        "--stablehlo",
-        help="also write a folder, with the backbone, that scores texts without jaxprompt",
+        "--npy", type=path, help="also write the soft tokens as a plain .npy array [P, E]"
     )
+    parser.add_argument("--peft", type=path, help="also write a folder that PEFT can load")
+    parser.add_argument(
+        "--stablehlo", type=path,
+        help="also write a folder, with the backbone, that scores texts without jaxprompt",
+    )  # fmt: skip
     parser.add_argument(
         "--delta", action="store_true",
         help="write tuned backbone weights as float16 differences from the original ones",
     )  # fmt: skip
     parser.add_argument(
-        "--tuned", metavar="FOLDER",
+        "--tuned", metavar="FOLDER", type=path,
         help="write the tuned backbone to a folder that transformers can load; the prompt then "
         "refers to it",
     )  # fmt: skip
@@ -88,7 +90,7 @@ def _check_paths(args: Any, folder: str | Path) -> None:
 
     if args.npy and Path(args.npy).suffix != ".npy":
         raise InputError(f"--npy={args.npy} must end in .npy; give such a file name")
-    if args.push:
+    if args.push is not None:
         check_repo_name(args.push)
         check_model_card(folder)
     if args.peft:
@@ -133,7 +135,6 @@ def _write_program(folder: str, prompt: "Prompt", dtype: str) -> tuple[Path, ...
 def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
     """Writes the folder of --tuned. Returns the prompt for that backbone, without its weights."""
     from jaxprompt.api.backbones import load_backbone
-    from jaxprompt.api.prompts import Prompt
     from jaxprompt.build.tuned_backbone import save_tuned
 
     metadata = prompt.metadata
@@ -141,34 +142,32 @@ def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
         folder, prompt.tensors, metadata, _load_backbone(prompt),
         f"export of {Path(prompt.path).resolve()}", "--tuned",
     )  # fmt: skip
-    path = str(Path(folder).absolute())
-    message = f"the prompt needs the backbone {path}; ship both together"
-    print(escape(message), file=sys.stderr)
+    absolute = str(Path(folder).absolute())
+    log(f"the prompt needs the backbone {absolute}; ship both together")
     # The fingerprint of the folder as others will read it.
-    fingerprint = load_backbone(path).loaded.report.fingerprint
-    backbone = dataclasses.replace(metadata.backbone, id=path, revision="", fingerprint=fingerprint)
+    fingerprint = load_backbone(absolute).loaded.report.fingerprint
+    backbone = dataclasses.replace(
+        metadata.backbone, id=absolute, revision="", fingerprint=fingerprint
+    )
     metadata = dataclasses.replace(metadata, backbone=backbone)
-    return Prompt(tensors, metadata.to_json(), prompt.path)
+    return dataclasses.replace(prompt, tensors=tensors, card=metadata.to_json())
 
 
 def _with_differences(prompt: "Prompt") -> "Prompt":
     """Returns the prompt with float16 differences instead of tuned weights, for --delta."""
-    from jaxprompt.api.prompts import Prompt
     from jaxprompt.build.tuned_backbone import to_delta
 
     delta = to_delta(prompt.tensors, _load_backbone(prompt), "--delta")
-    message = (
+    log(
         f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,} bytes; maximum "
         f"error of a weight {delta.error:.1e}"
     )
-    print(escape(message), file=sys.stderr)
-    return Prompt(delta.tensors, prompt.card, prompt.path)
+    return dataclasses.replace(prompt, tensors=delta.tensors)
 
 
 def _load_backbone(prompt: "Prompt") -> Any:
     """Loads the backbone of the prompt. Raises InputError if it has changed since the run."""
     from jaxprompt.api.saving import load_own_backbone
-    from jaxprompt.convert.artifact import check_fingerprint
 
     backbone = load_own_backbone(prompt)
     check_fingerprint(prompt.metadata.backbone, backbone.loaded.report.fingerprint, force=False)
@@ -177,18 +176,15 @@ def _load_backbone(prompt: "Prompt") -> Any:
 
 def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
     """Writes the export, with a message if it replaces another one. Returns its files."""
-    from jaxprompt.convert.artifact import export_summary, write_artifact
-
     before = export_summary(folder)
     paths = write_artifact(folder, prompt.tensors, prompt.metadata)
     if before and before != export_summary(folder):
-        message = f"{folder}: replaced another export: {before}"
-        print(escape(message), file=sys.stderr)
+        log(f"{folder}: replaced another export: {before}")
     return paths
 
 
 def _write_adapter(
-    folder: str, adapter: dict[str, Any], metadata: "PromptMetadata"
+    folder: str, adapter: dict[str, Any], metadata: PromptMetadata
 ) -> tuple[Path, ...]:
     """Writes the folder of --peft. Returns its files."""
     from jaxprompt.convert.model_card import write_peft_card

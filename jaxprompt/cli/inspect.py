@@ -10,19 +10,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxprompt.cli.options import Parser, load_run, require_flags
+from jaxprompt.cli import log
+from jaxprompt.cli.options import SPLITS, Parser, load_run, path, require_flags
 from jaxprompt.errors import InputError, escape
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the nearest words of each trained vector and R_D per step, and writes the page."""
     parser = Parser(__name__, __doc__)
-    parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
+    parser.add_argument("--split", default="dev", choices=SPLITS, help="default: dev")
     parser.add_argument(
         "--top", type=int, default=5, help="nearest words per trained vector (default: 5)"
     )
     parser.add_argument(
-        "--steps", default="",
+        "--steps", type=steps_list, default=(),
         help="steps whose hidden states are plotted, e.g. 0,30,60 (default: a few)",
     )  # fmt: skip
     parser.add_argument(
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         "nearest to their prompt (default: 5)",
     )  # fmt: skip
     parser.add_argument(
-        "--exports", default="", metavar="DIR",
+        "--exports", type=path, metavar="DIR",
         help="compare the exports in a folder by the cosine similarity of their mean tokens",
     )  # fmt: skip
     args, overrides = parser.read(argv)
@@ -49,12 +50,10 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.training.pictures import require_matplotlib
 
     require_matplotlib("inspect")
-    options = InspectOptions(
-        args.split, _read_steps(args.steps), args.top, args.examples, args.instances
-    )
-    findings = inspect_run(config, args.workdir, options, _log)
+    options = InspectOptions(args.split, args.steps, args.top, args.examples, args.instances)
+    findings = inspect_run(config, args.workdir, options, log)
     for remark in findings.remarks:
-        _log(remark)
+        log(remark)
     paths = write_report(findings, args.workdir, f"Run {Path(args.workdir).resolve().name}")
     print(list_words(findings), end="")
     print(list_instances(findings, sys.stdout.isatty()), end="")
@@ -77,17 +76,11 @@ def _compare(args: argparse.Namespace) -> int:
 
     similarity = compare_exports(args.exports)
     print(escape(format_pairs(similarity)), end="")
-    for path in write_similarity(similarity, args.exports):
-        _log(str(path))
+    for file in write_similarity(similarity, args.exports):
+        log(str(file))
     return 0
 
 
-def _read_steps(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if wrong := [part for part in parts if not part.isdecimal()]:
-        raise InputError(f"--steps={wrong[0]} must be a list of steps, e.g. 0,30,60")
-    return tuple(map(int, parts))
-
-
-def _log(line: str) -> None:
-    print(escape(line), file=sys.stderr)
+def steps_list(text: str) -> tuple[int, ...]:
+    """Reads --steps, e.g. 0,30,60. For argparse, as the type of the flag."""
+    return tuple(int(part) for part in text.split(",") if part.strip())

@@ -19,10 +19,7 @@ def read_name(doc: str, argv: Sequence[str], kind: str) -> str | None:
     """Parses the flags of a command that lists things. Returns the name to show, None = all."""
     parser = Parser(f"{kind}s", doc, config=False)
     parser.add_argument("name", nargs="?", help=f"the {kind} to show (default: list them all)")
-    args, overrides = parser.read(argv)
-    if overrides:
-        raise InputError(f"{kind}s takes no --config; see {kind}s --help")
-    return args.name
+    return parser.read(argv)[0].name
 
 
 def choose_name(kind: str, name: str, names: Iterable[str]) -> str:
@@ -52,9 +49,14 @@ def pairs(values: Mapping[str, Any]) -> str:
 # -- methods and heads ----------------------------------------------------------------------------
 
 
-def list_block(block: str) -> str:
-    """Lists the methods or heads with a one-line description of each."""
-    return columns((name, first_line(block, name)) for name in choice_names(block))
+def print_block(doc: str, argv: Sequence[str], kind: str, block: str) -> int:
+    """Runs the command that lists the methods or heads, or shows one of them. Exit code 0."""
+    name, names = read_name(doc, argv, kind), choice_names(block)
+    if name:
+        print(show_block(block, choose_name(kind, name, names)))
+    else:
+        print(columns((name, first_line(block, name)) for name in names))
+    return 0
 
 
 def show_block(block: str, name: str) -> str:

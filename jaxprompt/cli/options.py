@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -14,10 +13,16 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
 UNUSED = "accepted, so that a `train` command can be reused, but not used"
-_PATHS = (
-    "config", "workdir", "output", "input", "prompt", "backbone",
-    "npy", "peft", "stablehlo", "tuned",
-)  # fmt: skip
+SPLITS = ("train", "dev", "test")
+
+
+def path(text: str) -> str:
+    """Returns the path that a flag names. For argparse, as the type of a flag."""
+    if not text:  # e.g. an unset variable of the shell; a system call would read "" as "."
+        raise argparse.ArgumentTypeError("the value is empty")
+    expanded = user_path(text)
+    # A shell does not expand the ~ of --workdir=~/runs.
+    return str(expanded) if text.startswith("~") else text
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +42,7 @@ class Parser(argparse.ArgumentParser):
           workdir: help of --workdir.
         """
         self._fields = fields
+        self.takes_overrides = config
         super().__init__(
             prog=f"jaxprompt {name.rpartition('.')[2]}".rstrip(), description=doc,
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -44,11 +50,11 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if config:
             self.add_argument(
-                "--config",
+                "--config", type=path,
                 help="a .py file or a shipped config (base, ppt/nsp), optionally with :ARGUMENT, "
                 "or a saved config.json; override fields with --config.FIELD=VALUE",
-            )
-            self.add_argument("--workdir", help=workdir)
+            )  # fmt: skip
+            self.add_argument("--workdir", type=path, help=workdir)
 
     def error(self, message: str) -> NoReturn:
         """Raises InputError instead of exiting."""
@@ -65,44 +71,23 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         """Parses the flags. Returns them, and the overrides (field, value) of the config."""
         # By hand: which fields there are depends on the config, which argparse has not read.
-        takes_config = "--config" in self._option_string_actions
-        plain, overrides, rest = [], [], list(argv)
-        while rest:
-            word = rest.pop(0)
-            if word.partition("=")[0] == "--config" and not takes_config:
-                # A command without a config says what it takes instead.
-                overrides.append((word, "" if "=" in word or not rest else rest.pop(0)))
-                continue
+        plain, overrides = [], []
+        words = iter(argv)
+        for word in words:
             if not word.startswith("--config."):
                 plain.append(word)
                 continue
+            value: str | None
             field, equals, value = word.removeprefix("--config.").partition("=")
             if not equals:
-                if not rest:
-                    raise InputError(f"{word} has no value; write {word}=VALUE")
-                value = rest.pop(0)
+                value = next(words, None)
+            if value is None:
+                raise InputError(f"{word} has no value; write {word}=VALUE")
             overrides.append((field, value))
         args = self.parse_args(plain)
-        for name in (*_PATHS, "push"):
-            # E.g. from an unset variable of the shell; a system call would take it for the current
-            # directory. If a flag's default is "", that means none.
-            if "" in _as_list(getattr(args, name, None)) and self.get_default(name) is None:
-                flag = f"--{name}" if f"--{name}" in self._option_string_actions else name
-                raise InputError(f"{flag} is missing, its value is empty; see --help")
-        # Names that no file can have are refused here, before a system call fails on them. A shell
-        # does not expand the ~ of --workdir=~/runs.
-        for name in _PATHS:
-            argument = getattr(args, name, None)
-            for path in _as_list(argument):
-                if path:
-                    user_path(path, f"--{name}")
-            if isinstance(argument, str) and argument.startswith("~"):
-                setattr(args, name, str(user_path(argument)))
+        if overrides and not self.takes_overrides:
+            raise InputError(f"{self.prog} takes no --config.{overrides[0][0]}; remove it")
         return args, overrides
-
-
-def _as_list(value: object) -> list[str]:
-    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
 def add_process_flags(parser: Parser) -> None:
@@ -119,16 +104,19 @@ def add_process_flags(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def add_profile_flag(parser: Parser) -> None:
-    """Adds --profile."""
+def read_training_flags(
+    parser: Parser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, RunConfig]:
+    """Parses the flags of a command that trains. Returns them, and the config."""
+    add_process_flags(parser)
     parser.add_argument(
         "--profile", metavar="STEPS", help="write a trace of STEPS steps to WORKDIR/profile"
     )
-
-
-def profile_override(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Returns the config override of --profile."""
-    return [] if args.profile is None else [("train.profile", args.profile)]
+    args, overrides = parser.read(argv)
+    if args.profile is not None:
+        overrides.append(("train.profile", args.profile))
+    require_flags(args, "config", "workdir")
+    return args, load_config(args.config, overrides)
 
 
 @contextlib.contextmanager
@@ -159,9 +147,9 @@ def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()
     """
     if args.workdir is None:
         require_flags(args, "config")
-    else:
-        check_single(args.workdir)
-    saved = args.config or str(Path(args.workdir) / "config.json")
-    if args.config is None and not os.path.isfile(saved):
+        return load_config(args.config, overrides)
+    check_single(args.workdir)
+    saved = Path(args.workdir) / "config.json"
+    if args.config is None and not saved.is_file():
         raise InputError(f"{saved} does not exist; give the --workdir of a run, or --config")
-    return load_config(saved, overrides)
+    return load_config(args.config or str(saved), overrides)

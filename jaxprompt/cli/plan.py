@@ -12,7 +12,7 @@ from jaxprompt import signals
 from jaxprompt.cli.options import UNUSED, Parser, require_flags
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import RunConfig
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.parallel.devices import Device, parse_devices
 
 LIMIT = 64  # devices that the search goes up to
@@ -37,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
     count, device = parse_devices(args.devices) if args.devices else (0, None)
     if args.compiler and device is None:
         raise InputError(f'--compiler={args.compiler} needs --devices, e.g. --devices="8x v5e"')
-    if args.limit < 1:
-        raise InputError(f"--limit={args.limit} must be at least 1")
+    at_least("--limit", args.limit, 1)
     config = load_config(args.config, overrides)
     largest = max(count, args.limit)
     if largest > MAX_DEVICES:

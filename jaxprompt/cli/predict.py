@@ -10,46 +10,50 @@ selects the prompt of each row; the prompts share one backbone and batches.
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxprompt.cli import bank, unreadable
-from jaxprompt.cli.options import Parser
+from jaxprompt.cli import bank, log
+from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import check_single
 from jaxprompt.config.run import GenerateConfig
-from jaxprompt.errors import InputError, at_least, check_known, escape
+from jaxprompt.convert.prompt_metadata import PromptMetadata
+from jaxprompt.data.sources import records, submissions
+from jaxprompt.data.text.overview import unmarked_messages
+from jaxprompt.errors import InputError, at_least, check_known
+from jaxprompt.files import check_output, make_folder, write_output
 
 if TYPE_CHECKING:
-    from jaxprompt.config.run import GenerateConfig
-    from jaxprompt.convert.prompt_metadata import PromptMetadata
     from jaxprompt.heads import Kind
 
-ON_ERROR = ("raise", "skip")
+# Flags that --column does not take.
+_ONE_PROMPT = (
+    "generate", "max_new_tokens", "text", "sentence_encoder", "pretrained", "workdir", "format",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes one JSON line for each input line: the row and its prediction."""
-    args, overrides = _make_parser().read(argv)
-    if overrides:
-        raise InputError("predict takes no --config, because the export contains it; remove it")
+    parser = _make_parser()
+    args, _ = parser.read(argv)
     _check_flags(args)
-    return _predict_by_bank(args) if args.column else _predict(args)
+    return _predict_by_bank(parser, args) if args.column else _predict(args)
 
 
 def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__, config=False)
     bank.add_serving_flags(parser, "WORKDIR/export")
-    parser.add_argument("--workdir", help="folder of the run that was exported")
+    parser.add_argument("--workdir", type=path, help="folder of the run that was exported")
     parser.add_argument("--text", action="append", help="input text; may be repeated")
-    parser.add_argument("--output", help="JSONL output file (default: stdout)")
+    parser.add_argument("--output", type=path, help="JSONL output file (default: stdout)")
     parser.add_argument(
         "--format", default="jsonl", help="jsonl (default), or a submission to a benchmark: "
         "glue, superglue, squad",
     )  # fmt: skip
     parser.add_argument("--prefix", default="", help="prefix of the names of the new columns")
     parser.add_argument(
-        "--on-error", default="raise",
+        "--on-error", default="raise", choices=("raise", "skip"),
         help="for lines that cannot be read: raise = exit with code 2 and write nothing (default); "
         'skip = write {"error": ...} instead',
     )  # fmt: skip
@@ -77,7 +81,6 @@ def _check_flags(args: Any) -> None:
     if args.text and args.input:
         raise InputError("give --text or --input, not both")
     bank.check_serving_flags(args)
-    check_known("--on-error", args.on_error, ON_ERROR)
     if _is_submission(args) and (args.generate or args.prefix or args.on_error == "skip"):
         raise InputError(
             f"--format={args.format} writes a submission to a benchmark, which does not support "
@@ -91,12 +94,9 @@ def _is_submission(args: Any) -> bool:
 
 def _predict(args: Any) -> int:
     """Answers the input with one prompt, and writes the answers."""
-    from jaxprompt.data.sources import records, submissions
-    from jaxprompt.files import make_folder
-
     check_known("--format", args.format, submissions.format_names())
-    path, metadata = _read_metadata(args)
-    head, generation = _make_head(args, path, metadata)
+    prompt, metadata = _read_metadata(args)
+    head, generation = _make_head(args, prompt, metadata)
     name, task = "", metadata.task
     if _is_submission(args):
         name = submissions.submission_file_name(args.format, task, head.columns(task))
@@ -106,33 +106,36 @@ def _predict(args: Any) -> int:
     if not _is_submission(args):
         records.check_columns(inputs, head.columns(task) + _error_columns(args), args.prefix)
     exported, placement = bank.open_export(
-        args, path, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
+        args, prompt, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
     )
     if head.WRITES:
         exported = exported._replace(scorer=exported.scorer.writing(generation.max_new_tokens))
     task = exported.scorer.task
     # Some rows become several examples, each with its own line.
     inputs = records.with_examples(task, inputs)
-    unreadable.raise_first(inputs, args.on_error)
+    bank.raise_first(inputs, args.on_error)
     for line in records.unknown_label_messages(task, inputs):
-        _log(line)
+        log(line)
     if _is_submission(args):
         submissions.check_submission(args.format, task, _with_example(inputs))
-    inputs, answers = _answer(exported, placement, generation, inputs, args.on_error)
-    unreadable.report(inputs)
+    inputs, answers = bank.answer_records(exported, placement, generation, inputs, args.on_error)
+    for line in _answer_messages(answers, exported.scorer.layout.max_len) if answers else ():
+        log(line)
+    columns = answers.columns if answers else []
+    bank.report_errors(inputs)
     if _is_submission(args):
-        lines = submissions.format_submission(args.format, task, _with_example(inputs), answers)
+        lines = submissions.format_submission(args.format, task, _with_example(inputs), columns)
     else:
-        lines = "".join(records.output_lines(inputs, answers, args.prefix))
+        lines = "".join(records.output_lines(inputs, columns, args.prefix))
     if name and output:
         make_folder(output.parent)
     _write(output, lines)
     if output and output != Path(args.output):  # the file of a folder
-        _log(f"wrote {output}")
+        log(f"wrote {output}")
     return 0
 
 
-def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
+def _read_metadata(args: Any) -> tuple[str, PromptMetadata]:
     """Returns the path of the export, from --prompt or --workdir, and its metadata."""
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.serving.export import check_newest
@@ -140,13 +143,13 @@ def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
     if args.prompt:
         return args.prompt[0], read_export(args.prompt[0])[1]
     check_single(args.workdir)
-    path = str(Path(args.workdir) / "export")
-    _, metadata = read_export(path)
+    prompt = str(Path(args.workdir) / "export")
+    _, metadata = read_export(prompt)
     check_newest(args.workdir, metadata.step)
-    return path, metadata
+    return prompt, metadata
 
 
-def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind, GenerateConfig]":
+def _make_head(args: Any, prompt: str, metadata: PromptMetadata) -> "tuple[Kind, GenerateConfig]":
     """Returns the head, and the generation config with --max-new-tokens applied."""
     from jaxprompt.heads import make_head, make_text_head
 
@@ -156,7 +159,7 @@ def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind,
     if args.max_new_tokens is not None and not head.WRITES:
         raise InputError(
             f"--max-new-tokens={args.max_new_tokens} is only valid for generated texts, "
-            f"and {path} predicts {head.OF}; remove it"
+            f"and {prompt} predicts {head.OF}; remove it"
         )
     generation = metadata.generate
     if args.max_new_tokens is not None:
@@ -165,57 +168,17 @@ def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind,
     return head, generation
 
 
-def _answer(
-    exported: Any, placement: Any, generation: GenerateConfig, inputs: list[Any], on_error: str
-) -> tuple[Any, list[dict[str, Any]]]:
-    """Answers the examples of `inputs`, and prints their metrics to stderr.
-
-    Returns:
-      The inputs, with an error instead of each example that cannot be encoded; the answers.
-    """
-    from jaxprompt.serving.answers import make_answers, mark_errors
-
-    if not _with_example(inputs):
-        return inputs, []
-    scorer = exported.scorer
-    answer = make_answers(scorer, generation=generation, placement=placement)
-
-    def answer_all(inputs: Sequence[Any]) -> Any:
-        examples = [record.example for record in _with_example(inputs)]
-        return answer(exported.params, examples) if examples else None
-
-    def mark(inputs: Sequence[Any]) -> Sequence[Any]:
-        inputs = mark_errors(scorer, inputs, generation)
-        unreadable.raise_first(inputs, on_error)
-        return inputs
-
-    inputs, answers = unreadable.answer_encodable(answer_all, mark, inputs)
-    if answers is None:
-        return inputs, []
-    for line in _answer_messages(answers, scorer.layout.max_len):
-        _log(line)
-    return inputs, answers.columns
-
-
 def _with_example(inputs: Sequence[Any]) -> list[Any]:
     return [record for record in inputs if record.example]
 
 
-def _predict_by_bank(args: Any) -> int:
+def _predict_by_bank(parser: Parser, args: Any) -> int:
     """Answers the input with several prompts, each for the rows that name it."""
-    for flag in ("generate", "max_new_tokens", "text", "sentence_encoder", "pretrained", "workdir"):
-        if getattr(args, flag):
-            raise InputError(
-                f"--{flag.replace('_', '-')} is only valid for one prompt, and "
-                f"--column={args.column} selects among several; remove one of them"
-            )
-    if args.format != "jsonl":
-        raise InputError(
-            f"--format={args.format} is for one task, and --column={args.column} is for several "
-            "prompts; predict that task separately"
-        )
+    bank.refuse_flags(
+        parser, args, _ONE_PROMPT,
+        f"is only valid for one prompt, and --column={args.column} selects among several",
+    )  # fmt: skip
 
-    from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import in_order, mark_requests, read_requests
 
     output = _check_output(args)
@@ -228,22 +191,21 @@ def _predict_by_bank(args: Any) -> int:
             scorer = prompts.scorers[number]
             columns = scorer.head.columns(scorer.task)
         records.check_columns([record], columns + _error_columns(args), args.prefix)
-    unreadable.raise_first([record for _, record in requests], args.on_error)
+    bank.raise_first([record for _, record in requests], args.on_error)
 
     def mark(requests: Sequence[Any]) -> Sequence[Any]:
         requests = mark_requests(prompts, requests)
-        unreadable.raise_first([record for _, record in requests], args.on_error)
+        bank.raise_first([record for _, record in requests], args.on_error)
         return requests
 
     answer = functools.partial(bank.answer_requests, prompts)
-    requests, (answers, metrics) = unreadable.answer_encodable(answer, mark, requests)
-    unreadable.report([record for _, record in requests])
+    requests, (answers, metrics) = bank.answer_encodable(answer, mark, requests)
+    bank.report_errors([record for _, record in requests])
     for name, values in metrics.items():
-        if not values["examples"]:
-            continue
+        examples = values.pop("examples")
         total = len(answers[prompts.names.index(name)].columns)
-        shown = ", ".join(f"{key} {x:.4f}" for key, x in values.items() if key != "examples")
-        _log(f"{name}: {shown} on {values['examples']} of {total} examples, those with a label")
+        if examples:
+            log(f"{name}: {_format_scores(values, examples, total)}")
     rows = [record for _, record in requests]
     lines = records.output_lines(rows, in_order(requests, answers), args.prefix)
     _write(output, "".join(lines))
@@ -256,13 +218,11 @@ def _error_columns(args: Any) -> tuple[str, ...]:
 
 def _check_output(args: Any, name: str = "") -> Path | None:
     """Returns the path of the output, None for stdout; in a folder the file is called `name`."""
-    from jaxprompt.files import check_output, user_path
-
     if not args.output:
         return None
     sources: dict[str, Path] = {}
     if _reads_file(args):
-        sources = {f"--input={args.input}": user_path(args.input)}
+        sources = {f"--input={args.input}": Path(args.input)}
     elif not args.text:
         sources = {"stdin": Path("/dev/stdin")}
     return check_output(args.output, sources, name)
@@ -273,7 +233,6 @@ def _reads_file(args: Any) -> bool:
 
 
 def _write(output: Path | None, lines: str) -> None:
-    from jaxprompt.files import write_output
 
     if output is None:
         sys.stdout.write(lines)
@@ -283,23 +242,20 @@ def _write(output: Path | None, lines: str) -> None:
 
 def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
     """Yields messages: how many texts were truncated, and the metrics if there are labels."""
-    from jaxprompt.data.text.overview import unmarked_messages
-
     total = len(answers.columns)
     if answers.cut:
         yield f"texts cut to {max_len} tokens: {answers.cut} of {total}"
     yield from unmarked_messages({"the input": (answers.unmarked, total)})
     if answers.num_labelled:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in answers.measured.items())
-        yield f"{scores} on {answers.num_labelled} of {total} examples, those with a label"
+        yield _format_scores(answers.measured, answers.num_labelled, total)
 
 
-def _log(line: str) -> None:
-    print(escape(line), file=sys.stderr)
+def _format_scores(values: Mapping[str, float], examples: int, total: int) -> str:
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return f"{scores} on {examples} of {total} examples, those with a label"
 
 
 def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -> list[Any]:
-    from jaxprompt.data.sources import records
 
     if args.text:
         return records.from_texts(args.text, fields, "--text")
@@ -309,5 +265,5 @@ def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -
         raise InputError(
             f"{args.input if is_file else 'stdin'} contains no text; give at least one"
         )
-    unreadable.raise_first(inputs, args.on_error)
+    bank.raise_first(inputs, args.on_error)
     return inputs

@@ -6,16 +6,8 @@ computed from the text.
 
 from collections.abc import Sequence
 
-from jaxprompt.cli.grid import train_grid
-from jaxprompt.cli.options import (
-    Parser,
-    add_process_flags,
-    add_profile_flag,
-    join_processes,
-    profile_override,
-    require_flags,
-)
-from jaxprompt.config.load import load_config
+from jaxprompt.cli.options import Parser, join_processes, read_training_flags
+from jaxprompt.cli.results import train_grid
 from jaxprompt.files import dumps
 
 
@@ -24,13 +16,7 @@ def main(argv: Sequence[str]) -> int:
 
     A grid of runs prints a table.
     """
-    parser = Parser(__name__, __doc__, fields=True)
-    add_process_flags(parser)
-    add_profile_flag(parser)
-    args, overrides = parser.read(argv)
-    overrides += profile_override(args)
-    require_flags(args, "config", "workdir")
-    config = load_config(args.config, overrides)
+    args, config = read_training_flags(Parser(__name__, __doc__, fields=True), argv)
     from jaxprompt.runs import ppt  # only here, so that a bad flag is answered at once
     from jaxprompt.runs.grid.expand import is_grid
 

@@ -1,16 +1,17 @@
 """Reads the runs in a folder and makes tables of their results."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from jaxprompt.errors import InputError, escape
+from jaxprompt import signals
+from jaxprompt.cli import log
+from jaxprompt.config.load import load_config
+from jaxprompt.config.run import CHANGEABLE_FIELDS, KFold, RunConfig
+from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json
-
-if TYPE_CHECKING:
-    from jaxprompt.inspection.tables import TableRun
+from jaxprompt.inspection.tables import TableRun, format_table
 
 # Runs that differ only in these share a row.
 FOLD = "data.protocol.fold"
@@ -89,8 +90,6 @@ def read_folder(folder: str) -> list[SweepRun]:
       InputError: if there is no finished run.
     """
     from jaxprompt.build.notes import effective_fields
-    from jaxprompt.config.load import load_config
-    from jaxprompt.config.run import CHANGEABLE_FIELDS
     from jaxprompt.training.run_folder import read_result
 
     results = ((path, read_result(path)) for path in runs_below(folder))
@@ -169,18 +168,13 @@ def print_table(
     Raises:
       InputError: if runs failed.
     """
-    from jaxprompt.inspection.tables import format_table
     from jaxprompt.training.pictures import draw_chart
 
     rows = collect(runs)
     if rows:
         rows |= best_on_dev(runs)
-        few = [f"{row} ({len(runs)})" for row, runs in rows.items() if len(runs) <= best]
         rows = add_best(rows, best) if best else rows
         print(format_table(rows))
-        if few:
-            note = f"--best={best} has no effect on rows with at most {best} runs: {', '.join(few)}"
-            print(escape(note), file=sys.stderr)
         if plot:
             draw_chart(
                 {row: [run.result for run in row_runs] for row, row_runs in rows.items()}, plot
@@ -189,20 +183,20 @@ def print_table(
         raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
 
 
-def collect(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
+def collect(runs: Sequence[SweepRun]) -> dict[str, list[TableRun]]:
     """Reads the finished runs, by row."""
     rows: dict[str, list[TableRun]] = {}
-    for run in runs:
-        if (run.workdir / _RESULT).exists():
-            rows.setdefault(run.row, []).append(read_run(run.workdir))
+    for run, table_run in _read_finished(runs):
+        rows.setdefault(run.row, []).append(table_run)
     return rows
 
 
-def read_run(workdir: Path) -> "TableRun":
+def _read_finished(runs: Sequence[SweepRun]) -> list[tuple[SweepRun, TableRun]]:
+    return [(run, read_run(run.workdir)) for run in runs if (run.workdir / _RESULT).exists()]
+
+
+def read_run(workdir: Path) -> TableRun:
     """Reads the result of a finished run, and the config values that tables show."""
-    from jaxprompt.config.load import load_config
-    from jaxprompt.config.run import KFold
-    from jaxprompt.inspection.tables import TableRun
     from jaxprompt.training.run_folder import read_result
 
     result, config = read_result(workdir), load_config(str(workdir / _CONFIG))
@@ -212,14 +206,13 @@ def read_run(workdir: Path) -> "TableRun":
     return TableRun(result, config.optim.lr, config.data.seed, fold, config.data.only)
 
 
-def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
+def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[TableRun]]:
     """Adds a row for runs that differ in searched fields: the best run on dev for each seed."""
     from jaxprompt.runs.grid.expand import select_best_runs
 
     by_group: dict[str, list[tuple[SweepRun, TableRun]]] = {}
-    for run in runs:
-        if (run.workdir / _RESULT).exists():
-            by_group.setdefault(run.group, []).append((run, read_run(run.workdir)))
+    for run, table_run in _read_finished(runs):
+        by_group.setdefault(run.group, []).append((run, table_run))
     rows = {}
     for group, tried in by_group.items():
         if len({run.row for run, _ in tried}) > 1:
@@ -228,7 +221,7 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     return rows
 
 
-def add_best(rows: Mapping[str, list["TableRun"]], best: int) -> dict[str, list["TableRun"]]:
+def add_best(rows: Mapping[str, list[TableRun]], best: int) -> dict[str, list[TableRun]]:
     """Adds after each row with more than `best` runs one of those that are best on dev."""
     with_best: dict[str, list[TableRun]] = {}
     for row, runs in rows.items():
@@ -243,3 +236,32 @@ def group_of(argument: str, changes: Mapping[str, Any]) -> str:
     """Names a group of runs that differ only in seeds and searched fields."""
     parts = [f"{f}={v}" for f, v in changes.items() if f not in (*SEEDS, *SEARCHED)]
     return " ".join([argument, *parts]).strip()
+
+
+# -- a grid ---------------------------------------------------------------------------------------
+
+
+def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
+    """Trains the runs of `config.runs` with as few programs as possible, and prints their table.
+
+    Returns:
+      The exit code.
+    """
+    from jaxprompt.runs.grid import runner
+
+    grid, outcome = runner.train_grid(config, workdir, command, stop_signal=signals.stop_requested)
+    if outcome is None:
+        return 0
+    # If all failed for one reason, it is raised once, as the error of the command.
+    if not outcome.results and len(set(outcome.failed.values())) == 1:
+        raise InputError(next(iter(outcome.failed.values())))
+    for name, error in outcome.failed.items():
+        log(f"jaxprompt {command}: {name}: {error}")
+    runs = []
+    for run in grid:
+        parts = zip(run.changes, run.name.split(","), strict=False)
+        row = [part for field, part in parts if field not in SEEDS]
+        group = group_of("", run.changes)
+        runs.append(SweepRun(",".join(row) or "all", "", run.changes, run.folder, group))
+    print_table(runs, outcome.failed)
+    return 0

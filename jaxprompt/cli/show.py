@@ -3,17 +3,15 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxprompt.cli.listing import columns
-from jaxprompt.cli.options import Parser
+from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import runs_below
+from jaxprompt.config.documents import Document
 from jaxprompt.errors import InputError
-from jaxprompt.files import user_path
-
-if TYPE_CHECKING:
-    from jaxprompt.config.documents import Document
-    from jaxprompt.training.run_result import RunResult
+from jaxprompt.files import is_locked
+from jaxprompt.training.run_record import PretrainingData, RunRecord, SharedRecord, TaskData
+from jaxprompt.training.run_result import RunResult
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60  # characters of a curve
@@ -22,11 +20,8 @@ WIDTH = 60  # characters of a curve
 def main(argv: Sequence[str]) -> int:
     """Prints one run, or a line for each run in a folder. Exit code 0."""
     parser = Parser(__name__, __doc__, config=False)
-    parser.add_argument("workdir", help="folder of a run, or of several")
-    args, overrides = parser.read(argv)
-    if overrides:
-        raise InputError("show takes no --config, because it reads that of the folder; remove it")
-    folder = user_path(args.workdir, "workdir")
+    parser.add_argument("workdir", type=path, help="folder of a run, or of several")
+    folder = Path(parser.read(argv)[0].workdir)
     runs = runs_below(folder)
     if not runs:
         raise InputError(
@@ -43,7 +38,6 @@ def format_run(workdir: Path) -> str:
     """Returns the description of one run."""
     from jaxprompt.training.pictures import read_curves
     from jaxprompt.training.run_folder import read_record, read_result
-    from jaxprompt.training.run_record import RunRecord
 
     result, record = read_result(workdir), read_record(workdir, RunRecord)
     rows: list[tuple[str, object]] = [("run", workdir), ("state", _state(workdir, result))]
@@ -59,8 +53,7 @@ def format_run(workdir: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _state(workdir: Path, result: "RunResult | None") -> str:
-    from jaxprompt.files import is_locked
+def _state(workdir: Path, result: RunResult | None) -> str:
     from jaxprompt.training.checkpoint import Checkpoints
 
     if result:
@@ -78,8 +71,7 @@ def _state(workdir: Path, result: "RunResult | None") -> str:
     return f"stopped, {saved}; the same command resumes"
 
 
-def _data_rows(record: "Document") -> list[tuple[str, object]]:
-    from jaxprompt.training.run_record import PretrainingData, SharedRecord, TaskData
+def _data_rows(record: Document) -> list[tuple[str, object]]:
 
     rows: list[tuple[str, object]] = []
     if isinstance(record, SharedRecord):

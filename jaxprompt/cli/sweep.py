@@ -2,18 +2,20 @@
 
 import hashlib
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
+from jaxprompt.cli import log
 from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.load import load_config
-from jaxprompt.errors import InputError, at_least, brief, escape
+from jaxprompt.config.run import CHANGEABLE_FIELDS
+from jaxprompt.errors import InputError, at_least, brief
 from jaxprompt.files import NAME
+from jaxprompt.inspection.tables import list_failures
 
 _MAX_PART = 40  # letters of a value in the name of a folder that would be too long
 
@@ -73,7 +75,6 @@ def main(argv: Sequence[str]) -> int:
 
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
     """Raises InputError if a result was trained with another config than that of the sweep."""
-    from jaxprompt.config.run import CHANGEABLE_FIELDS
     from jaxprompt.runs.grid.expand import without_grid
     from jaxprompt.training import run_folder
 
@@ -92,8 +93,6 @@ def execute(
       The errors of failed runs, by name; None if a signal stopped it, and the same call resumes.
     """
     from jaxprompt.build.check import check_config
-    from jaxprompt.config.run import CHANGEABLE_FIELDS
-    from jaxprompt.inspection.tables import list_failures
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
@@ -135,14 +134,14 @@ def execute(
     names = {grid_run.name for grid_run in finished}
     for run, config in single:
         if run.workdir.name not in names:
-            print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
+            log(f"-- {run.workdir.name}")
             try:
                 if tune.train_prompt(config, str(run.workdir)) is None:
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)
     for line in list_failures(failed):
-        print(escape(f"jaxprompt sweep: {line}"), file=sys.stderr)
+        log(f"jaxprompt sweep: {line}")
     return failed
 
 
@@ -233,13 +232,7 @@ def _folder_of(parts: Sequence[str]) -> str:
     if len(join(parts).encode()) <= NAME:
         return join(parts)
     digest = lambda part: hashlib.sha256(part.encode()).hexdigest()[:8]
-    name = join([f"{p[:_MAX_PART]}~{digest(p)}" if len(p) > _MAX_PART else p for p in parts])
-    if len(name.encode()) > NAME:
-        raise InputError(
-            f"sweep() changes so many fields that the folder name {brief(name)} exceeds {NAME} "
-            "bytes; move some of them to get_config"
-        )
-    return name
+    return join([f"{p[:_MAX_PART]}~{digest(p)}" if len(p) > _MAX_PART else p for p in parts])
 
 
 def _read_points(points: Any, file: str) -> list[Mapping[str, Any]]:

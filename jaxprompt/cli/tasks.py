@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.cli.listing import choose_name, columns, pairs, read_name
+from jaxprompt.data.sources.splits import is_shipped
+from jaxprompt.data.tasks.registry import TASKS, get_task, task_names
 from jaxprompt.errors import InputError
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints all tasks or one of them. Exit code 0."""
-    from jaxprompt.data.tasks.registry import task_names
-
     name = read_name(__doc__, argv, "task")
     if name:
         print(format_task(choose_name("task", name, task_names())))
@@ -21,7 +21,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _row(name: str) -> tuple[str, ...]:
-    from jaxprompt.data.tasks.registry import get_task
 
     try:
         task = get_task(name)
@@ -32,8 +31,6 @@ def _row(name: str) -> tuple[str, ...]:
 
 def format_task(name: str) -> str:
     """Returns the description of a task."""
-    from jaxprompt.data.tasks.registry import get_task
-
     task = get_task(name)
     words = ["|".join(alternatives) for alternatives in task.words]
     return pairs(
@@ -68,8 +65,6 @@ def _answers(task: Any) -> str:
 
 
 def _source(task: Any) -> str:
-    from jaxprompt.data.sources.splits import is_shipped
-    from jaxprompt.data.tasks.registry import TASKS
 
     plugin = TASKS.plugin(task.name)
     suffix = f" ({plugin})" if plugin else ""

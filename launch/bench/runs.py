@@ -219,7 +219,7 @@ def answer(scores: Sequence[Mapping[str, float]], **facts: Any) -> None:
 
 def train_together(args: argparse.Namespace) -> None:
     """Trains all runs as one program, as `train` does."""
-    from jaxprompt.cli.grid import train_grid
+    from jaxprompt.cli.results import train_grid
     from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs.grid.expand import list_runs

@@ -82,6 +82,7 @@ def make_parser(argv: Sequence[str]) -> Parser:
     doc = (__doc__ or "").replace("{tables}", "\n\n".join(tables))
     parser = Parser("paper", doc, config=False)
     parser.prog = "python launch/papers"
+    parser.takes_overrides = True
     parser.add_argument("paper", help=f"one of {', '.join(PAPERS)}")
     parser.add_argument("table", help="one of those above")
     parser.add_argument("--workdir", required=True, help="folder of the runs, of one table")

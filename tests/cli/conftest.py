@@ -96,6 +96,21 @@ def refused(capsys):
 
 
 @pytest.fixture
+def refused_config(refused, tmp_path):
+    """Runs a whole config that must be refused. Returns its message."""
+
+    def call(c, command: str = "validate") -> str:
+        config = tmp_path / "refused.json"
+        config.write_text(c.to_json())
+        place = [] if command == "validate" else [f"--workdir={tmp_path / 'refused'}"]
+        line = refused(command, f"--config={config}", *place, started=True)
+        assert not (tmp_path / "refused/checkpoints").exists()
+        return line
+
+    return call
+
+
+@pytest.fixture
 def train(refused, backbone, data, tmp_path):
     """Starts a tiny run, some fields changed, that must be refused. Returns its message."""
 

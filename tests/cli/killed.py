@@ -1,13 +1,12 @@
 """Runs a command that ends itself with SIGKILL: `python killed.py MOMENT STEP COMMAND ...`.
 
 MOMENT: taken (STEP is, and not saved), saved (after STEP is saved), saving (its files are half
-written), ahead (they are, and the next step is taken), result (before the result is).
+written), result (before the result is).
 """
 
 import os
 import signal
 import sys
-import threading
 
 from jaxprompt.__main__ import main
 from jaxprompt.training import checkpoint_folders
@@ -34,25 +33,13 @@ def after(function, step: int):
     return call
 
 
-def half(function, step: int, ready: threading.Event):
+def half(function, step: int):
     """Kills in the middle of the writing of `step`: orbax is done, the seal is not."""
 
     def call(path):
         if path.name == f"{step}{checkpoint_folders.TEMPORARY}":
-            assert ready.wait(60)
             kill()
         return function(path)
-
-    return call
-
-
-def announced(function, step: int, ready: threading.Event):
-    """Calls `function`, and lets those go on who wait for `step`."""
-
-    def call(self, at: int):
-        function(self, at)
-        if at == step:
-            ready.set()
 
     return call
 
@@ -66,11 +53,6 @@ if __name__ == "__main__":
     elif moment == "result":
         Checkpoints.restore_best = kill
     else:
-        ready = threading.Event()
-        if moment == "ahead":
-            RunLog.progress = announced(RunLog.progress, step + 1, ready)
-        else:
-            ready.set()
         sums = checkpoint_folders.folder_checksums
-        checkpoint_folders.folder_checksums = half(sums, step, ready)
+        checkpoint_folders.folder_checksums = half(sums, step)
     sys.exit(main(sys.argv[3:]))

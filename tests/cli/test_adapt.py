@@ -1,39 +1,38 @@
 """Every objective of `adapt`, from a folder of text to a backbone that torch scores alike."""
 
 import json
-import math
-import shutil
 import zlib
+from pathlib import Path
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 import transformers
-from safetensors.numpy import load_file
+from processes import Processes
+from spoil import BASE
 from tiny_adapt import (
     CASES,
-    HELD_OUT,
-    LENGTH,
     SCORED,
     STEPS,
     adapt,
     adapted,
     held_out,
-    losses,
     made,
+    make_corpus,
     scores,
+    tiny_fields,
     words_of,
 )
-from tiny_run import VOCAB, jaxprompt, read_lines
+from tiny_pretrain import kill, stop
+from tiny_run import ROOT, flags, losses, read_lines, succeed, timeless
 
 from jaxprompt import rng
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.corpus import split_held_out
 from jaxprompt.corpus.denoise import rtd
 from jaxprompt.data.text.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
 from jaxprompt.runs.replaced_tokens import make_pair, untie_embeddings
 
 torch = pytest.importorskip("torch")
@@ -172,39 +171,11 @@ def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
 @pytest.mark.parametrize("name", ["mlm-roberta", "rtd-electra", "clm-gpt2", "prefix_lm-t5"])
 def test_newly_initialized_heads_are_logged(name, tmp_path_factory, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxprompt.training.loop.train_loop", lambda *_: None)
-    code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, name, tmp_path / "run"))
-    assert code == 0 and out == ""
+    out, err = succeed(capsys, *words_of(tmp_path_factory, name, tmp_path / "run"))
+    assert out == ""
     new = [line for line in err.splitlines() if line.startswith("randomly initialised")]
     assert new == ([f"randomly initialised: {NEW_HEADS[name]}"] if name in NEW_HEADS else [])
     assert f"{CASES[name].objective}: {STEPS} steps, starting at step 0" in err
-
-
-@pytest.mark.long
-def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys):
-    """The weights are drawn; what cannot be read of the text is left out and counted."""
-    corpus = tmp_path / "corpus"
-    shutil.copytree(made(tmp_path_factory, "corpus"), corpus)
-    (corpus / "bad.txt").write_bytes(b"the caf\xe9")
-    alone = tmp_path / "config"  # the tokenizer lies elsewhere
-    alone.mkdir()
-    init = shutil.copy(made(tmp_path_factory, "bert") / "config.json", alone)
-    changes = dict(
-        backbone__path=made(tmp_path_factory, "bert"), backbone__init=init, train__total_steps=2,
-        corpus__path=corpus, corpus__on_error="skip", objective__packed=False,
-        objective__examples=3,
-    )  # fmt: skip
-    words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", **changes)
-    code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and "randomly initialised: mlm" in err
-    assert "1 documents were skipped, the first: " in err and "bad.txt: not UTF-8" in err
-    assert len((tmp_path / "run/examples.txt").read_text().split("\n\n")) == 1 + 3
-    first = losses(tmp_path / "run")[0]
-    assert first == pytest.approx(math.log(len(VOCAB)), rel=0.2)  # nothing is known yet
-    # Not packed, a row has one piece: words are tokens, and two specials stand around them.
-    counts = [len(row["text"].split()) for row in read_lines(corpus / "corpus.jsonl")]
-    train, _ = split_held_out(len(counts), HELD_OUT, 0)
-    rows = sum(math.ceil(counts[document] / (LENGTH - 2)) for document in train)
-    assert f"60 documents, {sum(counts):,} tokens; {rows} sequences of {LENGTH} tokens, " in err
 
 
 @pytest.mark.long
@@ -217,16 +188,153 @@ def test_separate_documents_have_another_first_loss(tmp_path_factory, tmp_path):
 # -- how it runs ----------------------------------------------------------------------------------
 
 
+# -- bad input ------------------------------------------------------------------------------------
+
+REFUSED = [
+    ("mlm", "bert", {"corpus.path": ""}, "corpus.path is empty"),
+    ("mlm", "bert", {"backbone.path": ""}, "backbone.path is empty"),
+    ("mlm", "bert", {"corpus.held_out": 0}, "corpus.held_out=0 "),
+    ("mlm", "bert", {"objective.name": "mln"}, "objective.name='mln'; nearest: mlm"),
+    ("mlm", "bert", {"optim.label_smoothing": 0.1}, "optim.label_smoothing=0.1 has no effect"),
+    ("mlm", "bert", {"cache.location": "host"}, "cache.location=host has no effect"),
+    ("mlm", "bert", {"corpus.on_error": "ignore"}, "corpus.on_error='ignore' is unknown"),
+    # Heads that a backbone lacks.
+    ("clm", "bert", {}, "objective.name=clm does not work with a bert; use mlm, rtd"),
+    ("mlm", "gpt2", {}, "objective.name=mlm does not work with a gpt2; use clm"),
+    ("mlm", "t5-v1.1", {}, "does not work with a t5; use prefix_lm, span_corruption"),
+    ("span_corruption", "bert", {}, "objective.name=span_corruption does not work with a bert"),
+    ("rtd", "roberta-trunk", {}, "contains a roberta"),
+    ("rtd", "gpt2", {}, "objective.name=rtd does not work with a gpt2; use clm"),
+    # Rows and meshes that do not fit; a RoBERTa's first position is the third.
+    ("mlm", "bert", {"data.max_len": 80}, "data.max_len=80 exceeds the 66 positions"),
+    ("mlm", "roberta-trunk", {"data.max_len": 66}, "data.max_len=66 exceeds the 64 positions"),
+    ("mlm", "bert", {"data.max_len": 2}, "data.max_len=2 leaves no room"),
+    ("mlm", "bert", {"mesh.data": 8, "data.batch": 12}, "data.batch=12 is not divisible by mesh."),
+    ("mlm", "bert", {"mesh.model": 4}, "mesh.model=4 does not divide the 2 of backbone/layers/"),
+    ("rtd", "electra", {"mesh.model": 2}, "does not divide the 1 of generator/layers/"),
+    # Settings reach the tokenizer and the reader.
+    ("span_corruption", "t5-v1.1", {"backbone.sentinel": "<X{}>"}, "like <X0> are needed"),
+    ("mlm", "bert", {"corpus.field": "txt"}, ":1: there is no field 'txt'; nearest: text"),
+    ("mlm", "bert", {"corpus.max_document": 40}, ":1: a document of over 40 bytes"),
+]
+
+
+@pytest.mark.parametrize("objective, backbone, changes, message", REFUSED)
+def test_what_is_refused(
+    objective, backbone, changes, message, tmp_path_factory, tmp_path, refused
+):
+    fields = tiny_fields(made(tmp_path_factory, backbone), made(tmp_path_factory, "corpus"))
+    config = f"--config={ROOT / f'configs/adapt/{objective}.py'}"
+    words = [config, f"--workdir={tmp_path / 'new'}", *flags(fields | changes)]
+    assert message in refused("adapt", *words)
+    assert not (tmp_path / "new/config.json").exists()
+
+
+def test_an_objective_is_needed(tmp_path, refused):
+    words = [f"--config={BASE}", f"--workdir={tmp_path}", "--config.corpus.path=here"]
+    assert "objective.name is empty; give one of mlm, rtd, clm" in refused("adapt", *words)
+
+
+# -- several processes, and a run that is cut off -------------------------------------------------
+
+
+def assert_same(workdir, alone) -> None:
+    """Compares the loss of each step and the first scores, up to the order of sums."""
+    assert len(losses(workdir)) == SCORED
+    np.testing.assert_allclose(losses(workdir), losses(alone)[:SCORED], rtol=1e-5)
+    assert scores(workdir) == [pytest.approx(scores(alone)[0], rel=1e-5)]
+
+
 @pytest.mark.long
-def test_bfloat16_computes_and_float32_is_kept(tmp_path_factory, tmp_path):
-    changes = dict(backbone__dtype="bfloat16", train__total_steps=2 * SCORED)
-    workdir = adapt(tmp_path_factory, "mlm-bert", tmp_path / "run", **changes)
-    found = losses(workdir)
-    expected = losses(adapted(tmp_path_factory, "mlm-bert"))[: 2 * SCORED]
-    np.testing.assert_allclose(found, expected, rtol=0.05)
-    assert np.abs(np.subtract(found, expected)).max() > 1e-4
-    for name, x in load_file(workdir / "backbone/model.safetensors").items():
-        assert x.dtype == np.float32
-        rounded = x.astype(ml_dtypes.bfloat16).astype(np.float32)
-        if "LayerNorm.weight" not in name and np.abs(x).max() > 0:
-            assert (rounded != x).mean() > 0.5, name
+def test_two_processes_adapt_as_one(tmp_path_factory, tmp_path):
+    """Of dev's last batch, which is short, the second has filling alone."""
+    alone = adapted(tmp_path_factory, "mlm-bert")
+    workdir = tmp_path / "run"
+    words = words_of(tmp_path_factory, "mlm-bert", workdir, mesh__data=2, train__total_steps=SCORED)
+    with Processes(tmp_path / "logs", devices=1) as processes:
+        processes.start_all(2, ["-m", "jaxprompt", *words])
+        assert processes.wait() == [0, 0], processes.told()
+        assert json.loads(processes.out(0)) == json.loads((workdir / "result.json").read_text())
+        assert processes.out(1) == "" and f"step {SCORED}/{SCORED}" in processes.err(0)
+    assert_same(workdir, alone)
+    assert (workdir / "backbone/model.safetensors").exists()
+    assert not list(workdir.glob(".*.partial"))
+
+
+def test_processes_compare_their_texts(tmp_path_factory, tmp_path, refused, monkeypatch):
+    """What each of three would compare with the others: the last has a text that ends early."""
+    words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", corpus__path="text")
+    compared = []
+
+    def agree(facts):
+        compared[-1].append(facts)
+        if "the corpus" in facts:
+            raise InputError("all is compared")
+
+    monkeypatch.setattr("jaxprompt.parallel.processes.check_agreement", agree)
+    for process, documents in enumerate((60, 60, 40)):
+        folder = tmp_path / str(process)
+        make_corpus(folder / "text", documents)
+        monkeypatch.chdir(folder)
+        compared.append([])
+        assert refused(*words, started=True) == "all is compared"
+    (config, record), same, (third, other) = compared
+    assert same == [config, record] and third == config
+    differing = {name for name in record if other[name] != record[name]}
+    assert differing == {"the corpus", "the store"} and other.keys() == record.keys()
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
+CASE = "span_corruption-t5"
+
+
+def assert_same_end(workdir: Path, whole: Path) -> None:
+    """Compares metrics, result and what is saved."""
+    metrics = [[*map(timeless, read_lines(w / "metrics.jsonl"))] for w in (workdir, whole)]
+    assert metrics[0] == metrics[1]
+    results = [timeless(json.loads((w / "result.json").read_text())) for w in (workdir, whole)]
+    assert results[0] == results[1]
+    for name in ("model.safetensors", "config.json"):
+        written = [(w / "backbone" / name).read_bytes() for w in (workdir, whole)]
+        assert written[0] == written[1], name
+    assert not [path for path in workdir.rglob("*") if path.name.endswith(".partial")]
+
+
+def assert_not_ended(workdir: Path) -> None:
+    """Checks that nothing there looks like a result."""
+    assert not (workdir / "result.json").exists() and not (workdir / "backbone").exists()
+
+
+@pytest.mark.long
+def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, capsys):
+    """Span corruption by Adafactor."""
+    whole, workdir = adapted(tmp_path_factory, CASE), tmp_path / "run"
+    words = words_of(tmp_path_factory, CASE, workdir)
+    kill(words, tmp_path / "logs", "saved", KILLED)
+    assert_not_ended(workdir)
+    code, out, err = stop(words, STOPPED, capsys)
+    assert code == 0 and out == "" and f"{STEPS} steps, resumed at step {KILLED}" in err
+    assert f"stopped by SIGTERM at step {STOPPED}; saved" in err
+    assert_not_ended(workdir)
+    out, err = succeed(capsys, *words)
+    assert f"{STEPS} steps, resumed at step {STOPPED}" in err
+    assert json.loads(out) == json.loads((workdir / "result.json").read_text())
+    assert_same_end(workdir, whole)
+
+
+@pytest.mark.long
+def test_a_finished_run_is_not_adapted_again(tmp_path_factory, capsys, monkeypatch):
+    def forbid(*_args, **_kwargs):
+        raise AssertionError("adapted again")
+
+    workdir = adapted(tmp_path_factory, "mlm-bert")
+    times = lambda: {
+        p: p.stat().st_mtime_ns for p in workdir.rglob("*") if p.is_file() and p.name != "lock"
+    }
+    before = times()
+    monkeypatch.setattr("jaxprompt.training.steps.make_train_step", forbid)
+    out, err = succeed(capsys, *words_of(tmp_path_factory, "mlm-bert", workdir))
+    assert "already adapted, nothing to do" in err and str(workdir) in err
+    assert json.loads(out) == json.loads((workdir / "result.json").read_text())
+    assert times() == before

@@ -2,12 +2,10 @@
 
 import json
 import os
-import shutil
 import signal
 
 import numpy as np
 import pytest
-from processes import Processes
 from spoil import files
 from tiny_pretrain import corpus_texts, made, words_of
 from tiny_run import (
@@ -18,6 +16,7 @@ from tiny_run import (
     make_backbone,
     read_lines,
     sentences,
+    succeed,
     timeless,
     write_rows,
 )
@@ -107,8 +106,7 @@ def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     units = [unit.strip() for text in texts for unit in text.splitlines()]
     rows = write_rows(tmp_path / "units.jsonl", [{"text": unit} for unit in units])
     words = [f"--workdir={workdir}", f"--input={rows}", f"--output={tmp_path / 'out'}"]
-    code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 0, err
+    succeed(capsys, "predict", *words)
     expected = np.array([list(row["scores"].values()) for row in read_lines(tmp_path / "out")])
     tokenizer = load_tokenizer(fields["backbone.path"])
     lengths = [len(tokenizer.tokenize(f" {unit}")) for unit in units]
@@ -143,8 +141,8 @@ def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, 
         train__eval_steps=2,
     )  # fmt: skip
     words = words_of(tmp_path_factory, "cls-bert", tmp_path / "run", **changes)
-    code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and np.isfinite(json.loads(out)["held_out"]["loss"])
+    out, _ = succeed(capsys, *words)
+    assert np.isfinite(json.loads(out)["held_out"]["loss"])
     labels = json.loads((tmp_path / "run/record.json").read_text())["labels"]
     kept = list(json.loads(annotated[2])["kept"].values())
     annotator, *counts = labels[: 1 + len(kept)]  # and digests of where they stand
@@ -157,10 +155,10 @@ def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("after", [PART + 50, UNITS])
-def test_it_goes_on_where_it_was_cut_off(after, annotated, words, tmp_path, capsys, monkeypatch):
+def test_it_goes_on_where_it_was_cut_off(annotated, words, tmp_path, capsys, monkeypatch):
     """After some units, in the middle of one, and after a signal."""
     workdir, labels, printed = annotated
+    after = PART + 50
     command, append = words(workdir, tmp_path / "labels"), AnnotationWriter.append
 
     def append_half(self, probabilities):
@@ -177,28 +175,16 @@ def test_it_goes_on_where_it_was_cut_off(after, annotated, words, tmp_path, caps
         patch.setattr(AnnotationWriter, "append", append_half)
         main(command)
     assert not (tmp_path / "labels/meta.json").exists()
-    if after < UNITS:
-        with monkeypatch.context() as patch:
-            patch.setattr(AnnotationWriter, "append", append_and_signal)
-            code, out, err = jaxprompt(capsys, *command)
-        assert code == 130 and out == "" and f"{UNITS} units, {after} done" in err
-        assert err.splitlines()[-1].startswith("stopped by Ctrl-C with ")
-        after = int(err.splitlines()[-1].split(" with ")[1].split()[0])
-    code, out, err = jaxprompt(capsys, *command)
-    assert code == 0 and f"{UNITS} units, {after} done" in err
+    with monkeypatch.context() as patch:
+        patch.setattr(AnnotationWriter, "append", append_and_signal)
+        code, out, err = jaxprompt(capsys, *command)
+    assert code == 130 and out == "" and f"{UNITS} units, {after} done" in err
+    assert err.splitlines()[-1].startswith("stopped by Ctrl-C with ")
+    after = int(err.splitlines()[-1].split(" with ")[1].split()[0])
+    out, err = succeed(capsys, *command)
+    assert f"{UNITS} units, {after} done" in err
     assert files(tmp_path / "labels") == files(labels)
     assert result_of(out) | {"output": ""} == result_of(printed) | {"output": ""}
-
-
-@pytest.mark.long
-def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):
-    """It is trained to its end first."""
-    workdir = shutil.copytree(annotated[0], tmp_path / "run")
-    (workdir / "result.json").unlink()
-    code, _, err = jaxprompt(capsys, *words(workdir, tmp_path / "labels"))
-    assert code == 0 and f"{STEPS} steps, resumed at step {STEPS}" in err
-    assert (workdir / "result.json").exists()
-    assert files(tmp_path / "labels") == files(annotated[1])
 
 
 def assert_close(output, expected) -> None:
@@ -221,19 +207,6 @@ def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
     assert_close(tmp_path / "eight", tmp_path / "one")
     counts = Annotations(tmp_path / "one").counts([0] * 5)
     assert counts[[0, 2, 4]].sum() > 0.9 * counts.sum() and counts[[0, 2, 4]].all()
-
-
-@pytest.mark.long
-def test_two_processes_label_as_one(annotated, words, tmp_path):
-    workdir, whole, printed = annotated
-    command = words(workdir, tmp_path / "labels", mesh__data=2)
-    with Processes(tmp_path / "logs", devices=1) as processes:
-        processes.start_all(2, ["-m", "jaxprompt", *command])
-        assert processes.wait() == [0, 0], processes.told()
-        found, expected = result_of(processes.out(0)), result_of(printed)
-        assert processes.out(1) == processes.err(1) == ""
-    assert_close(tmp_path / "labels", whole)
-    assert found | {"output": ""} == expected | {"output": ""}
 
 
 # -- refused --------------------------------------------------------------------------------------
@@ -281,8 +254,8 @@ def test_labels_that_are_finished(refused, annotated, words, tmp_path, capsys):
     """The same command counts them once more; by another classifier they are in the way."""
     workdir, output, printed = annotated
     before = files(output)
-    code, out, err = jaxprompt(capsys, *words(workdir, output))
-    assert code == 0 and f"{UNITS} units, {UNITS} done" in err
+    out, err = succeed(capsys, *words(workdir, output))
+    assert f"{UNITS} units, {UNITS} done" in err
     assert result_of(out) == result_of(printed) and files(output) == before
     for place, started in ((tmp_path / "new", False), (workdir, True)):
         line = refused(*words(place, output, data__max_len=32), started=started)

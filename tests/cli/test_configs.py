@@ -6,14 +6,7 @@ from itertools import cycle, groupby
 
 import jax
 import pytest
-from tiny_run import (
-    ROOT,
-    WORDS,
-    entities_of,
-    make_backbone,
-    with_part,
-    write_rows,
-)
+from tiny_run import ROOT, WORDS, entities_of, make_backbone, with_part, write_rows
 
 from jaxprompt import rng
 from jaxprompt.build.backbone import load_weights
@@ -71,10 +64,6 @@ LOADS = [
 
 def load(path, argument=""):
     return load_config(f"{path}:{argument}" if argument else str(path))
-
-
-def test_there_are_configs():
-    assert {"base", "quickstart"} <= {path.stem for path in RUNNABLE} and len(RUNS) > 5
 
 
 @pytest.mark.parametrize("path, argument", LOADS)

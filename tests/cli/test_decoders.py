@@ -1,47 +1,31 @@
-"""Backbones that write, through the command line: label words, free texts, deep prompts."""
-
-import json
+"""Backbones that write, through the command line: free texts, and what they cannot do."""
 
 import numpy as np
 import pytest
-import transformers
 from tiny_run import (
-    TOPICS,
+    compare_answers,
     flags,
-    jaxprompt,
     make_backbone,
     make_config,
+    predict,
     read_lines,
     sentences,
-    split_scores,
     tiny_fields,
+    train_and_export,
     write_rows,
 )
 
-from jaxprompt.runs.train import train_prompt as train
-from jaxprompt.scoring.decisions import probabilities
+from jaxprompt.runs.train import train_prompt
 
-STILL = dict(head__dropout=0)
-LONG = STILL | dict(train__total_steps=60, train__eval_steps=60, train__log_steps=1)
-SHORT = STILL | dict(train__total_steps=4, train__eval_steps=2)
+BACKBONES = ("t5", "gpt2", "glm", "llama")
 WORDS = {"head.name": "verbalizer", "task.words": "beast,food,tool"}
 T5 = WORDS | {"task.template": "{text} about [mask] ."}
 GPT2 = WORDS | {"task.template": "{text} about [mask]"}
-DEEP = dict(prompt__decoder=3, prompt__cross=2, prompt__dropout=0, prompt__scale=0.5)
-CASES = {  # family, method, fields, learning rate
-    "t5_full_cloze": ("t5", "full", T5, 1e-2),
-    "t5_full_target": ("t5", "full", T5 | {"head.span": "target"}, 1e-2),
-    "t5_full_text": ("t5", "full", WORDS | {"task.form": "text"}, 1e-2),
-    "t5_prefix_linear": ("t5", "prefix", DEEP, 3e-2),
-    "t5_soft_linear": ("t5", "soft", dict(prompt__decoder=2), 3e-2),
-    "glm_full_cloze": ("glm", "full", T5, 1e-2),
-    "llama_prefix_words": ("llama", "prefix", GPT2 | dict(prompt__dropout=0), 3e-2),
-    "llama_chat": ("llama", "full", GPT2 | {"task.chat": True}, 1e-2),
-    "gpt2_soft_linear": (
-        "gpt2", "soft", dict(head__pooler="mean", data__padding_side="left"), 3e-2,
-    ),
+TEXT = {
+    "head.name": "text", "task.target": "answer", "data.max_target": 6,
+    "generate.max_new_tokens": 5,
 }  # fmt: skip
-BACKBONES = ("t5", "gpt2", "glm", "llama")
+ONE_STEP = {"train.total_steps": 1, "train.eval_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -49,29 +33,10 @@ def folders(tmp_path_factory):
     return {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in BACKBONES}
 
 
-@pytest.mark.default_cases("llama_chat")
-@pytest.mark.parametrize("case", CASES)
-def test_learns_exports_and_predicts(case, folders, data, tmp_path, capsys):
-    family, method, fields, learning_rate = CASES[case]
-    c = make_config(folders[family], data, method, **LONG, **fields, optim__lr=learning_rate)
-    result = train(c, str(tmp_path)).to_json()
-    losses = [r["loss"] for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
-    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:3]), (losses[:3], losses[-5:])
-    assert result["dev"]["accuracy"] >= 0.7  # 30 rows of three classes
-    place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
-    assert jaxprompt(capsys, "export", *place)[0] == 0
-    words = [f"--workdir={tmp_path}", f"--input={data / 'test.jsonl'}"]
-    code, out, err = jaxprompt(capsys, "predict", *words)
-    assert code == 0, err
-    rows = [json.loads(line) for line in out.splitlines()]
-    scores = np.array([[row["scores"][name] for name in TOPICS] for row in rows])
-    expected = probabilities(split_scores(c, tmp_path, "test"), 3)
-    np.testing.assert_allclose(scores, expected, rtol=0, atol=5e-6)
-    right = np.mean([row["prediction"] == row["label"] for row in rows])
-    assert right == pytest.approx(result["test"]["accuracy"])
-
-
-def text_data(folder):
+@pytest.fixture
+def texts(tmp_path):
+    """Rows whose topic is to be written."""
+    folder = tmp_path / "texts"
     folder.mkdir()
     for seed, (name, size) in enumerate({"train": 48, "dev": 12, "test": 12}.items()):
         rows = [{"text": r["text"], "answer": r["label"]} for r in sentences(seed, size)]
@@ -79,109 +44,63 @@ def text_data(folder):
     return folder
 
 
-TEXT = {
-    "head.name": "text", "task.target": "answer", "data.max_target": 6,
-    "generate.max_new_tokens": 5,
-}  # fmt: skip
-
-
 @pytest.mark.default_cases("t5-1")
 @pytest.mark.parametrize("family, num_beams", [("t5", 1), ("gpt2", 2), ("glm", 2), ("llama", 1)])
-def test_learns_to_write(family, num_beams, folders, tmp_path, capsys):
-    data = text_data(tmp_path / "data")
-    fields = TEXT | {"generate.num_beams": num_beams}
-    c = make_config(
-        folders[family], data, "full", **LONG, **fields, optim__lr=1e-2, data__max_len=30,
-        data__multiple=30,
-    )  # fmt: skip
-    result = train(c, str(tmp_path / "run")).to_json()
+def test_learns_to_write(family, num_beams, folders, texts, tmp_path, capsys):
+    fields = TEXT | {
+        "generate.num_beams": num_beams, "optim.lr": 1e-2, "data.max_len": 30,
+        "data.multiple": 30, "train.total_steps": 60, "train.eval_steps": 60,
+    }  # fmt: skip
+    c = make_config(folders[family], texts, "full", **fields)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
     assert result["dev"]["exact_match"] >= 0.75, result
-    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
-    written = tmp_path / "written.jsonl"
-    code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test", f"--output={written}")
-    assert code == 0, err
-    assert json.loads(out) == {"split": "test", "examples": 12, **result["test"]}
-    assert jaxprompt(capsys, "export", *place)[0] == 0
-    given = f"--input={data / 'test.jsonl'}"
-    code, out, err = jaxprompt(capsys, "predict", f"--workdir={tmp_path / 'run'}", given)
-    assert code == 0, err
-    rows = [json.loads(line) for line in out.splitlines()]
+    rows = compare_answers(capsys, workdir, texts / "test.jsonl")
     share = np.mean([row["generated"] == row["answer"] for row in rows])
     assert share == pytest.approx(result["test"]["exact_match"])
-    assert rows == read_lines(written)
+    _, err = predict(capsys, workdir, f"--input={texts / 'test.jsonl'}")
     assert err.endswith(f"exact_match {share:.4f} on 12 of 12 examples, those with a label\n")
 
 
-@pytest.mark.long
 def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, refused):
-    fields = T5 | {"generate.max_new_tokens": 3}
-    c = make_config(folders["t5"], data, "soft", **SHORT, **fields, optim__lr=1e-2)
-    train(c, str(tmp_path))
-    place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
-    assert jaxprompt(capsys, "export", *place)[0] == 0
-    words = ("predict", f"--workdir={tmp_path}", "--text=the cat")
-    code, out, err = jaxprompt(capsys, *words, "--text=a", "--generate")
-    assert code == 0, err
-    rows = [json.loads(line) for line in out.splitlines()]
+    c = make_config(folders["t5"], data, "soft", **ONE_STEP, **T5)
+    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    rows, _ = predict(capsys, workdir, "--text=the cat", "--text=a", "--generate")
     assert [row["text"] for row in rows] == ["the cat", "a"]
     assert all(isinstance(row["generated"], str) and "prediction" not in row for row in rows)
-    code, out, _ = jaxprompt(capsys, *words, "--generate", "--max-new-tokens=1")
-    assert code == 0 and len(json.loads(out)["generated"].split()) <= 1
-    assert f"{tmp_path}/export predicts classes" in refused(*words, "--max-new-tokens=1")
-    assert "--max-new-tokens=0" in refused(*words, "--generate", "--max-new-tokens=0")
+    words = ("--text=the cat", "--max-new-tokens=1")
+    ((row,), _) = predict(capsys, workdir, *words, "--generate")
+    assert len(row["generated"].split()) <= 1
+    command = ("predict", f"--workdir={workdir}")
+    assert f"{workdir}/export predicts classes" in refused(*command, *words)
+    wrong = ("--text=a", "--generate", "--max-new-tokens=0")
+    assert "--max-new-tokens=0" in refused(*command, *wrong)
 
 
 def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
-    folders, tmp_path, capsys, refused
+    folders, texts, tmp_path, capsys, refused
 ):
-    data = text_data(tmp_path / "data")
-    fields = TEXT | {"generate.max_new_tokens": 20}
-    c = make_config(folders["gpt2"], data, "full", **LONG, **fields, data__max_len=60)
-    c = c.replace({"train.total_steps": 1, "train.eval_steps": 1})
-    train(c, str(tmp_path / "run"))
-    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
-    assert jaxprompt(capsys, "export", *place)[0] == 0
-    row = read_lines(data / "test.jsonl")[0]
-    (column,) = row.keys() - {"answer"}
-    rows = write_rows(tmp_path / "rows.jsonl", [row, {column: "the cat " * 40}, row])
-    words = ("predict", f"--workdir={tmp_path / 'run'}", f"--input={rows}")
-    line = refused(*words, started=True)
+    fields = TEXT | ONE_STEP | {"generate.max_new_tokens": 20, "data.max_len": 60}
+    c = make_config(folders["gpt2"], texts, "full", **fields)
+    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    row = read_lines(texts / "test.jsonl")[0]
+    rows = write_rows(tmp_path / "rows.jsonl", [row, {"text": "the cat " * 40}, row])
+    line = refused("predict", f"--workdir={workdir}", f"--input={rows}", started=True)
     assert "rows.jsonl:2: " in line and "max_new_tokens=20 exceed" in line
-    code, out, err = jaxprompt(capsys, *words, "--on-error=skip")
-    assert code == 0, err
-    answers = [json.loads(line) for line in out.splitlines()]
+    answers, _ = predict(capsys, workdir, f"--input={rows}", "--on-error=skip")
     assert ["generated" in answer for answer in answers] == [True, False, True]
     assert ["error" in answer for answer in answers] == [False, True, False]
 
 
-def test_padding_takes_no_room_of_texts(folders, tmp_path):
+def test_padding_takes_no_room_of_texts(folders, texts, tmp_path):
     """Of 66 positions 60 are read, 3 of them by what all rows share: 57, which are padded to 64."""
-    data = text_data(tmp_path / "data")
-    rows = read_lines(data / "dev.jsonl")
-    write_rows(data / "dev.jsonl", [row | {"text": 80 * "cat "} for row in rows])
-    fields = TEXT | {
+    rows = read_lines(texts / "dev.jsonl")
+    write_rows(texts / "dev.jsonl", [row | {"text": 80 * "cat "} for row in rows])
+    fields = TEXT | ONE_STEP | {
         "data.max_len": 60, "data.multiple": 8, "generate.max_new_tokens": 6, "prompt.length": 3,
-        "head.dropout": 0, "train.total_steps": 1, "train.eval_steps": 1, "train.test": False,
+        "train.test": False,
     }  # fmt: skip
-    c = make_config(folders["gpt2"], data, "soft", **fields)
-    assert train(c, str(tmp_path / "run")).steps == 1
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
-@pytest.mark.parametrize("family, kind", [("t5", "SEQ_2_SEQ_LM"), ("gpt2", "CAUSAL_LM")])
-def test_soft_tokens_go_to_peft(family, kind, folders, data, tmp_path, capsys):
-    peft = pytest.importorskip("peft")
-    c = make_config(folders[family], data, "soft", **SHORT, **T5 if family == "t5" else GPT2)
-    train(c, str(tmp_path))
-    place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
-    rows = tmp_path / "rows.npy"
-    assert jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'a'}", f"--npy={rows}")[0] == 0
-    auto = getattr(transformers, f"AutoModelFor{'Seq2SeqLM' if family == 't5' else 'CausalLM'}")
-    model = peft.PeftModel.from_pretrained(auto.from_pretrained(folders[family]), tmp_path / "a")
-    assert model.peft_config["default"].task_type == kind
-    weight = model.prompt_encoder["default"].embedding.weight.detach().numpy()
-    np.testing.assert_array_equal(weight, np.load(rows))
+    c = make_config(folders["gpt2"], texts, "soft", **fields)
+    assert train_prompt(c, str(tmp_path / "run")).steps == 1
 
 
 # -- bad input ------------------------------------------------------------------------------------
@@ -209,21 +128,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case, folders, backbone, data, tmp_path, refused):
-    family, fields, message = REFUSED[case]
-    if family == "mistral":
-        folder = make_backbone(tmp_path / "mistral", "mistral")
-    else:
-        folder = backbone if family == "bert" else folders[family]
-    if "task.target" in fields:
-        data = text_data(tmp_path / "data")
-    words = ["--config=configs/base.py", *flags(tiny_fields(folder, data) | fields)]
-    for command in (["validate"], ["train", f"--workdir={tmp_path / 'run'}"]):
-        assert message in refused(*command, *words, started=True)
-    assert not (tmp_path / "run").exists()
-
-
 def test_an_encoder_generates_nothing(run, refused):
     line = refused("predict", f"--workdir={run}", "--generate", "--text", "x", started=True)
     assert line.startswith("the backbone is an encoder, which cannot generate text")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case, folders, backbone, texts, data, tmp_path, refused):
+    family, fields, message = REFUSED[case]
+    folder = backbone if family == "bert" else folders.get(family)
+    if folder is None:
+        folder = make_backbone(tmp_path / family, family)
+    rows = texts if "task.target" in fields else data
+    words = flags(tiny_fields(folder, rows) | fields)
+    assert message in refused("validate", "--config=base", *words)

@@ -1,5 +1,6 @@
 """Demonstrations from a config to predictions: trained with, in context, and from an export."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,19 +10,24 @@ from spoil import write_card
 from tiny_run import (
     TOPICS,
     flags,
-    jaxprompt,
     make_backbone,
     make_config,
+    predict,
     read_lines,
+    serve,
+    succeed,
+    train_and_export,
     write_rows,
 )
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel, LlamaForCausalLM
 
+from jaxprompt import tree
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError
 from jaxprompt.runs.restore import restore_run
+from jaxprompt.serving.answers import make_answers
 
 torch = pytest.importorskip("torch")
 
@@ -56,8 +62,7 @@ def write(c, folder):
 
 
 def evaluate(capsys, *flags):
-    code, out, err = jaxprompt(capsys, "evaluate", "--split=test", *flags)
-    assert code == 0, err
+    out, _ = succeed(capsys, "evaluate", "--split=test", *flags)
     return json.loads(out)
 
 
@@ -149,7 +154,7 @@ def test_a_decoder_compares_no_sentences(llama):
         SentenceEncoder(str(llama))
 
 
-def test_the_most_similar_half_is_shown(backbone, data, encoder, tmp_path):
+def test_the_most_similar_half_is_shown(backbone, data, encoder):
     c = prepare(
         backbone, data, "zero_shot", demos__per_class=1, demos__samples=60, demos__similar=0.5,
         demos__encoder=str(encoder),
@@ -183,28 +188,14 @@ def test_what_is_trained_with_them_predicts_from_its_export(
             prompt__text="about", prompt__length=1, prompt__fluency=0.5,
         )  # fmt: skip
     c = prepare(backbone, data, method, **fields)
-    flag, workdir = write(c, tmp_path), tmp_path / "run"
-    code, out, err = jaxprompt(capsys, "train", flag, f"--workdir={workdir}")
-    assert code == 0, err
-    assert "demonstrations: 1 of each class, from 12 examples, among the most similar 0.5" in err
-    assert "train 12, dev 9, test 24" in err
-    result, rows = json.loads(out), tmp_path / "rows.jsonl"
-    metrics = evaluate(capsys, f"--workdir={workdir}", f"--output={rows}")
-    assert metrics == {"split": "test", "examples": 24, **result["test"]}
-    assert jaxprompt(capsys, "export", f"--workdir={workdir}")[0] == 0
-    expected = read_lines(rows)
-    answers = tmp_path / "answers.jsonl"
+    _, workdir, expected, log = serve(capsys, tmp_path, c, data / "test.jsonl")
+    assert "demonstrations: 1 of each class, from 12 examples, among the most similar 0.5" in log
+    assert "train 12, dev 9, test 24" in log
     # In another order and in other batches: what is shown depends on the text alone.
     turned = write_rows(tmp_path / "turned.jsonl", read_lines(data / "test.jsonl")[::-1])
-    words = [f"--workdir={workdir}", f"--input={turned}", f"--output={answers}", "--batch=5"]
-    code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 0, err
-    assert f"accuracy {metrics['accuracy']:.4f} on 24 of 24" in err
-    scores = [
-        [[line["scores"][name] for name in NAMES] for line in lines]
-        for lines in (read_lines(answers)[::-1], expected)
-    ]
-    np.testing.assert_allclose(*scores, rtol=0, atol=2e-6)
+    rows, _ = predict(capsys, workdir, f"--input={turned}", "--batch=5")
+    for row, other in zip(rows[::-1], expected, strict=True):
+        assert row["scores"] == pytest.approx(other["scores"], abs=2e-6)
     demos = read_export(str(workdir / "export"))[1].demos
     assert len(demos.examples) == 12 and demos.samples == 2
     shown = {demo.fields["text"] for demo in demos.examples}
@@ -243,6 +234,28 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
     again = restore_run(c.replace({"data.seed": c.data.seed + 1}), None, ["test"]).scorer
     same = [s.encode([example]).rows[0][0].ids.tolist() for s in (scorer, again)]
     assert (same[0] == same[1]) == (count == 0)
+
+
+def test_texts_are_written_behind_demonstrations(llama, data):
+    """As torch goes on behind the examples of one sample and the text."""
+    fields = dict(task__template="{text} about [mask]", data__max_len=128, demos__samples=2)
+    c = prepare(llama, data, "zero_shot", **fields, demos__exact=2)
+    trained = restore_run(c, None, ["test"])
+    scorer = trained.scorer.writing(3)
+    generation = dataclasses.replace(c.generate, max_new_tokens=3)
+    answer = make_answers(scorer, generation=generation, placement=trained.placement)
+    params = tree.merge(trained.weights.trainable, trained.weights.frozen)
+    examples = [Example({"text": "the old cat was near"}), Example({"text": "a saw"})]
+    model = LlamaForCausalLM.from_pretrained(llama).eval()
+    for example, columns in zip(examples, answer(params, examples).columns, strict=True):
+        (rows,) = scorer.encode([example]).rows
+        (ids,) = [row.ids for row in rows]
+        *shown, query = scorer.tokenizer.decode(ids).removeprefix("<s>").split("\n")
+        assert len(shown) == 2 and query.startswith(example.fields["text"])
+        with torch.no_grad():
+            written = model.generate(torch.tensor(ids[None]), max_new_tokens=3, do_sample=False)
+        expected = scorer.tokenizer.decode(written[0, len(ids) :], skip_special_tokens=True)
+        assert columns["generated"] == expected.strip()
 
 
 # -- bad input ------------------------------------------------------------------------------------
@@ -302,24 +315,16 @@ def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, 
 
 
 @pytest.mark.long
-def test_other_training_examples_encoders_or_fields_are_refused(
+def test_the_sentence_encoder_may_have_moved(
     exported, encoder, backbone, refused, tmp_path, capsys
 ):
-    workdir, rows = exported
-    words = ["evaluate", f"--workdir={workdir}", "--split=test"]
-    # Of the same examples others would be shown.
-    for command in (words, ["export", f"--workdir={workdir}"]):
-        assert "data.seed" in refused(*command, "--config.data.seed=5", started=True)
-    other = write_rows(tmp_path / "train.jsonl", read_lines(rows / "train.jsonl")[::-1])
-    line = refused(*words, f"--config.data.files.train={other}", started=True)
-    assert "training split: 12 examples, which differ from the 12" in line
-    assert "demos.samples" in refused(*words, "--config.demos.samples=2", started=True)
+    """Another one, or other demonstrations of the same examples, are refused."""
+    workdir, _ = exported
+    line = refused("evaluate", f"--workdir={workdir}", "--config.data.seed=5", started=True)
+    assert "data.seed" in line
 
-    # The sentence encoder may have moved.
-    def predict(folder, *words):
-        words = [f"--prompt={folder}", "--text=the old cat", *words]
-        code, out, err = jaxprompt(capsys, "predict", *words)
-        assert code == 0, err
+    def answer(folder, *words):
+        out, _ = succeed(capsys, "predict", f"--prompt={folder}", "--text=the old cat", *words)
         return json.loads(out)
 
     moved = shutil.copytree(encoder, tmp_path / "moved")
@@ -327,39 +332,25 @@ def test_other_training_examples_encoders_or_fields_are_refused(
     card = json.loads((gone / "prompt.json").read_text())
     card["demos"]["encoder"] = "nowhere/x"
     write_card(gone / "prompt.json", card)
-    assert predict(gone, f"--sentence-encoder={moved}") == predict(workdir / "export")
+    assert answer(gone, f"--sentence-encoder={moved}") == answer(workdir / "export")
     words = ["predict", f"--prompt={gone}", "--text=x"]
     assert "demos.encoder='nowhere/x': " in refused(*words, started=True)
     line = refused(*words, f"--sentence-encoder={backbone}", started=True)
     assert "the prompt was trained with" in line
 
 
-# -- where they meet other parts ------------------------------------------------------------------
-
-
 @pytest.mark.long
-def test_runs_that_train_as_one_program_score_as_alone(backbone, data, tmp_path, capsys):
+def test_each_example_is_counted_once_in_a_confusion_matrix(backbone, data, tmp_path, capsys):
+    """Not once a sample."""
     fields = dict(
-        demos__per_class=1, demos__samples=2, train__total_steps=4, train__eval_steps=2,
-        prompt__dropout=0, data__batch=6, data__max_len=60,
+        demos__per_class=1, demos__samples=2, train__total_steps=2, train__eval_steps=2,
+        data__max_len=60,
     )  # fmt: skip
-    alone = prepare(backbone, data, "prefix", **fields, optim__lr=0.02)
-    flag = write(alone, tmp_path)
-    code, out, err = jaxprompt(capsys, "train", flag, f"--workdir={tmp_path / 'alone'}")
-    assert code == 0, err
-    expected = json.loads(out)
-    grid = [flag, f"--workdir={tmp_path / 'grid'}", "--config.runs.lr=0.01,0.02"]
-    code, _, err = jaxprompt(capsys, "train", *grid)
-    assert code == 0, err
-    paths = list((tmp_path / "grid").glob("*/result.json"))
-    results = {path.parent.name: json.loads(path.read_text()) for path in paths}
-    (same,) = (result for name, result in results.items() if "0.02" in name)
-    assert len(results) == 2 and (same["dev"], same["test"]) == (expected["dev"], expected["test"])
-    # Each example is counted once in a confusion matrix, not once a sample.
-    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={tmp_path / 'alone'}", "--split=test")
-    assert code == 0, err
-    inspected = json.loads((tmp_path / "alone/inspect/inspect.json").read_text())
-    counts = np.array(inspected["confusion"]["counts"])
+    c = prepare(backbone, data, "prefix", **fields)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    succeed(capsys, "inspect", f"--workdir={workdir}", "--split=test")
+    report = json.loads((workdir / "inspect/inspect.json").read_text())
+    counts = np.array(report["confusion"]["counts"])
     assert counts.sum() == 24
-    assert counts.trace() / 24 == pytest.approx(expected["test"]["accuracy"])
-    assert any("first demonstrations" in line for line in inspected["remarks"])
+    assert counts.trace() / 24 == pytest.approx(result["test"]["accuracy"])
+    assert any("first demonstrations" in line for line in report["remarks"])

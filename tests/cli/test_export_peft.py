@@ -1,6 +1,5 @@
 """An exported prompt in PEFT's format scores as ours does; PEFT's soft prompts start ours."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +7,14 @@ import pytest
 import transformers
 from exports import make_metadata
 from reference_peft import peft
-from safetensors.numpy import load_file
 from spoil import files
-from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
+from tiny_run import make_backbone, make_config, predict, read_lines, serve, succeed
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.initial_params import read_soft_tokens
-from jaxprompt.build.prompt_artifact import load_prompt_export, read_export, unscaled_soft_tokens
+from jaxprompt.build.prompt_artifact import load_prompt_export, read_export
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.peft import read_peft
@@ -31,64 +29,34 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:Futur
 torch = pytest.importorskip("torch")
 
 
-def train(capsys, tmp_path, backbone, data, *method, **fields):
-    """Trains and exports a run, as an adapter too. Returns its workdir."""
-    c = make_config(backbone, data, *method, **fields)
-    _, workdir, _ = train_and_export(capsys, tmp_path, c)
-    words = [f"--workdir={workdir}", f"--peft={tmp_path / 'peft'}"]
-    code, _, err = jaxprompt(capsys, "export", *words)
-    assert code == 0, err
-    return workdir
-
-
-def test_peft_scores_an_exported_prefix_as_we_do(capsys, tmp_path, backbone, data):
-    workdir = train(capsys, tmp_path, backbone, data)
+def test_peft_scores_an_exported_prefix_as_we_do(capsys, trained, tmp_path, backbone):
+    words = [f"--workdir={trained}", f"--output={tmp_path / 'out'}", f"--peft={tmp_path / 'peft'}"]
+    succeed(capsys, "export", *words)
     texts = ["a new hammer was near the saw", "the old wolf with a hare"]
-    words = [f"--text={text}" for text in texts]
-    _, out, _ = jaxprompt(capsys, "predict", f"--workdir={workdir}", *words)
-    ours = np.array([list(json.loads(line)["scores"].values()) for line in out.splitlines()])
+    rows, _ = predict(capsys, trained, *(f"--text={text}" for text in texts))
     base = transformers.BertForSequenceClassification.from_pretrained(backbone, num_labels=3)
     model = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(backbone)
     with torch.no_grad():
         theirs = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.softmax(-1)
+    ours = [list(row["scores"].values()) for row in rows]
     np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
 
 
-@pytest.mark.long
-def test_a_soft_prompt_goes_to_peft_and_back(capsys, tmp_path, backbone, data):
-    workdir = train(capsys, tmp_path, backbone, data, "soft")
-    card = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
-    assert (card["peft_type"], card["num_virtual_tokens"]) == ("PROMPT_TUNING", 4)
-    fields = {"prompt.start": "file", "prompt.file": tmp_path / "peft", "optim.lr": 0.0}
-    (tmp_path / "again").mkdir()
-    c = make_config(backbone, data, "soft", **fields)
-    _, again, _ = train_and_export(capsys, tmp_path / "again", c)
-    first, second = (load_file(run / "export/prompt.safetensors") for run in (workdir, again))
-    np.testing.assert_array_equal(first["prompt/slots"], second["prompt/slots"])
-    both = [f"--peft={tmp_path / 'peft'}", f"--npy={tmp_path / 'peft' / 'soft.npy'}"]
-    for _ in range(2):  # what the first has written does not stop the second
-        code, _, err = jaxprompt(capsys, "export", f"--workdir={workdir}", *both)
-        assert code == 0, err
-    np.testing.assert_array_equal(np.load(tmp_path / "peft/soft.npy"), first["prompt/slots"])
-
-
-@pytest.mark.long
-def test_peft_takes_what_p_tuning_computed(capsys, tmp_path, backbone, data):
+@pytest.mark.parametrize("encoder", ["lstm", "mlp"])
+def test_peft_takes_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, data):
     """The encoder is folded away, and what is left scores as the run did."""
-    fields = {"prompt__encoder": "lstm", "optim__lr": 1e-2}
-    workdir = train(capsys, tmp_path, backbone, data, "p_tuning", **fields)
-    exported, _ = read_export(str(workdir / "export"))
+    c = make_config(backbone, data, "p_tuning", prompt__encoder=encoder, train__total_steps=1)
+    run = serve(capsys, tmp_path, c, data / "test.jsonl")
+    words = [f"--workdir={run.workdir}", f"--peft={tmp_path / 'peft'}"]
+    succeed(capsys, "export", *words)
+    exported, _ = read_export(str(run.workdir / "export"))
     assert {name for name in exported if name.startswith("prompt/")} == {"prompt/slots"}
     base = transformers.BertForSequenceClassification.from_pretrained(backbone, num_labels=3)
     model = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
     with torch.no_grad():
-        theirs = model.get_prompt(batch_size=1)[0].numpy()
-    np.testing.assert_array_equal(theirs, exported["prompt/slots"])
-    words = [f"--prompt={workdir / 'export'}", f"--input={data / 'test.jsonl'}"]
-    code, out, _ = jaxprompt(capsys, "evaluate", *words)
-    result = json.loads((workdir / "result.json").read_text())
-    assert code == 0 and json.loads(out)["accuracy"] == pytest.approx(result["test"]["accuracy"])
+        vectors = model.get_prompt(batch_size=1)[0].numpy()
+    np.testing.assert_array_equal(vectors, exported["prompt/slots"])
 
 
 def test_a_folder_that_holds_other_files_is_refused_before_anything_is_computed(
@@ -96,8 +64,7 @@ def test_a_folder_that_holds_other_files_is_refused_before_anything_is_computed(
 ):
     place, folder = f"--workdir={run}", tmp_path / "peft"
     for _ in range(2):  # over its own files it may write again
-        code, _, err = jaxprompt(capsys, "export", place, f"--peft={folder}")
-        assert code == 0, err
+        succeed(capsys, "export", place, f"--peft={folder}")
     (folder / "README.md").write_text("# Mine\n")
     before = [files(folder), files(backbone)]
 
@@ -260,9 +227,3 @@ def test_what_depends_on_the_text_is_no_adapter():
         make_peft_arguments(stub(demos=object()), tensors, metadata)
     with pytest.raises(InputError, match="computed from each text"):
         make_peft_arguments(stub(reads=True), tensors, metadata)
-
-
-def test_soft_tokens_of_a_decoder_are_the_last():
-    tensors = {"prompt/slots": np.ones((2, 4)), "prompt/decoder_slots": np.full((1, 4), 2.0)}
-    assert unscaled_soft_tokens(tensors, 10.0)[:, 0].tolist() == [10.0, 10.0, 20.0]
-    assert unscaled_soft_tokens({"prompt/k": np.ones((1, 2, 2, 2))}, 10.0) is None

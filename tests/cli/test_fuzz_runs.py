@@ -1,11 +1,12 @@
 """Hostile config fields, cards and tokenizers end in success, or in one line and exit code 2."""
 
+import hashlib
 import json
 import shutil
 
 import numpy as np
 import pytest
-from fuzz import SEED, TEXTS, VALUES, dump, judge, leaves, mutated, replaced, sample, survive, write
+from fuzz import SEED, TEXTS, judge, leaves, mutated, sample, survive, write
 from spoil import BASE, write_card
 from tiny_run import make_backbone, make_config
 
@@ -14,22 +15,16 @@ from jaxprompt.build.check import check_config
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.optimizer import make_milestones
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.prompt_artifact import load_prompt_export, read_export
+from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.build.task import encode_splits, open_checked_backbone, scorer_from_config
-from jaxprompt.cli.options import Parser
 from jaxprompt.config.load import load_config
-from jaxprompt.config.run import BackboneConfig, RunConfig
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.parallel.sharding import make_placement
 
-COUNTS = {"override": 1500, "read": 150, "json": 1200, "mutated": 150, "card": 500, "unpack": 40}
-COUNTS |= {"tokenizer": 80, "flags": 600}
+COUNTS = {"read": 150, "mutated": 150, "tokenizer": 80, "flags": 600}
 FLAGS = """config config. config.x workdir output npy peft prompt input text backbone dtype batch
 mesh generate force split devices limit compiler format family size cased table run coordinator
 processes process cluster timeout debug""".split()
-# Methods of which each has fields of its own.
-METHODS = ["prefix", "soft", "head_only"]
 
 
 @pytest.fixture
@@ -45,78 +40,24 @@ def offline(monkeypatch):
         monkeypatch.setattr(f"{name}.HF_HUB_OFFLINE", True)
 
 
-@pytest.fixture(scope="module")
-def configs(backbone, data):
-    """A whole config of each method, as saved JSON."""
-    return {method: json.loads(make_config(backbone, data, method).to_json()) for method in METHODS}
-
-
-def check(c) -> None:
-    """Does with a config what needs no backbone and no data."""
+def read(path, field: str, text: str) -> None:
+    """Checks a config, opens its backbone and reads its data."""
+    c = load_config(str(path), [(field, text)])
     check_config(c)
     make_milestones(c.train, 7, c.data.batch)
-    build_placement(c)
-
-
-def overridden(path, field: str, text: str) -> None:
-    """Loads a config, one field of it overridden as on the command line, and checks it."""
-    _, overrides = Parser("", "").read([f"--config.{field}={text}"])
-    check(load_config(str(path), overrides))
-
-
-def read(path, field: str, text: str) -> None:
-    """Goes on to what opens the backbone and reads the data."""
-    c = load_config(str(path), [(field, text)])
-    check(c)
     placement = build_placement(c)
     backbone = open_checked_backbone(c, placement)
     examples = read_examples(c)
-    scorer = scorer_from_config(c, backbone, examples, placement)
-    encode_splits(scorer, examples)
+    encode_splits(scorer_from_config(c, backbone, examples, placement), examples)
 
 
-def names_of(config: dict) -> list[str]:
-    """Lists the fields and blocks of a config by dotted name."""
-    return [".".join(path) for path in leaves(config)]
-
-
-@pytest.mark.long
-def test_every_field_by_override(configs, tmp_path, rng, monkeypatch):
-    ends = set()
-    for method, config in configs.items():
-        path = write(tmp_path / f"{method}.json", json.dumps(config))
-        names = [name for name in names_of(config) if method == "prefix" or "prompt" in name]
-        assert method != "prefix" or set(RunConfig.declared()) <= set(names)
-        count = COUNTS["override"] if method == "prefix" else len(names) * 25
-        for name, text in sample(rng, names, TEXTS, count=count):
-            ends.add(survive(monkeypatch, (method, name, text), overridden, path, name, text))
-    assert ends == {0, 2}
-
-
-def test_fields_that_data_and_backbone_are_read_by(configs, tmp_path, rng, monkeypatch):
-    path = write(tmp_path / "prefix.json", json.dumps(configs["prefix"]))
+def test_fields_that_data_and_backbone_are_read_by(backbone, data, tmp_path, rng, monkeypatch):
+    config = make_config(backbone, data, "prefix").to_json()
+    path = write(tmp_path / "prefix.json", config)
     blocks = ("data", "task", "backbone", "head", "prompt")
-    names = [name for name in names_of(configs["prefix"]) if name.startswith(blocks)]
+    names = [".".join(way) for way in leaves(json.loads(config)) if way[0] in blocks]
     for name, text in sample(rng, names, TEXTS, count=COUNTS["read"]):
         survive(monkeypatch, (name, text), read, path, name, text)
-
-
-@pytest.mark.long
-def test_every_field_in_json(configs, tmp_path, rng, monkeypatch):
-    path = tmp_path / "config.json"
-    ways = [(method, way) for method, c in configs.items() for way in leaves(c)]
-    for (method, way), value in sample(rng, ways, VALUES, count=COUNTS["json"]):
-        write(path, dump(replaced(configs[method], way, value)))
-        survive(monkeypatch, (method, way, value), lambda: check(load_config(str(path))))
-    for key in ("a.b", "__class__", "lock", "update", "", "a b", "\x1b", "_fields", "x" * 10**5):
-        for way in ((key,), ("optim", key)):
-            write(path, json.dumps(replaced(configs["prefix"], way, 1)))
-            code = survive(monkeypatch, key, lambda: check(load_config(str(path))))
-            assert code == 2
-    whole = json.dumps(configs["prefix"]).encode()
-    for _ in range(COUNTS["mutated"]):
-        write(path, data := mutated(whole, rng))
-        survive(monkeypatch, data, lambda: check(load_config(str(path))))
 
 
 def test_every_flag(tmp_path, rng, monkeypatch):
@@ -137,35 +78,15 @@ def export(trained, tmp_path):
     return folder, json.loads((folder / "prompt.json").read_text())
 
 
-def write_spoilt(path, card):
-    """Writes a card with the checksum that it would have been written with, where it is JSON."""
-    try:
-        write_card(path, json.loads(text := dump(card)))
-    except (RecursionError, ValueError):
-        write(path, text)
-
-
-@pytest.mark.long
-def test_every_key_of_a_card(export, backbone, rng, monkeypatch):
+def test_damaged_tensors_of_an_export(export, rng, monkeypatch):
     folder, card = export
-    path, placement = folder / "prompt.json", make_placement(1, 1)
-    use = lambda: load_prompt_export(
-        str(folder), backbone=BackboneConfig(path=str(backbone)), batch=8, placement=placement
-    )
-    assert survive(monkeypatch, "the card as it is", use) == 0
-    passed = []
-    for way, value in sample(rng, list(leaves(card)), VALUES, count=COUNTS["card"]):
-        write_spoilt(path, replaced(card, way, value))
-        if survive(monkeypatch, (way, value), read_export, str(folder)) == 0:
-            passed.append((way, value))
-    for i in rng.permutation(len(passed))[: COUNTS["unpack"]]:
-        way, value = passed[i]
-        write_spoilt(path, replaced(card, way, value))
-        survive(monkeypatch, (way, value), use)
-    whole = json.dumps(card).encode()
+    path = folder / "prompt.safetensors"
+    whole = path.read_bytes()
     for _ in range(COUNTS["mutated"]):
         write(path, data := mutated(whole, rng))
-        survive(monkeypatch, data, read_export, str(folder))
+        sha = hashlib.sha256(data).hexdigest()
+        write_card(folder / "prompt.json", card | {"sha256": sha})
+        survive(monkeypatch, data[:200], read_export, str(folder))
 
 
 # -- tokenizers -----------------------------------------------------------------------------------

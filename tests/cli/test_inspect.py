@@ -11,11 +11,20 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, write_rows
+from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, succeed, write_rows
 
 from jaxprompt import tree
 from jaxprompt.__main__ import main
+from jaxprompt.build.backbone import load_weights, open_backbone
+from jaxprompt.build.scorer import build_scorer
 from jaxprompt.build.task import eval_batches
+from jaxprompt.config.block import OpenBlock
+from jaxprompt.config.run import BackboneConfig
+from jaxprompt.convert.prompt_metadata import ExampleLayout
+from jaxprompt.data.tasks.registry import custom_task, get_task
+from jaxprompt.data.tasks.task import Example
+from jaxprompt.inspection.learned_rows import find_rows
+from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.restore import restore_run
 from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.separation import class_separation
@@ -176,19 +185,6 @@ def test_without_wishes_a_few_steps_and_examples_are_drawn(runs, tmp_path):
     ]
 
 
-@pytest.mark.long
-def test_what_has_no_classes_says_so(backbone, tmp_path):
-    rows = [{"text": f"the cat {word}", "x": i / 4} for i, word in enumerate("a an it was".split())]
-    for name in ("train", "dev", "test"):
-        write_rows(tmp_path / f"{name}.jsonl", rows * 3)
-    fields = KEPT | {"head.name": "regression", "task.number": "x"}
-    train_prompt(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
-    _, report, page = look(tmp_path / "run")
-    assert {"rows", "labels", "states", "confusion"} == set(report["notes"])
-    assert all(text in page for text in report["notes"].values())
-    assert pictures(tmp_path / "run") == ["attention-encoder.png", "curves.png"]
-
-
 # -- bad input ------------------------------------------------------------------------------------
 
 
@@ -197,8 +193,8 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys, monkey
     line = lambda *words: refused("inspect", f"--workdir={workdir}", *words)
     assert "--top=0 must be at least 1" in line("--top=0")
     assert "--examples=3 must be at least 4" in line("--examples=3")
-    assert "--steps=x must be a list of steps" in line("--steps=2,x")
-    assert "--split='all' is unknown; known: dev, test, train" in line("--split=all")
+    assert "--steps: invalid steps_list value: '2,x'" in line("--steps=2,x")
+    assert "--split: invalid choice: 'all'" in line("--split=all")
     assert "--steps=3: " in (text := line("--steps=0,3")) and "only of steps 0, 2, 4" in text
     assert not (workdir / "inspect" / "pca-3.png").exists()
     none = refused("inspect", f"--workdir={tmp_path / 'none'}")
@@ -213,3 +209,85 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys, monkey
     assert "no checkpoint in " in refused("inspect", f"--workdir={copy}")
     monkeypatch.setattr("jaxprompt.training.pictures.has_matplotlib", lambda: False)
     assert "needs matplotlib; pip install matplotlib" in line()
+
+
+# -- runs of other forms --------------------------------------------------------------------------
+
+
+NAMED = {
+    "a word": (
+        "bert", {"name": "dart", "length": 0, "each": "word"}, "label_rows", "{text} [mask]",
+        ["beast (old cat)", "beast (dog)", "food (bread)"],
+    ),
+    "a class": (
+        "bert", {"name": "dart", "length": 0}, "label_rows", "{text} [mask]", ["beast", "food"],
+    ),
+    "a subword": (
+        "discriminator", {"name": "dpt"}, "discriminator", "{text} [classes]",
+        ["beast (old)", "beast (cat)", "food (bread)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("each", NAMED)
+def test_rows_of_a_class_are_told_apart(each, tmp_path):
+    family, prompt, head, template, names = NAMED[each]
+    opened = open_backbone(BackboneConfig(path=str(make_backbone(tmp_path / family, family))))
+    words = (("old cat", "dog"), ("bread",))
+    scorer = build_scorer(
+        opened, custom_task(fields=("text",), labels=("beast", "food"), words=words),
+        ExampleLayout(
+            max_len=24, max_target=8, multiple=8, padding_side="right", choices=1, form="cloze",
+            answer="", eos=True,
+        ), prompt=OpenBlock.from_dict(prompt),
+        head=OpenBlock(head, {"copies": True} if head == "discriminator" else {}),
+        template=template, batch=8,
+    )  # fmt: skip
+    _, loaded = load_weights(opened, make_placement(1, 1, devices=jax.devices()[:1]))
+    params = scorer.model.init(jax.random.key(0), loaded.params)
+    split = scorer.encode([Example({"text": "the"}, label=0)])
+    rows = find_rows(scorer, params, None, scorer.one_batch(split.rows), 1)
+    assert [(row.kind, row.name) for row in rows] == [("label row", name) for name in names]
+
+
+@pytest.mark.long
+def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
+    """As in DialogRE: the first relation of an example is learned, all of them count."""
+    labels = get_task("dialog_re").labels
+    row = {"dialog": ["cat : the old cat was near it"], "x": "cat", "y": "it"}
+    several = [row | {"r": [first, labels[9]], "t": ["", ""]} for first in labels[:3]]
+    write_rows(tmp_path / "train.jsonl", [row | {"r": [labels[9]], "t": [""]}] * 8)
+    write_rows(tmp_path / "dev.jsonl", several)
+    fields = {"task.name": "dialog_re", "head.name": "linear", "optim.lr": 0.3}
+    train_prompt(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
+    _, report, page = look(tmp_path / "run", "--steps=4")
+    counts = np.array(report["confusion"]["counts"])
+    assert counts[9, 9] == counts.sum() == 3 and "3 of 3 predictions are right" in page
+
+
+@pytest.mark.long
+def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
+    backbone, data, tmp_path
+):
+    folder = shutil.copytree(data, tmp_path / "data")
+    fields = KEPT | {"prompt.length": 4, "prompt.start": "task"}
+    train_prompt(make_config(backbone, folder, "soft", **fields), str(tmp_path / "run"))
+    _, report, _ = look(tmp_path / "run", "--steps=4")
+    assert [entry["step"] for entry in report["separation"]] == [0, 2, 4]
+    assert all(row["start"]["cosine"] == 1 for row in report["rows"])  # a word of the vocabulary
+    (folder / "train.jsonl").unlink()
+    _, report, page = look(tmp_path / "run", "--steps=4")
+    assert [entry["step"] for entry in report["separation"]] == [2, 4]
+    assert all(row["start"] is None for row in report["rows"])
+    assert any("initial parameters are not known" in line for line in report["remarks"])
+    assert "unknown" in page
+
+
+def test_exports_are_compared(trained, tmp_path, capsys):
+    for name in ("a", "b"):
+        shutil.copytree(trained / "export", tmp_path / name)
+    out, _ = succeed(capsys, "inspect", f"--exports={tmp_path}")
+    assert out == " 1.0000  a  b\n"
+    report = json.loads((tmp_path / "similarity.json").read_text())
+    assert report["exports"] == ["a", "b"] and report["cosines"][0] == pytest.approx([1, 1])
+    assert (tmp_path / "similarity.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,4 +1,4 @@
-"""Instance-wise prompts from a config to predictions: alone, from a topic classifier, on a mesh."""
+"""Instance-wise prompts from a config to predictions: from a topic classifier, beside others."""
 
 import json
 import shutil
@@ -8,41 +8,36 @@ import pytest
 from safetensors.numpy import load_file
 from spoil import edit, write_card
 from tiny_run import (
+    accuracy,
+    compare_answers,
     jaxprompt,
     make_backbone,
     make_config,
-    read_lines,
+    serve,
     split_scores,
-    train_and_export,
+    succeed,
 )
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.layers.word_rows import hash_vectors, unpack_ids
+from jaxprompt.runs.train import train_prompt
 
 SHORT = {"train.total_steps": 60, "train.eval_steps": 20, "optim.lr": 0.05, "prompt.scale": 0.1}
+FEW = SHORT | {"train.total_steps": 3}
 ENCODES = {"prompt.encoder": "cnn", "prompt.fixed": True, "prompt.hidden": 8}
 
 
-def predicts(workdir, data, tmp_path, capsys, *words):
-    """Tells which share of the test rows an export answers right."""
-    out = tmp_path / "out.jsonl"
-    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}", *words]
-    code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 0, err
-    return np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
+@pytest.fixture
+def run(backbone, data, capsys):
+    """Trains, exports and answers in a folder."""
 
+    def call(folder, **fields):
+        folder.mkdir()
+        c = make_config(backbone, data, "ipt", **SHORT | fields)
+        return serve(capsys, folder, c, data / "test.jsonl")
 
-def evaluates(workdir, capsys):
-    code, out, err = jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")
-    assert code == 0, err
-    return json.loads(out)["accuracy"]
-
-
-def run(backbone, data, folder, capsys, **fields):
-    folder.mkdir()
-    c = make_config(backbone, data, "ipt", **SHORT | fields)
-    return train_and_export(capsys, folder, c)
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -58,42 +53,23 @@ def topics(backbone, data, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_a_topic_classifier_learns_without_its_backbone(topics, data, tmp_path, capsys):
-    assert predicts(topics, data, tmp_path, capsys) > 0.7
+def test_a_topic_classifier_learns_without_its_backbone(topics, data, capsys):
+    assert accuracy(compare_answers(capsys, topics, data / "test.jsonl")) > 0.7
     record = json.loads((topics / "record.json").read_text())
-    held, (_, metadata) = (
-        load_file(topics / "export/prompt.safetensors"),
-        read_export(str(topics / "export")),
-    )
+    tensors, metadata = read_export(str(topics / "export"))
     assert metadata.prompt.get("seen") == record["seen"] and metadata.prompt.name == "ipt"
     # Of some 150 words those of the training text have rows.
-    assert held["prompt/words/table"].shape == (len(unpack_ids(record["seen"])), 32)
+    assert tensors["prompt/words/table"].shape == (len(unpack_ids(record["seen"])), 32)
 
 
-@pytest.mark.default_cases("slots")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"prompt.on": "prefix"},
-        {"prompt.on": "prefix", "prompt.added": False, "prompt.layers": "1-2", **ENCODES},
-    ],
-    ids=["slots", "prefix", "encoded_prefix"],
-)
-def test_learns_exports_and_predicts(fields, backbone, data, tmp_path, capsys):
-    result, workdir, _ = run(backbone, data, tmp_path / "a", capsys, **fields)
-    expected = pytest.approx(result["test"]["accuracy"])
-    assert predicts(workdir, data, tmp_path, capsys) == expected == evaluates(workdir, capsys)
-    assert result["test"]["accuracy"] > 0.6
-    words = [f"--workdir={workdir}", "--text=", "--text=the cat"]
-    code, out, err = jaxprompt(capsys, "predict", *words)
-    assert code == 0, err
-    empty, cat = map(json.loads, out.splitlines())  # an empty text has no prompt
-    assert np.isfinite(empty["score"]) and empty["scores"] != cat["scores"]
-    if "prompt.encoder" in fields:
-        return
-    code, out, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}", "--instances=2")
-    assert code == 0, err
+@pytest.mark.long_cases("prefix")
+@pytest.mark.parametrize("fields", [{}, {"prompt.on": "prefix"}], ids=["slots", "prefix"])
+def test_inspect_compares_the_words_of_a_text_with_its_prompt(
+    fields, backbone, data, tmp_path, capsys
+):
+    workdir = tmp_path / "run"
+    train_prompt(make_config(backbone, data, "ipt", **FEW | fields), str(workdir))
+    out, _ = succeed(capsys, "inspect", f"--workdir={workdir}", "--instances=2")
     instances = json.loads((workdir / "inspect/inspect.json").read_text())["instances"]
     page = (workdir / "inspect/inspect.html").read_text()
     for name in ("embeddings-pca", "prompts-pca", "prompts-tsne"):
@@ -106,6 +82,7 @@ def test_learns_exports_and_predicts(fields, backbone, data, tmp_path, capsys):
         marked = [case["tokens"][place] for place in case["nearest"]]
         assert len(marked) == min(5, len(case["tokens"]))
         assert f"[{marked[0]}]" in out and f"<mark>{marked[0]}</mark>" in page
+    assert jaxprompt(capsys, "export", f"--workdir={workdir}")[0] == 0
     check_cosines(backbone, workdir, instances[0])
 
 
@@ -127,103 +104,101 @@ def check_cosines(backbone, workdir, case):
 
 @pytest.mark.long
 @pytest.mark.parametrize("fields", [{}, ENCODES], ids=["rows", "encoder"])
-def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data, tmp_path, capsys):
+def test_a_prompt_starts_from_a_topic_classifier(fields, run, topics, tmp_path, capsys, refused):
     """Its rows stay where they are: the export names the other, and holds what it trained."""
-    own = fields | {"prompt.pretrained": str(topics / "export")}
-    _, workdir, told = run(backbone, data, tmp_path / "a", capsys, **own, **{"optim.lr": 1e-6})
-    assert f"prompt initialised from {topics / 'export'}\n" in told
-    first, held = (load_file(f / "export/prompt.safetensors") for f in (topics, workdir))
+    changes = fields | {"prompt.pretrained": str(topics / "export"), "optim.lr": 1e-6}
+    _, workdir, rows, log = run(tmp_path / "a", **changes)
+    assert f"prompt initialised from {topics / 'export'}\n" in log
+    before, after = (load_file(f / "export/prompt.safetensors") for f in (topics, workdir))
     record = json.loads((workdir / "record.json").read_text())
     seen = len(unpack_ids(record["seen"])) if "seen" in record else 0
-    for name in [n for n in held if n.startswith("prompt/")]:
-        rows = slice(seen) if name.endswith("table") else slice(None)  # those of words
-        np.testing.assert_allclose(held[name][rows], first[name][rows], atol=1e-3)
+    for name in [n for n in after if n.startswith("prompt/")]:
+        part = slice(seen) if name.endswith("table") else slice(None)  # those of words
+        np.testing.assert_allclose(after[name][part], before[name][part], atol=1e-3)
     assert fields or seen > 40
-    assert "prompt/words/base" not in held
-    assert ("prompt/words/table" in held) == (not fields)
-    right = predicts(workdir, data, tmp_path, capsys)
-    assert right == pytest.approx(evaluates(workdir, capsys))
+    assert "prompt/words/base" not in after
+    assert ("prompt/words/table" in after) == (not fields)
     # Another export in its place is refused; where it moved can be said.
-    copy = tmp_path / "copy"
-    shutil.copytree(topics / "export", copy)
+    copy = shutil.copytree(topics / "export", tmp_path / "copy")
     path = workdir / "export" / "prompt.json"
-    card = json.loads(path.read_text())
     moved = path.read_text().replace(str(topics / "export"), str(tmp_path / "gone"))
     write_card(path, json.loads(moved))
-    words = [f"--workdir={workdir}", "--text=cat"]
-    code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 2 and "gone" in err and "give its path as pretrained" in err
-    assert predicts(workdir, data, tmp_path, capsys, f"--pretrained={copy}") == right
-    other = json.loads((copy / "prompt.json").read_text())
-    assert other["sha256"] == card["init"]["sha256"]
-    code, _, err = jaxprompt(capsys, "predict", *words, f"--pretrained={workdir / 'export'}")
-    assert code == 2 and "another export now" in err
+    words = ["predict", f"--workdir={workdir}", "--text=cat"]
+    line = refused(*words)
+    assert "gone" in line and "give its path as pretrained" in line
+    assert jaxprompt(capsys, *words, f"--pretrained={copy}")[0] == 0
+    assert "another export now" in refused(*words, f"--pretrained={workdir / 'export'}")
 
 
 @pytest.mark.long
-def test_a_grid_trains_as_alone(backbone, data, tmp_path, capsys):
-    c = make_config(backbone, data, "ipt", **SHORT)
-    c = c.replace({"runs.seeds": (0, 1)})
-    (tmp_path / "c.json").write_text(c.to_json())
-    workdir = tmp_path / "runs"
-    words = [f"--config={tmp_path / 'c.json'}", f"--workdir={workdir}"]
-    code, _, err = jaxprompt(capsys, "train", *words)
-    assert code == 0, err
-    result, _, _ = run(backbone, data, tmp_path / "alone", capsys, seed=1)
-    together = json.loads((workdir / "seed=1" / "result.json").read_text())
-    assert together["test"]["accuracy"] == pytest.approx(result["test"]["accuracy"])
-    assert evaluates(workdir / "seed=1", capsys) == pytest.approx(result["test"]["accuracy"])
+def test_what_it_depends_on_is_that_of_training_at_every_remove(
+    topics, run, data, tmp_path, capsys, refused
+):
+    """C starts from A, which starts from topics; these are exported again, with other numbers.
+
+    And rows that another export holds never train, whatever the patterns say.
+    """
+    first = shutil.copytree(topics / "export", tmp_path / "topics")
+    a = run(tmp_path / "a", **{"prompt.pretrained": str(first)}).workdir
+    changes = {"prompt.pretrained": str(a / "export"), "trainable": "prompt/.*,head/.*"}
+    _, c, _, log = run(tmp_path / "c", **changes)
+    assert "prompt/words/base" not in log
+    assert "prompt/words/base" not in load_file(c / "export/prompt.safetensors")
+    # The same numbers exported again are the same export.
+    edit(first / "prompt.json", created="1970-01-01")
+    for workdir in (a, c):
+        compare_answers(capsys, workdir, data / "test.jsonl")
+    shutil.rmtree(first)
+    shutil.copytree(a / "export", first)
+    for words in ("predict", f"--workdir={c}", "--text=cat"), ("evaluate", f"--workdir={c}"):
+        assert "which contains another export now" in refused(*words)
+    words = ("predict", f"--workdir={topics}", "--text=cat", f"--pretrained={first}")
+    assert "depends on no other export; leave out pretrained=" in refused(*words)
 
 
 @pytest.mark.long
-def test_a_mesh_changes_nothing(backbone, data, tmp_path, capsys):
+def test_a_grid_and_a_mesh_train_as_alone(backbone, data, tmp_path, capsys):
     """The rows lie on two devices each half, and examples on four."""
-    scores, short = [], SHORT | {"train.total_steps": 3}
-    for number, mesh in enumerate([{}, {"mesh.data": 4, "mesh.model": 2}]):
-        c = make_config(backbone, data, "ipt", **short | mesh)
-        (tmp_path / str(number)).mkdir()
-        _, workdir, _ = train_and_export(capsys, tmp_path / str(number), c)
-        scores.append(split_scores(c, workdir))
-    np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
+    alone = make_config(backbone, data, "ipt", **FEW, seed=1)
+    grid = alone.replace({"runs.seeds": (0, 1)})
+    (tmp_path / "c.json").write_text(grid.to_json())
+    words = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'runs'}"]
+    succeed(capsys, "train", *words)
+    train_prompt(alone, str(tmp_path / "alone"))
+    scores = split_scores(alone, tmp_path / "alone")
+    np.testing.assert_allclose(split_scores(alone, tmp_path / "runs/seed=1"), scores, atol=1e-3)
+    spread = alone.replace({"mesh.data": 4, "mesh.model": 2})
+    train_prompt(spread, str(tmp_path / "spread"))
+    np.testing.assert_allclose(split_scores(spread, tmp_path / "spread"), scores, atol=1e-5)
+
+
+COMPOSED = {
+    "beside": ("bert", "prefix(length=2)+ipt(length=3,scale=0.1)+p_tuning(length=2,encoder='mlp')"),
+    "folded": ("bert", "prefix(length=2,hidden=4)+ipt(length=3,on=prefix,scale=0.1)"),
+    # It shifts nothing, where the prefix of the texts does.
+    "cross": ("t5", "ipt(length=3,scale=0.1)+prefix(length=4)+prefix(length=0,cross=4,hidden=8)"),
+}
 
 
 @pytest.mark.long
-def test_beside_prompts_of_the_task(backbone, data, tmp_path, capsys):
+@pytest.mark.parametrize("name", COMPOSED)
+def test_beside_prompts_of_the_task(name, backbone, data, tmp_path, capsys):
     """What does not read the text is folded where that spares work: P-tuning's encoder is gone."""
-    parts = "prefix(length=2)+ipt(length=3,scale=0.1)+p_tuning(length=2,encoder='mlp')"
-    own = {k: v for k, v in SHORT.items() if k != "prompt.scale"}
-    c = make_config(backbone, data, "compose", arguments={"parts": parts}, **own)
-    result, workdir, _ = train_and_export(capsys, tmp_path, c)
-    _, metadata = read_export(str(workdir / "export"))
+    family, parts = COMPOSED[name]
+    folder = backbone if family == "bert" else make_backbone(tmp_path / family, family)
+    fields = {n: x for n, x in FEW.items() if n != "prompt.scale"}
+    c = make_config(folder, data, "compose", arguments={"parts": parts}, **fields)
+    run = serve(capsys, tmp_path, c, data / "test.jsonl")
+    tensors, metadata = read_export(str(run.workdir / "export"))
     assert metadata.prompt.name == "compose" and metadata.prompt.get("seen")
-    held = load_file(workdir / "export/prompt.safetensors")
-    shapes = {name: x.shape for name, x in held.items() if name.startswith("prompt/")}
-    assert shapes == {
-        "prompt/prefix/table": (2, 2, 2, 2, 16), "prompt/ipt/words/table": (54, 32),
-        "prompt/constant/slots": (2, 32),
-    }  # fmt: skip
-    right = predicts(workdir, data, tmp_path, capsys)
-    assert right == pytest.approx(result["test"]["accuracy"]) and right > 0.6
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "family, parts, name",
-    [
-        ("bert", "prefix(length=2,hidden=4)+ipt(length=3,on=prefix,scale=0.1)", "k"),
-        # It shifts nothing, where the prefix of the texts does.
-        ("t5", "ipt(length=3,scale=0.1)+prefix(length=4)+prefix(length=0,cross=4,hidden=8)",
-         "cross_k"),
-    ],
-)  # fmt: skip
-def test_a_folded_prefix_is_read_back(family, parts, name, backbone, data, tmp_path, capsys):
-    fields = {k: v for k, v in SHORT.items() if k != "prompt.scale"} | {"train.total_steps": 4}
-    model = backbone if family == "bert" else make_backbone(tmp_path / family, family)
-    c = make_config(model, data, "compose", arguments={"parts": parts}, **fields)
-    result, workdir, _ = train_and_export(capsys, tmp_path, c)
-    assert f"prompt/constant/{name}" in load_file(workdir / "export/prompt.safetensors")
-    right = predicts(workdir, data, tmp_path, capsys)
-    assert right == pytest.approx(result["test"]["accuracy"])
+    shapes = {part: x.shape for part, x in tensors.items() if part.startswith("prompt/")}
+    if name == "beside":
+        assert shapes == {
+            "prompt/prefix/table": (2, 2, 2, 2, 16), "prompt/ipt/words/table": (54, 32),
+            "prompt/constant/slots": (2, 32),
+        }  # fmt: skip
+    else:
+        assert f"prompt/constant/{'k' if name == 'folded' else 'cross_k'}" in shapes
 
 
 LAST = {"task.template": "{text} [soft]"}
@@ -246,45 +221,14 @@ REFUSED = [
 
 @pytest.mark.parametrize("method, family, fields, message", REFUSED)
 def test_what_does_not_fit_is_named(
-    method, family, fields, message, trained, backbone, data, tmp_path, refused
+    method, family, fields, message, trained, backbone, data, tmp_path, refused_config
 ):
     if fields.get("prompt.pretrained") == "EXPORT":
         fields = {"prompt.pretrained": str(trained / "export")}
     folder = backbone if family == "bert" else make_backbone(tmp_path / family, family)
     short = {k: v for k, v in SHORT.items() if method == "ipt" or k != "prompt.scale"}
     c = make_config(folder, data, method, **short | fields)
-    (tmp_path / "c.json").write_text(c.to_json())
-    words = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}"]
-    assert message in refused("train", *words, started=True)
+    assert message in refused_config(c, "train")
     if fields is LAST:
-        c = c.replace({"task.template": "{text} [soft] it"})
-        (tmp_path / "c.json").write_text(c.to_json())
-        assert main(["validate", words[0]]) == 0
-
-
-@pytest.mark.long
-def test_what_it_depends_on_is_that_of_training_at_every_remove(
-    topics, backbone, data, tmp_path, capsys, refused
-):
-    """C starts from A, which starts from topics; these are exported again, with other numbers.
-
-    And rows that another export holds never train, whatever the patterns say.
-    """
-    first = shutil.copytree(topics / "export", tmp_path / "topics")
-    _, a, _ = run(backbone, data, tmp_path / "a", capsys, **{"prompt.pretrained": str(first)})
-    own = {"prompt.pretrained": str(a / "export"), "trainable": "prompt/.*,head/.*"}
-    _, c, told = run(backbone, data, tmp_path / "c", capsys, **own)
-    assert "prompt/words/base" not in told
-    assert "prompt/words/base" not in load_file(c / "export/prompt.safetensors")
-    right = predicts(c, data, tmp_path, capsys)
-    assert right == pytest.approx(evaluates(c, capsys))
-    # The same numbers exported again are the same export.
-    edit(first / "prompt.json", created="1970-01-01")
-    assert predicts(c, data, tmp_path, capsys) == right == pytest.approx(evaluates(c, capsys))
-    assert predicts(a, data, tmp_path, capsys) == pytest.approx(evaluates(a, capsys))
-    shutil.rmtree(first)
-    shutil.copytree(a / "export", first)
-    for words in ("predict", f"--workdir={c}", "--text=cat"), ("evaluate", f"--workdir={c}"):
-        assert "which contains another export now" in refused(*words)
-    words = ("predict", f"--workdir={topics}", "--text=cat", f"--pretrained={first}")
-    assert "depends on no other export; leave out pretrained=" in refused(*words)
+        (tmp_path / "c.json").write_text(c.replace({"task.template": "{text} [soft] it"}).to_json())
+        assert main(["validate", f"--config={tmp_path / 'c.json'}"]) == 0

@@ -2,15 +2,17 @@
 
 import json
 import math
-from dataclasses import replace
+import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from processes import Processes
 from safetensors.numpy import load_file
-from tiny_adapt import losses, scores
+from spoil import BASE
+from test_resume import arrays
+from test_runs import results
+from tiny_adapt import scores
 from tiny_pretrain import (
     CASES,
     MEANT,
@@ -18,6 +20,7 @@ from tiny_pretrain import (
     SLOTS,
     STEPS,
     corpus_texts,
+    fields_of,
     kill,
     made,
     pretrain,
@@ -25,12 +28,22 @@ from tiny_pretrain import (
     stop,
     words_of,
 )
-from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
+from tiny_run import (
+    LAYERS,
+    TOPICS,
+    WIDTH,
+    flags,
+    jaxprompt,
+    losses,
+    make_config,
+    read_lines,
+    succeed,
+    timeless,
+    tiny_fields,
+    write_rows,
+)
 
-from jaxprompt.build.prompt_artifact import load_prompt_export
-from jaxprompt.config.load import load_config
 from jaxprompt.corpus import split_held_out
-from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.train import train_prompt
 from jaxprompt.training.checkpoint_writer import ARRAY_OVERHEAD, STEP_OVERHEAD
 
@@ -95,6 +108,16 @@ def test_it_learns_and_exports_the_prompt_of_the_best_look(name, tmp_path_factor
     assert backbone.stat().st_size > 3 * 4 * trained
 
 
+def test_a_deep_prefix_of_a_causal_model(tmp_path_factory, tmp_path, capsys):
+    changes = dict(train__total_steps=1, train__eval_steps=1)
+    workdir = pretrain(tmp_path_factory, "cls-gpt2-deep", tmp_path / "run", **changes)
+    assert np.isfinite(losses(workdir)).all() and math.isfinite(scores(workdir)[0]["loss"])
+    succeed(capsys, "export", f"--workdir={workdir}")
+    tensors = load_file(workdir / "export/prompt.safetensors")
+    assert tensors.keys() == {"prompt/k", "prompt/v"} and len(tensors["prompt/k"]) == LAYERS
+    assert SLOTS in tensors["prompt/k"].shape
+
+
 def made_of(workdir) -> Path:
     return Path(card_of(workdir)["backbone"]["id"])
 
@@ -108,8 +131,7 @@ def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys)
     texts = [t for i in held for t in documents[i].splitlines() if len(t.split()) >= 4]
     file = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     words = ["predict", f"--workdir={workdir}", f"--input={file}", f"--output={tmp_path / 'out'}"]
-    code, _, err = jaxprompt(capsys, *words)
-    assert code == 0, err
+    succeed(capsys, *words)
     answers = read_lines(tmp_path / "out")
     right = [line["prediction"] == label_of(line["text"]) for line in answers]
     assert np.mean(right) == pytest.approx(result_of(workdir)["held_out"]["accuracy"])
@@ -123,57 +145,6 @@ def label_of(text: str) -> str:
         word for word, own in zip(MEANT, TOPICS.values(), strict=True) if {*own} & {*text.split()}
     }
     return label
-
-
-@pytest.mark.long
-def test_the_loss_is_over_all_that_is_written(tmp_path_factory):
-    """Sentinel, word and sentinel, from the exported prompt and rows of the data's own making."""
-    workdir = pretrained(tmp_path_factory, "nsp-t5")
-    held = held_out_rows(workdir)
-    scorer, params, _ = unpacked(workdir)
-    score = jax.jit(scorer.model.forward, static_argnames="head")
-    total = hits = n = 0.0
-    for batch in held:
-        own = batch.weights > 0
-        whole, words = (np.asarray(score(params, batch, head=x))[own] for x in ("target", "main"))
-        at_label = whole[np.arange(len(whole)), batch.labels[own]]
-        total, n = total - at_label.sum(), n + own.sum()
-        hits += (words.argmax(1) == batch.labels[own]).sum()
-    assert n == 64
-    found = result_of(workdir)["held_out"]
-    assert found["loss"] == pytest.approx(total / n, rel=1e-4)
-    assert found["accuracy"] == pytest.approx(hits / n)
-
-
-def unpacked(workdir):
-    block = load_config(str(workdir / "config.json")).backbone
-    placement = make_placement(1, 1)
-    block = replace(block, path="")
-    return load_prompt_export(
-        str(workdir / "export"), backbone=block, batch=16, placement=placement
-    )
-
-
-def held_out_rows(workdir):
-    """Makes the held-out rows of a run on pairs anew."""
-    from jaxprompt.corpus import index_corpus
-    from jaxprompt.corpus.denoise.batches import EvalBatches
-    from jaxprompt.corpus.ppt import PptSamples, get_pattern, make_forms, nsp
-    from jaxprompt.data.batches.batching import Layout
-    from jaxprompt.data.text.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(made_of(workdir))
-    corpus = index_corpus(
-        card_of(workdir)["pretrained"]["corpus"], tokenizer, workdir / "corpus", processes=1
-    )
-    forms = make_forms(
-        get_pattern("nsp"), tokenizer, "seq2seq", num_slots=SLOTS, max_len=48,
-        decoder_slots=1, answer="[mask] {label} [mask]", whole=True,
-    )  # fmt: skip
-    task = nsp.make(corpus, split_held_out(40, 0.2, 0)[1], forms)
-    return EvalBatches(
-        PptSamples(task, forms, Layout(16, 48, forms.pad)), batch=16, seed=0, limit=100
-    )
 
 
 # -- cut off, and on other devices ----------------------------------------------------------------
@@ -198,8 +169,8 @@ def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, caps
     code, out, err = stop(words, STOPPED, capsys)
     assert code == 0 and out == "" and f"{STEPS} steps of 16 x 48 tokens, resumed at step 8" in err
     assert not (workdir / "result.json").exists()
-    code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and f"resumed at step {STOPPED}" in err
+    out, err = succeed(capsys, *words)
+    assert f"resumed at step {STOPPED}" in err
     assert json.loads(out) == result_of(workdir)
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
@@ -226,8 +197,8 @@ def test_a_finished_run_is_not_pretrained_again(tmp_path_factory, capsys, monkey
 
     workdir = pretrained(tmp_path_factory, "nss-bert")
     monkeypatch.setattr("jaxprompt.training.steps.make_train_step", forbid)
-    code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, "nss-bert", workdir))
-    assert code == 0 and "already pre-trained, nothing to do" in err
+    out, err = succeed(capsys, *words_of(tmp_path_factory, "nss-bert", workdir))
+    assert "already pre-trained, nothing to do" in err
     assert json.loads(out) == result_of(workdir)
 
 
@@ -275,3 +246,205 @@ def test_pretraining_goes_on_from_an_export(tmp_path_factory, tmp_path):
     changes = dict(prompt__init=origin / "export", train__total_steps=1)
     workdir = pretrain(tmp_path_factory, "cls-bert", tmp_path / "run", **changes)
     assert losses(workdir)[0] < 0.5 * losses(origin)[0]
+
+
+@pytest.fixture
+def start(refused, tmp_path_factory, tmp_path):
+    """Starts a case that must be refused, some fields changed. -> its line"""
+
+    def call(name="nsp-t5", started=False, **changes) -> str:
+        workdir = tmp_path / "new"
+        words = words_of(tmp_path_factory, name, workdir, **changes)
+        line = refused(*words, started=started)
+        assert not (workdir / "config.json").exists()
+        return line
+
+    return call
+
+
+@pytest.fixture
+def forbidden(monkeypatch):
+    """Makes opening a backbone, text or weights an error."""
+
+    def forbid(*_args, **_kwargs):
+        raise AssertionError("read before the config was checked")
+
+    for name in (
+        "build.backbone.folder.resolve",
+        "build.corpus.index_corpus",
+        "runs.ppt.load_weights",
+    ):
+        monkeypatch.setattr(f"jaxprompt.{name}", forbid)
+
+
+# -- the config -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ppt__task": ""}, "ppt.task is empty; give one of nsp, nss, unified, cls"),
+        ({"ppt__task": "nsq"}, "ppt.task='nsq' is unknown; nearest: n"),
+        ({"ppt__patterns": "fr"}, "ppt.patterns='fr' is unknown; known: en, en_end, en_paper"),
+        ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
+        ({"corpus__held_out": 0}, "corpus.held_out=0 leaves no document to evaluate on"),
+        ({"prompt__start": "task"}, "prompt.start=task uses words of training examples"),
+        ({"trainable": "backbone/.*"}, "pretrain trains only the prompt; empty it"),
+        ({"head__name": "linear"}, "head.name=linear does not use label words; set head.name=verb"),
+        ({"head__name": "label_rows"}, "head.name=label_rows does not use label words; set"),
+        ({"cache__location": "host"}, "cache.location=host caches states of sequences that"),
+        ({"ppt__task": "unified", "ppt__max_options": 17}, "2 to 17 options are not valid"),
+        ({"ppt__task": "unified", "ppt__min_options": 1}, "1 to 16 options are not valid"),
+        ({"ppt__task": "unified", "ppt__min_options": 5, "ppt__max_options": 4}, "5 to 4 options"),
+        ({"ppt__task": "cls"}, "ppt.annotations is empty; cls needs the folder that `annotate`"),
+        ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where has no annotations"),
+        ({"task__words": "a,b,c"}, "task.words='a,b,c' has no effect in pretrain, whose examples"),
+        ({"data__source": "rows"}, "words come from ppt.task=nsp; leave it out"),
+        ({"ppt__hard": True}, "ppt.hard=True has no effect in pretrain"),
+        ({"ppt__thresholds": "0.5,1"}, "ppt.thresholds=1 must be in [0, 1)"),
+        ({"train__eval_steps": 0, "train__eval_epochs": 0}, "train.eval_epochs=0; set one above 0"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_before_anything_is_read(start, forbidden, changes, words):
+    assert words in start(**changes)
+
+
+def test_no_prompt_and_no_task(refused, tmp_path_factory, tmp_path):
+    fields = fields_of(tmp_path_factory, "nsp-t5")
+    for name in ("prompt.length", "prompt.decoder"):
+        fields.pop(name)
+    config = tmp_path / "none.py"
+    config.write_text(
+        "from configs.parts import methods\nfrom configs.ppt import pretrain\n"
+        "def get_config():\n    c = pretrain('nsp')\n    methods.full(c)\n    return c\n"
+    )
+    line = refused(
+        "pretrain", f"--config={config}", f"--workdir={tmp_path / 'new'}", *flags(fields)
+    )
+    assert line.startswith("prompt.name=none has nothing to train; use soft or prefix")
+
+
+# -- backbone and text ----------------------------------------------------------------------------
+
+
+def test_patterns_that_a_backbone_cannot_read(start):
+    line = start("cls-gpt2", ppt__task="nsp", ppt__patterns="en")
+    assert "ppt.task=nsp with ppt.patterns=en has text after [mask], which a gpt2 cannot" in line
+    assert "ppt.patterns=en_paper has text after" in start("cls-gpt2", ppt__patterns="en_paper")
+
+
+def test_an_answer_with_sentinels_that_a_glm_has_not(start):
+    told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM has no sentinels"
+    assert told in start("nsp-glm", task__answer="[mask] {label} [mask]")
+
+
+def test_the_folder_of_the_text_is_no_workdir(refused, tmp_path_factory, tmp_path):
+    place = shutil.copytree(made(tmp_path_factory, "corpus"), tmp_path / "corpus")
+    words = words_of(tmp_path_factory, "nsp-t5", place, corpus__path=str(place))
+    line = refused(*words, started=True)
+    assert f"--workdir={place} is the folder of corpus.path={place}" in line
+    assert sorted(place.iterdir()) == sorted(
+        place / path.name for path in made(tmp_path_factory, "corpus").iterdir()
+    )
+
+
+# -- config.runs: each run is as if it had been alone ---------------------------------------------
+
+GRID_STEPS, GRID_SCORED = 6, 2
+GRID_KILLED = 5  # SIGKILL, then SIGTERM after this step; what is saved is of GRID_SCORED before
+# Tasks with other label words, other decoders, other rows and other held-out examples.
+GRID = dict(
+    runs__tasks="nsp,nss", runs__seeds="1,2", runs__size=4, data__max_len=100,
+    train__total_steps=GRID_STEPS, train__eval_steps=GRID_SCORED,
+)  # fmt: skip
+NAMES = [f"task={task},seed={seed}" for task in ("nsp", "nss") for seed in (1, 2)]
+ALONE = {
+    f"runs__{axis}": "()" for axis in ("tasks", "seeds", "lr", "weight_decay", "prompt_starts")
+}
+ALONE["runs__size"] = 0
+SAME = ("task", "method", "seed", "trained", "total", "steps", "skipped", "best_step")
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Writes the command of a case's grid in a folder, some fields changed."""
+    stores = tmp_path_factory.mktemp("stores")
+
+    def write(workdir: Path, name: str = "nsp-t5", **changes: object) -> list[str]:
+        fields = GRID | {"corpus__store": stores / name} | changes
+        return words_of(tmp_path_factory, name, workdir, **fields)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def grid(command, tmp_path_factory):
+    """The folder of a grid that nothing disturbs."""
+    from jaxprompt.__main__ import main
+
+    folder = tmp_path_factory.mktemp("whole") / "grid"
+    assert main(command(folder)) == 0
+    return folder
+
+
+def compare(together: Path, alone: Path) -> None:
+    """Compares a run of a grid with the same run alone."""
+    found, right = (json.loads((f / "result.json").read_text()) for f in (together, alone))
+    assert {n: found[n] for n in SAME} == {n: right[n] for n in SAME}
+    assert found["held_out"] == pytest.approx(right["held_out"], rel=1e-3)
+    np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-3)
+    assert scores(together) == [pytest.approx(own, rel=1e-3) for own in scores(alone)]
+    for file in ("config.json", "record.json"):
+        given, expected = (json.loads((f / file).read_text()) for f in (together, alone))
+        assert given == expected
+    lines, others = (read_lines(f / "metrics.jsonl") for f in (together, alone))
+    for own, other in zip(lines, others, strict=True):
+        assert own.keys() == other.keys() and own["time"].keys() == other["time"].keys()
+        if "scores" in own:
+            assert own["scores"] == pytest.approx(other["scores"], rel=1e-3)
+
+
+@pytest.mark.long
+def test_every_run_is_as_if_alone(command, grid, tmp_path, capsys):
+    own = dict(ppt__task="nss", seed=1, **ALONE)
+    succeed(capsys, *command(tmp_path / "alone", **own))
+    compare(grid / "task=nss,seed=1", tmp_path / "alone")
+
+
+@pytest.mark.long
+def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, capsys):
+    folder = tmp_path / "grid"
+    words = command(folder)
+    kill(words, tmp_path / "logs", "taken", GRID_KILLED)
+    code, out, err = stop(words, GRID_KILLED, capsys)
+    assert code == 0 and out == "" and f"resumed at step {GRID_KILLED - 1}" in err
+    assert f"stopped by SIGTERM at step {GRID_KILLED}" in err and not results(folder)
+    _, err = succeed(capsys, *words)
+    assert f"4 runs at once, {GRID_STEPS} steps, resumed at step {GRID_KILLED}" in err
+    for name in NAMES:
+        assert timeless(results(folder)[name]) == timeless(results(grid)[name])
+        lines, right = (read_lines(f / name / "metrics.jsonl") for f in (folder, grid))
+        assert list(map(timeless, lines)) == list(map(timeless, right))
+        numbers, others = (arrays(f / name, "best")[0] for f in (folder, grid))
+        for leaf in others:
+            assert numbers[leaf].tobytes() == others[leaf].tobytes()
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, pre"),
+        ({"runs__prompt_starts": "normal,task"}, "prompt.start=task uses words of training"),
+        ({"runs__tasks": "nsp,nsq"}, "runs.tasks='nsq' is unknown; nearest: "),
+        ({"runs__tasks": "nsp,cls"}, "ppt.annotations is empty; cls needs the folder that"),
+    ],
+)  # fmt: skip
+def test_a_grid_that_is_wrong(changes, line, refused, command, tmp_path):
+    assert line in refused(*command(tmp_path / "new", **changes))
+    assert not (tmp_path / "new/config.json").exists()
+
+
+def test_train_has_no_tasks(refused, data, backbone, tmp_path):
+    words = flags(tiny_fields(backbone, data) | {"runs.tasks": "nsp,nss"})
+    line = refused("train", f"--config={BASE}", f"--workdir={tmp_path / 'new'}", *words)
+    assert line.startswith("ppt.task=nsp pre-trains a prompt, which is only valid with")

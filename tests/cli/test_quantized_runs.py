@@ -10,11 +10,11 @@ from tiny_run import (
     make_config,
     read_lines,
     split_scores,
+    succeed,
     train_and_export,
 )
 
 import jaxprompt as jp
-from jaxprompt.cli.grid import train_grid
 from jaxprompt.errors import InputError
 from jaxprompt.runs.train import train_prompt
 
@@ -36,7 +36,7 @@ def served(whole, data, tmp_path_factory):
     return c, folder / "run", train_prompt(c, str(folder / "run")).to_json()
 
 
-def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
+def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys, refused):
     c = make_config(whole, data, "prefix", backbone__quantize="int8", **LEARNS)
     result, workdir, told = train_and_export(capsys, tmp_path, c)
     assert result["test"]["accuracy"] >= 0.8 and ", weights int8-" in told
@@ -47,14 +47,12 @@ def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
     assert card["backbone"]["quantize"] == "int8"
     out = tmp_path / "out.jsonl"
     words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
-    code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 0, err
+    succeed(capsys, "predict", *words)
     lines = read_lines(out)
     right = np.mean([line["prediction"] == line["label"] for line in lines])
     assert right == pytest.approx(result["test"]["accuracy"])
     again = ["train", f"--config={tmp_path / 'config.json'}", f"--workdir={workdir}"]
-    code, _, err = jaxprompt(capsys, *again, "--config.backbone.quantize=int4")
-    assert code == 2 and "backbone.quantize" in err  # other codes are another run
+    assert "backbone.quantize" in refused(*again, "--config.backbone.quantize=int4", started=True)
 
 
 @pytest.mark.long
@@ -77,62 +75,10 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
             jp.attach(jp.load_backbone(whole, quantize=other), prompt)
 
 
-@pytest.mark.long
-def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
-    """Codes of 8 bits: heads of 32 numbers, of which two share keys."""
-    own = dict(hidden_size=64, head_dim=32, intermediate_size=64)
-    folder = make_backbone(tmp_path / "llama", "llama", **own)
-    fields = dict(
-        backbone__quantize="int8", backbone__dropout=0, prompt__layers="2-2", optim__lr=0.02,
-        train__total_steps=6, train__eval_steps=3, train__log_steps=1, head__name="verbalizer",
-        task__words="beast,food,tool", task__template="{text} about [mask]",
-    )  # fmt: skip
-    kept = make_config(folder, data, "prefix", cache__location="host", **fields)
-    grid = make_config(folder, data, "prefix", runs__seeds="0,1", **fields)
-    train_prompt(make_config(folder, data, "prefix", **fields), str(tmp_path / "alone"))
-    train_prompt(kept, str(tmp_path / "kept"))
-    assert train_grid(grid, str(tmp_path / "grid")) == 0
-    losses = lambda name: [
-        line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line
-    ]
-    expected = losses("alone")
-    assert len(set(expected)) == 6
-    for name in ("kept", "grid/seed=0"):
-        np.testing.assert_allclose(losses(name), expected, rtol=1e-4)
-    assert np.abs(np.array(losses("grid/seed=1")) - expected).max() > 1e-3
-
-
-@pytest.mark.long
-def test_rows_of_the_vocabulary_start_soft_prompts(whole, data, tmp_path, capsys):
-    c = make_config(
-        whole, data, "soft", arguments=dict(start="text", text="the old cat was"),
-        backbone__quantize="int8", train__total_steps=2,
-    )  # fmt: skip
-    result, workdir, _ = train_and_export(capsys, tmp_path, c)
-    assert result["steps"] == 2
-    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
-    assert code == 0, err
-
-
-def test_codes_do_not_train(whole, data, tmp_path, capsys):
+def test_codes_do_not_train(whole, data, refused_config):
     message = "backbone.quantize=int8 quantises backbone/embed/word/table, which"
     c = make_config(whole, data, "full", backbone__quantize="int8")
-    config = tmp_path / "c.json"
-    config.write_text(c.to_json())
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}/run")
-    assert code == 2 and message in err and not out
-    assert not (tmp_path / "run/checkpoints").exists()
-
-
-@pytest.mark.long
-def test_biases_train_beside_codes_and_make_no_folder(whole, data, tmp_path, capsys):
-    c = make_config(whole, data, "bias_only", backbone__quantize="int8", train__total_steps=2)
-    _, workdir, _ = train_and_export(capsys, tmp_path, c)
-    code, _, err = jaxprompt(
-        capsys, "export", f"--config={tmp_path / 'config.json'}", f"--workdir={workdir}",
-        f"--tuned={tmp_path / 'tuned'}",
-    )  # fmt: skip
-    assert code == 2 and "backbone.quantize=int8" in err and "--tuned" in err
+    assert message in refused_config(c, "train")
 
 
 def test_adapt_takes_floats(whole, tmp_path, refused):

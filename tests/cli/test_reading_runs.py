@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny_run import ROOT, TOPICS, jaxprompt, make_backbone, make_config, read_lines, write_rows
+from tiny_run import ROOT, TOPICS, make_backbone, make_config, read_lines, succeed, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.examples import apply_form, read_task
@@ -114,8 +114,7 @@ def test_scores_are_those_of_torch(tuned, reading, capsys):
     kind, backbone, workdir, result = tuned
     rows = read_lines(reading / "test.jsonl")
     given = f"--input={reading / 'test.jsonl'}"
-    code, out, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", given)
-    assert code == 0, err
+    out, _ = succeed(capsys, "predict", f"--workdir={workdir}", given)
     found = [json.loads(line) for line in out.splitlines()]
     slots = load_file(workdir / "export/prompt.safetensors")["prompt/slots"]
     right = []
@@ -127,8 +126,7 @@ def test_scores_are_those_of_torch(tuned, reading, capsys):
         assert own["prediction"] == "ABCD"[expected.argmax()]
     assert {len(row["options"]) for row in rows} == {2, 3, 4}
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}", "--split=test")
-    code, out, err = jaxprompt(capsys, "evaluate", *place)
-    assert code == 0, err
+    out, _ = succeed(capsys, "evaluate", *place)
     assert json.loads(out)["accuracy"] == result["test"]["accuracy"] == np.mean(right)
     card = json.loads((workdir / "export/prompt.json").read_text())
     task, form = card["task"], card["layout"]["form"]

@@ -13,7 +13,17 @@ import jax
 import numpy as np
 import pytest
 from processes import PYTHON_PATH
-from tiny_run import DROPS, LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
+from tiny_run import (
+    DROPS,
+    LAYERS,
+    WIDTH,
+    jaxprompt,
+    losses,
+    make_config,
+    read_lines,
+    succeed,
+    timeless,
+)
 
 from jaxprompt.training import checkpoint, loop
 from jaxprompt.training.checkpoint import Checkpoints
@@ -23,7 +33,6 @@ STEPS = 8
 PROMPT, HEAD = LAYERS * 2 * 4 * WIDTH, (WIDTH + 1) * 3
 # Step, place in the run, and which step the resumed run must go on from (None: from the start).
 MOMENTS = {
-    "ahead-4": 2,
     "result-0": STEPS,
     # Where the best parameters are saved more often than the state.
     "saved-2 --config.train.save_steps=3": None,
@@ -137,8 +146,8 @@ def test_a_signal_saves_and_the_same_command_resumes(whole, config, tmp_path, ca
     taken = Checkpoints(tmp_path).position()["seconds"]
     # The config that the run saved is as good as the one that it was started with.
     saved = tmp_path / "config.json"
-    code, _, err = jaxprompt(capsys, "train", f"--config={saved}", f"--workdir={tmp_path}")
-    assert code == 0 and "resumed at step 3" in err
+    _, err = succeed(capsys, "train", f"--config={saved}", f"--workdir={tmp_path}")
+    assert "resumed at step 3" in err
     assert_same_end(tmp_path, whole)
     assert 3600 < taken < json.loads((tmp_path / "result.json").read_text())["time"]["seconds"]
 
@@ -153,14 +162,10 @@ def test_the_own_generator_of_a_device_resumes_bit_for_bit_too(
     with monkeypatch.context() as patch:
         stop_at(patch, 3, signal.SIGTERM)
         assert jaxprompt(capsys, *cut)[0] == 0
-    code, _, err = jaxprompt(capsys, *cut)
-    assert code == 0 and "resumed at step 3" in err
+    _, err = succeed(capsys, *cut)
+    assert "resumed at step 3" in err
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
-    losses = [
-        [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
-        for folder in (whole, tmp_path / "whole")
-    ]
-    assert losses[0] != losses[1], "the generator is that of the config"
+    assert losses(whole) != losses(tmp_path / "whole"), "the generator is that of the config"
 
 
 def test_a_finished_run_is_not_trained_again(whole, config, capsys, monkeypatch):
@@ -172,8 +177,8 @@ def test_a_finished_run_is_not_trained_again(whole, config, capsys, monkeypatch)
     }
     before = times()
     monkeypatch.setattr("jaxprompt.training.steps.make_train_step", forbid)
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={whole}")
-    assert code == 0 and "already trained" in err and str(whole) in err
+    out, err = succeed(capsys, "train", f"--config={config}", f"--workdir={whole}")
+    assert "already trained" in err and str(whole) in err
     assert json.loads(out) == json.loads((whole / "result.json").read_text())
     assert times() == before
 

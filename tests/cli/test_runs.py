@@ -7,26 +7,25 @@ import pytest
 from test_resume import arrays
 from tiny_run import (
     DROPS,
-    METHOD_CONFIG,
-    flags,
     jaxprompt,
+    losses,
     make_backbone,
     make_config,
     read_lines,
     sentences,
+    succeed,
     timeless,
     write_rows,
 )
 
-from jaxprompt import errors
-from jaxprompt.cli.grid import train_grid
+from jaxprompt.build.method import get_method
+from jaxprompt.cli.results import train_grid
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
-from jaxprompt.runs.grid import batched_runs, runner
+from jaxprompt.runs.grid import batched_runs
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.runs.grid.expand import list_runs
 from jaxprompt.runs.train import train_prompt
-from jaxprompt.training import run_folder
 
 SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)
 GRID = dict(runs__seeds="1,2", runs__lr="1e-2,3e-2", runs__size=4)
@@ -44,11 +43,6 @@ def write(c, folder):
 
 def results(folder):
     return {p.parent.name: json.loads(p.read_text()) for p in folder.glob("*/result.json")}
-
-
-def losses(folder):
-    lines = read_lines(folder / "metrics.jsonl")
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 def compare(c, folder, name=""):
@@ -120,60 +114,34 @@ def test_the_folder_of_a_run_serves_every_verb(grid, capsys):
     assert code == 0 and json.loads(out)["accuracy"] == expected["accuracy"], err
     assert jaxprompt(capsys, "export", *place)[0] == 0
     assert jaxprompt(capsys, "predict", place[1], "--text=a cat")[0] == 0
-    code, _, err = jaxprompt(capsys, "train", *place)
-    assert code == 0 and "already trained" in err
+    _, err = succeed(capsys, "train", *place)
+    assert "already trained" in err
 
 
 class Cut(Exception):
     """Ends a group as a kill would."""
 
 
-def assert_same_end(found, expected):
-    """Compares every file of all runs bit for bit, times aside."""
-    for name in NAMES:
-        assert timeless(results(found)[name]) == timeless(results(expected)[name])
-        lines, right = (read_lines(f / name / "metrics.jsonl") for f in (found, expected))
-        assert list(map(timeless, lines)) == list(map(timeless, right))
-        numbers, others = (arrays(f / name, "best")[0] for f in (found, expected))
-        for leaf in others:
-            assert numbers[leaf].tobytes() == others[leaf].tobytes()
+def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monkeypatch):
+    folder, live = tmp_path / "grid", BatchedRuns.live
 
+    def cut(self, *args, **kwargs):
+        if self.step == 3:
+            raise Cut
+        return live(self, *args, **kwargs)
 
-@pytest.mark.default_cases("step 3")
-@pytest.mark.parametrize("moment", ["step 3", "between", "results"])
-def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_path, monkeypatch):
-    def cut_at(owner, name, when):
-        original = getattr(owner, name)
-
-        def call(self, *args, **kwargs):
-            if when(self):
-                raise Cut
-            return original(self, *args, **kwargs)
-
-        monkeypatch.setattr(owner, name, call)
-
-    folder, calls = tmp_path / "grid", []
-    with monkeypatch.context():
-        if moment == "step 3":
-            cut_at(BatchedRuns, "live", lambda t: t.step == 3)
-        elif moment == "between":  # evaluated and logged, not saved
-            cut_at(BatchedRuns, "save", lambda t: t.step == 4)
-        else:  # two of four results are there
-            write_result = run_folder.write_result
-
-            def write(*args):
-                calls.append(args)
-                if len(calls) == 3:
-                    raise Cut
-                write_result(*args)
-
-            monkeypatch.setattr(batched_runs, "write_result", write)
-        with pytest.raises(Cut):
-            train_grid(config, str(folder))
-        monkeypatch.undo()
-    assert len(results(folder)) == (2 if moment == "results" else 0)
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(BatchedRuns, "live", cut)
+        train_grid(config, str(folder))
+    assert not results(folder)
     assert train_grid(config, str(folder)) == 0
-    assert_same_end(folder, grid)
+    for name in NAMES:
+        assert timeless(results(folder)[name]) == timeless(results(grid)[name])
+        lines, expected = (read_lines(f / name / "metrics.jsonl") for f in (folder, grid))
+        assert list(map(timeless, lines)) == list(map(timeless, expected))
+        params, others = (arrays(f / name, "best")[0] for f in (folder, grid))
+        for leaf in others:
+            assert params[leaf].tobytes() == others[leaf].tobytes()
 
 
 @pytest.mark.long
@@ -379,67 +347,13 @@ def test_starts_are_for_a_method_that_has_some(tmp_path):
         list_runs(c, str(tmp_path))
 
 
-@pytest.mark.long
-def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path):
-    folder = tmp_path / "grid"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchedRuns, "end", lambda self, seconds: (_ for _ in ()).throw(Cut()))
-        with pytest.raises(Cut):
-            train_grid(config, str(folder))
-    runs = list_runs(config, str(folder))[:2]
-    with pytest.raises(errors.InputError, match="which is not one of these runs"):
-        runner.train_runs(runs, str(folder), stop_signal=lambda: 0)
+def test_runs_that_differ_in_a_scale_that_lasts_are_no_one_program(data):
+    """IPT makes the rows of words by it in every step; soft tokens only start from it."""
 
+    def values(method, **fields):
+        return get_method(make_config("backbone", data, method, **fields)).static_values()
 
-SWEEP = (
-    METHOD_CONFIG
-    + """
-def sweep():
-    for seed in (1, 2):
-        for rate in (0.01, 0.03):
-            yield {"config": "prefix", "seed": seed, "optim.lr": rate}
-    yield {"config": "head_only", "seed": 1, "optim.lr": 0.01}
-"""
-)
-
-
-@pytest.mark.long
-def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
-    """IPT makes the rows of words by it in every step, so that such runs are no one program."""
-    own = {"prompt.encoder": "mlp", "prompt.fixed": True, "prompt.hidden": 8, "prompt.length": 2}
-    c = make_config(backbone, data, "ipt", **SHORT, **own)
-    (tmp_path / "base.json").write_text(c.to_json())
-    file = tmp_path / "grid.py"
-    file.write_text(
-        "from jaxprompt.config.load import read_config\n"
-        f"def get_config():\n    return read_config({str(tmp_path / 'base.json')!r})\n"
-        "def sweep():\n    for scale in (0.05, 3.0):\n        yield {'prompt.scale': scale}\n"
-    )
-    words = (f"--config={file}", f"--workdir={tmp_path / 'grid'}", "--run")
-    code, _, err = jaxprompt(capsys, "sweep", *words)
-    assert code == 0 and "one after another: 1 + 1 runs" in err, err
-    assert err.count("\n1 run at once, ") == 2
-    found = results(tmp_path / "grid")["prompt.scale=3.0"]
-    c = c.replace({"prompt.scale": 3.0})
-    expected = train_prompt(c, str(tmp_path / "alone")).to_json()
-    assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
-
-
-@pytest.mark.long
-def test_a_sweep_trains_together_what_it_can(config, tmp_path, capsys):
-    file = tmp_path / "grid.py"
-    file.write_text(SWEEP)
-    given = {name: value for name, value in config.to_dict().items() if name != "runs"}
-    fields = {f"train.{n}": given["train"][n] for n in ("total_epochs", "total_steps")}
-    fields |= {f"train.{n}": given["train"][n] for n in ("eval_steps", "log_steps", "tracker")}
-    fields |= {f"data.{n}": given["data"][n] for n in ("source", "max_len", "multiple", "batch")}
-    fields |= {"task.name": "custom", "task.fields": "text", "mesh.data": 1}
-    fields |= {"backbone.path": given["backbone"]["path"]}
-    words = (f"--config={file}", f"--workdir={tmp_path / 'runs'}", "--run", *flags(fields))
-    code, out, err = jaxprompt(capsys, "sweep", *words)
-    assert code == 0, err
-    assert "4 runs in 2 chunks" in err and "2 runs at once" in err and "-- head_only" in err
-    assert "| prefix best on dev | 2 |" in out and "head_only best" not in out
-    assert len(results(tmp_path / "runs")) == 5
-    code, again, err = jaxprompt(capsys, "sweep", *words)
-    assert (code, again) == (0, out) and "at once" not in err
+    assert values("ipt", prompt__scale=0.05) != values("ipt", prompt__scale=3.0)
+    assert values("soft", prompt__scale=0.05) == values("soft", prompt__scale=3.0)
+    parts = [f"ipt(length=2,scale={scale})+soft(length=2)" for scale in (0.05, 3.0)]
+    assert len({values("compose", prompt__parts=text) for text in parts}) == 2

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from test_token_heads import tagged
-from tiny_run import ROOT, jaxprompt, make_config, read_lines, sentences, write_rows
+from tiny_run import ROOT, jaxprompt, make_config, read_lines, sentences, succeed, write_rows
 
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import read_artifact
@@ -54,13 +54,12 @@ def config_of(backbone, folder, path, *, tasks=("topics", "beasts", "tags"), **f
     return f"--config={path}"
 
 
-def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path, capsys):
+def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path, capsys, refused):
     config = config_of(
         backbone, folder, tmp_path / "c.json", **{"train.total_steps": 60, "train.eval_steps": 20}
     )
     workdir = tmp_path / "run"
-    code, out, err = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
-    assert code == 0, err
+    out, err = succeed(capsys, "train", config, f"--workdir={workdir}")
     result = json.loads(out)
     names = ["topics", "beasts", "tags"]
     assert result["tasks"] == names and list(result["dev"])[0] == "mean"
@@ -69,8 +68,8 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     assert result["dev"]["mean"] == pytest.approx(np.mean(own))
     assert result["dev"]["topics/accuracy"] >= 0.7, result
     assert "task topics, template" in err and "% of the steps" in err, err
-    code, out, _ = jaxprompt(capsys, "show", str(workdir))
-    assert code == 0 and "topics, template" in out and "beasts, task" in out, out
+    out, _ = succeed(capsys, "show", str(workdir))
+    assert "topics, template" in out and "beasts, task" in out
     # The numbers of the prompt are those of every export, and each answers as the run did.
     held = {name: read_artifact(workdir / "export" / name)[0] for name in names}
     for name in names:
@@ -90,8 +89,8 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     )  # fmt: skip
     (tmp_path / "own.json").write_text(c.to_json())
     place = [f"--config={tmp_path / 'own.json'}", f"--workdir={tmp_path / 'own'}"]
-    code, out, err = jaxprompt(capsys, "train", *place)
-    assert code == 0 and f"head initialised from {first}: head/main/" in err, err
+    out, err = succeed(capsys, "train", *place)
+    assert f"head initialised from {first}: head/main/" in err
     # From prompt and head of the export: it answers as the export did.
     assert json.loads(out)["test"]["accuracy"] == result["test"]["beasts/accuracy"]
     assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'own'}")[0] == 0
@@ -100,10 +99,10 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     for name, x in found.items():
         np.testing.assert_allclose(x, held["beasts"][name], atol=1e-6, err_msg=name)
     for command in ("evaluate", "export"):
-        code, _, err = jaxprompt(capsys, command, f"--workdir={workdir}")
-        assert code == 2 and "exports each task's prompt to WORKDIR/export/NAME" in err, err
-    code, _, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", "--text=a cat")
-    assert code == 2 and "use beasts, tags, topics in that folder" in err, err
+        line = refused(command, f"--workdir={workdir}", started=True)
+        assert "exports each task's prompt to WORKDIR/export/NAME" in line
+    line = refused("predict", f"--workdir={workdir}", "--text=a cat", started=True)
+    assert "use beasts, tags, topics in that folder" in line
     again = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
     assert again[0] == 0 and json.loads(again[1]) == result and "nothing to do" in again[2]
 
@@ -119,8 +118,7 @@ def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys
     )  # fmt: skip
     (tmp_path / "c.json").write_text(c.to_json())
     words = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}"]
-    code, _, err = jaxprompt(capsys, "train", *words)
-    assert code == 0, err
+    succeed(capsys, "train", *words)
     tokenizer, texts = load_tokenizer(backbone), {}
     for name, field in (("beasts", "text"), ("tags", "tokens")):
         rows = read_lines(folder / name / "train.jsonl")
@@ -142,11 +140,10 @@ def test_soft_tokens_start_from_the_words_of_all_tasks(backbone, folder, tmp_pat
     named = ",".join(str(folder / f"{name}.json") for name in ("topics", "tags"))
     words = [f"--config.{name}={value}" for name, value in (SHORT | soft).items()]
     words += ["--config.prompt.start=task", "--config.prompt.length=3"]
-    code, _, err = jaxprompt(
+    succeed(
         capsys, "train", f"--config={ROOT / 'configs/base.py'}", f"--workdir={tmp_path / 'run'}",
         f"--config.backbone.path={backbone}", f"--config.shared.tasks={named}", *words,
     )  # fmt: skip
-    assert code == 0, err
 
 
 def test_an_epoch_is_of_windows_and_copies(backbone, folder, tmp_path):
@@ -161,10 +158,9 @@ def test_an_epoch_is_of_windows_and_copies(backbone, folder, tmp_path):
     assert tasks.milestones.total == 2 * units // 8
 
 
-def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
+def test_each_task_is_validated(backbone, folder, tmp_path, capsys, refused):
     config = config_of(backbone, folder, tmp_path / "c.json")
-    code, out, err = jaxprompt(capsys, "validate", config)
-    assert code == 0, err
+    out, _ = succeed(capsys, "validate", config)
     lines = out.splitlines()
     found = [line for line in lines if line.startswith("shared task")]
     assert found == ["shared task topics:", "shared task beasts:", "shared task tags:"]
@@ -172,8 +168,8 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
     assert out.count("tokens, evaluated every ") == 1 and "  head/tags/" in out
     (folder / "odd.json").write_text('{"task.name": "custom", "data.batch": true}')
     odd = config_of(backbone, folder, tmp_path / "d.json", tasks=("topics", "odd"))
-    code, _, err = jaxprompt(capsys, "validate", odd)
-    assert code == 2 and "odd.json: config field data.batch='True' must be a whole number" in err
+    line = refused("validate", odd, started=True)
+    assert "odd.json: config field data.batch='True' must be a whole number" in line
 
 
 @pytest.mark.parametrize(
@@ -209,8 +205,7 @@ def test_validation_refuses_what_training_does(backbone, folder, tmp_path, capsy
 def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsys, monkeypatch):
     fields = {"train.total_steps": 8, "train.eval_steps": 4, "train.patience": 0}
     config = config_of(backbone, folder, tmp_path / "c.json", **fields)
-    code, whole, _ = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'whole'}")
-    assert code == 0
+    whole, _ = succeed(capsys, "train", config, f"--workdir={tmp_path / 'whole'}")
     take = TaskBatches.__next__
 
     def taking(batches):
@@ -223,13 +218,15 @@ def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsy
         multitask.train_shared_prompt(
             load_config(config.removeprefix("--config="), []), str(tmp_path / "cut")
         )
-    code, resumed, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'cut'}")
-    assert code == 0 and "resumed at step 4" in err, err
+    resumed, err = succeed(capsys, "train", config, f"--workdir={tmp_path / 'cut'}")
+    assert "resumed at step 4" in err
     whole, resumed = json.loads(whole), json.loads(resumed)
     assert (whole["dev"], whole["test"]) == (resumed["dev"], resumed["test"])
 
 
-def test_a_task_whose_fields_were_edited_is_not_gone_on_with(backbone, folder, tmp_path, capsys):
+def test_a_task_whose_fields_were_edited_is_not_gone_on_with(
+    backbone, folder, tmp_path, capsys, refused
+):
     other, own = folder / "edited.json", json.loads((folder / "beasts.json").read_text())
     other.write_text(json.dumps(own))
     fields = {"train.total_steps": 1, "train.eval_steps": 1}
@@ -238,8 +235,7 @@ def test_a_task_whose_fields_were_edited_is_not_gone_on_with(backbone, folder, t
     assert jaxprompt(capsys, "train", *place)[0] == 0
     for field, value in {"data.max_len": 16, "data.batch": 4, "head.dropout": 0.5}.items():
         other.write_text(json.dumps(own | {field: value}))
-        code, out, err = jaxprompt(capsys, "train", *place)
-        assert code == 2 and not out and f"tasks.edited.fields.{field} (saved" in err, err
+        assert f"tasks.edited.fields.{field} (saved" in refused("train", *place, started=True)
     other.write_text(json.dumps(own))
     assert jaxprompt(capsys, "train", *place)[0] == 0
 
@@ -287,12 +283,11 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, tasks, own, told):
+def test_bad_input_is_one_line(backbone, folder, tmp_path, tasks, own, told, refused):
     (folder / "other.json").write_text(json.dumps({"task.name": "custom"} | own))
     tasks = [name.format(folder=folder.name) for name in tasks]
     config = config_of(backbone, folder, tmp_path / "c.json", tasks=tasks)
-    code, _, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'run'}")
-    assert code == 2 and told in err and len(err.strip().splitlines()) == 1, err
+    assert told in refused("train", config, f"--workdir={tmp_path / 'run'}")
 
 
 def test_a_batch_of_a_task_that_the_mesh_does_not_divide(backbone, folder, tmp_path, refused):
@@ -303,7 +298,7 @@ def test_a_batch_of_a_task_that_the_mesh_does_not_divide(backbone, folder, tmp_p
     assert "task other: data.batch=6" in refused("train", config, f"--workdir={tmp_path / 'run'}")
 
 
-def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_path, refused):
+def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, refused_config):
     """DART's fluency objective would score hidden words by the head of a task."""
     fields = {"task.template": "{text} [soft*4] [mask]", "task.fields": "text"}
     for name in ("one", "two"):
@@ -315,6 +310,5 @@ def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_
         backbone, folder / "topics", "dart",
         **SHORT | fields | {"shared.tasks": shared, "prompt.fluency": 1.0},
     )  # fmt: skip
-    (tmp_path / "c.json").write_text(c.to_json())
-    line = refused("train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
+    line = refused_config(c, "train")
     assert "prompt.name=dart has an additional objective" in line and "prompt.fluency=0" in line

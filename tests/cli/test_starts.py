@@ -65,15 +65,11 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data):
          "prompt.init={0} has a head for the classes beast, food, tool and this run has tool, "),
     ],
 )  # fmt: skip
-def test_a_head_that_does_not_fit_is_refused(
-    fields, told, trained, backbone, data, tmp_path, refused
-):
+def test_a_head_that_does_not_fit_is_refused(fields, told, trained, backbone, data, refused_config):
     export = str(trained / "export")
     given = {"prompt__init": export, "train__init_head": True} | fields
     given = {name: str(x).replace("{0}", export) for name, x in given.items()}
-    (tmp_path / "c.json").write_text(make_config(backbone, data, "prefix", **given).to_json())
-    place = (f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
-    line = refused("train", *place, started=True)
+    line = refused_config(make_config(backbone, data, "prefix", **given), "train")
     assert line.startswith("train.init_head=True") and told.format(export) in line
 
 

@@ -4,14 +4,29 @@ import json
 
 import numpy as np
 import pytest
-from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
+from tiny_run import (
+    FILLERS,
+    TOPICS,
+    compare_answers,
+    flags,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    predict,
+    read_lines,
+    serve,
+    with_part,
+    write_rows,
+)
 
+from configs.parts.heads import HEADS
 from jaxprompt.__main__ import main
 from jaxprompt.build.examples import read_examples
-from jaxprompt.cli.grid import train_grid
+from jaxprompt.config.load import with_overrides
 from jaxprompt.convert.artifact import read_artifact, write_artifact
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
+from jaxprompt.registry import METHODS as METHODS_OF
 from jaxprompt.runs.train import train_prompt
 
 STILL = {
@@ -117,7 +132,7 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
 
 @pytest.fixture(scope="module", params=KINDS | PLAIN)
 def trained(request, backbone, tmp_path_factory):
-    """-> kind, rows of dev, folder of a run and its data"""
+    """A run of a kind, exported. Returns its kind, the folder of run and data, and its result."""
     make, fields = (KINDS | PLAIN)[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     for seed, (name, size) in enumerate({"train": 48, "dev": 16, "test": 16}.items()):
@@ -125,84 +140,62 @@ def trained(request, backbone, tmp_path_factory):
     c = make_config(backbone, folder, "prefix", **STILL, **fields)
     result = train_prompt(c, str(folder / "run")).to_json()
     assert main(["export", f"--workdir={folder / 'run'}"]) == 0
-    return request.param, c, folder, result
+    return request.param, folder, result
+
+
+LEAST = {"tags": ("entity_f1", 0.3), "words": ("accuracy", 0.6), "spans": ("exact_match", 0.9)}
+COLUMNS = {"tags": ("entities",), "words": (), "spans": ("score", "start", "end")}
 
 
 @pytest.mark.long_cases("words")
-def test_it_learns_and_the_export_answers_as_the_run(trained, tmp_path, capsys):
-    kind, c, folder, result = trained
-    metric, least = {
-        "tags": ("entity_f1", 0.3), "words": ("accuracy", 0.6), "spans": ("exact_match", 0.9),
-    }[kind]  # fmt: skip
-    assert result["dev"][metric] >= least, result
-    assert result["test"][metric] >= least - 0.1, result
-    record = json.loads((folder / "run/record.json").read_text())
+def test_it_learns_and_the_export_answers_as_the_run(trained, capsys):
+    """By the threshold that was best on dev: it is read from the run, and not chosen again."""
+    kind, folder, result = trained
+    metric, least = LEAST[kind]
+    assert result["dev"][metric] >= least and result["test"][metric] >= least - 0.1, result
+    workdir, test = folder / "run", folder / "test.jsonl"
+    rows, gold = compare_answers(capsys, workdir, test), read_lines(test)
+    assert [{n: r[n] for n in g} for r, g in zip(rows, gold, strict=True)] == gold
+    assert all(set(row) == {*gold[0], "prediction", *COLUMNS[kind]} for row in rows)
+    _, err = predict(capsys, workdir, f"--input={test}")
+    assert f"{metric} {result['test'][metric]:.4f}" in err and "on 16 of 16 examples" in err
+    task = json.loads((workdir / "record.json").read_text())["task"]
     if kind == "tags":
-        assert record["task"]["scheme"] == "iob2" and len(record["task"]["labels"]) == 7
-    if kind == "words":
-        assert record["task"]["labels"] == sorted([",", *TOPICS])
-        assert list(result["test"]) == ["accuracy"]
-
-    place = f"--workdir={folder / 'run'}"
-    out = tmp_path / "dev.jsonl"
-    code, scores, err = jaxprompt(capsys, "evaluate", place, f"--output={out}")
-    assert code == 0, err
-    scores = json.loads(scores)
-    assert scores["examples"] == 16
-    # By the threshold that was best on dev: it is read from the run, and not chosen again.
-    assert scores == {"split": "dev", "examples": 16} | {
-        name: value for name, value in result["dev"].items() if name != "threshold"
-    }
-    if kind == "spans":
-        head = json.loads((folder / "run/export/prompt.json").read_text())["head"]
-        assert head["tune"] is False and head["threshold"] == result["dev"]["threshold"] != 0
-    predict = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
-    code, found, err = jaxprompt(capsys, *predict, "--prefix=p_")
-    assert code == 0, err
-    rows = [json.loads(line) for line in found.splitlines()]
-    own = {
-        "tags": ("prediction", "entities"), "words": ("prediction",),
-        "spans": ("prediction", "score", "start", "end"),
-    }[kind]  # fmt: skip
-    given = read_lines(folder / "dev.jsonl")
-    assert [{n: r[n] for n in g} for r, g in zip(rows, given, strict=True)] == given
-    assert all(set(row) == {*given[0], *(f"p_{name}" for name in own)} for row in rows)
-    first = next(iter(scores.items() - {("split", "dev"), ("examples", 16)}))
-    assert f"{first[0]} {first[1]:.4f}" in err and "on 16 of 16 examples" in err
-    if kind == "tags":
+        assert task["scheme"] == "iob2" and len(task["labels"]) == 7
         for row in rows:
             text = " ".join(row["tokens"])
-            assert len(row["p_prediction"]) == len(row["tokens"])
-            assert all(text[e["start"] : e["end"]] == e["text"] for e in row["p_entities"])
+            assert len(row["prediction"]) == len(row["tokens"])
+            assert all(text[e["start"] : e["end"]] == e["text"] for e in row["entities"])
     elif kind == "words":
-        right = [p == g for r in rows for p, g in zip(r["p_prediction"], r["tags"], strict=True)]
-        assert np.mean(right) == pytest.approx(scores["accuracy"])
+        assert task["labels"] == sorted([",", *TOPICS]) and list(result["test"]) == ["accuracy"]
+        right = [p == g for r in rows for p, g in zip(r["prediction"], r["tags"], strict=True)]
+        assert np.mean(right) == pytest.approx(result["test"]["accuracy"])
     else:
-        assert all(
-            row["context"][row["p_start"] : row["p_end"]] == row["p_prediction"] for row in rows
-        )
+        head = json.loads((workdir / "export/prompt.json").read_text())["head"]
+        assert head["tune"] is False and head["threshold"] == result["dev"]["threshold"] != 0
+        for row in rows:
+            assert row["context"][row["start"] : row["end"]] == row["prediction"]
 
 
 @pytest.mark.parametrize("trained", ["tags", "spans"], indirect=True)
-def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, capsys):
-    kind, _, folder, _ = trained
-    where = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
-    code, out, err = jaxprompt(capsys, *where, "--format=squad", f"--output={tmp_path}/to/")
+def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, capsys, refused):
+    kind, folder, _ = trained
+    words = (f"--input={folder / 'dev.jsonl'}", "--format=squad")
+    command = ("predict", f"--workdir={folder / 'run'}", *words)
     if kind == "tags":
-        assert code == 2 and "--format=squad takes one span per question" in err
+        assert "--format=squad takes one span per question" in refused(*command)
         return
-    assert code == 0 and f"wrote {tmp_path}/to/predictions.json" in err, err
-    code, plain, _ = jaxprompt(capsys, *where)
-    lines = [json.loads(line) for line in plain.splitlines()]
-    handed = json.loads((tmp_path / "to/predictions.json").read_text())
-    assert handed == {line["id"]: line["prediction"] for line in lines} and len(handed) == 16
-    code, _, err = jaxprompt(capsys, *where, "--format=squad", "--on-error=skip")
-    assert code == 2 and "--generate, --prefix and --on-error=skip" in err
+    _, err = predict(capsys, folder / "run", *words, f"--output={tmp_path}/to/")
+    assert f"wrote {tmp_path}/to/predictions.json" in err
+    lines, _ = predict(capsys, folder / "run", words[0])
+    written = json.loads((tmp_path / "to/predictions.json").read_text())
+    assert written == {line["id"]: line["prediction"] for line in lines} and len(written) == 16
+    assert "--generate, --prefix and --on-error=skip" in refused(*command, "--on-error=skip")
 
 
 @pytest.mark.parametrize("trained", ["tags", "spans"], indirect=True)
-def test_a_plain_text_is_answered(trained, capsys):
-    kind, _, folder, _ = trained
+def test_a_plain_text_is_answered(trained, capsys, refused):
+    kind, folder, _ = trained
     where = ["predict", f"--workdir={folder / 'run'}"]
     if kind == "tags":
         code, out, err = jaxprompt(capsys, *where, "--text=the cat  and a hammer")
@@ -211,13 +204,12 @@ def test_a_plain_text_is_answered(trained, capsys):
         for entity in row["entities"]:
             assert row["tokens"][entity["start"] : entity["end"]] == entity["text"]
     else:
-        code, _, err = jaxprompt(capsys, *where, "--text=the cat")
-        assert code == 2 and "the task has 2 fields" in err
+        assert "the task has 2 fields" in refused(*where, "--text=the cat", started=True)
 
 
 @pytest.mark.parametrize("trained", ["tags"], indirect=True)
 def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
-    folder = trained[2]
+    _, folder, _ = trained
     numbers, metadata = read_artifact(folder / "run/export")
     huge = {name: np.full_like(value, 3e38) for name, value in numbers.items()}
     write_artifact(tmp_path, huge, metadata)
@@ -244,18 +236,40 @@ def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
     assert "set task.tags" in line
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("trained", ["tags"], indirect=True)
-def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
-    """Runs as one program, and states of the frozen backbone that are computed once."""
-    folder = trained[2]
-    fields = {n: v for n, v in STILL.items() if n != "prompt.dropout"} | KINDS["tags"][1]
-    fields |= {"train.total_steps": 8, "train.eval_steps": 4, "head.dropout": 0}
-    plain = make_config(backbone, folder, "head_only", **fields)
-    alone = train_prompt(plain, str(tmp_path / "alone")).to_json()
-    kept = make_config(backbone, folder, "head_only", **fields | {"cache.location": "host"})
-    assert train_prompt(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.02)
-    grid = make_config(backbone, folder, "head_only", **fields | {"runs.seeds": "0,1"})
-    assert train_grid(grid, str(tmp_path / "grid")) == 0
-    found = json.loads((tmp_path / "grid/seed=0/result.json").read_text())
-    assert found["dev"] == pytest.approx(alone["dev"], abs=0.02)
+# -- every method, and encoders of all layouts ----------------------------------------------------
+
+METHODS = {
+    "full": {}, "prefix": {"prompt.length": 4}, "soft": {"prompt.length": 4},
+    "p_tuning": {"prompt.length": 4}, "ipt": {"prompt.length": 4, "prompt.scale": 0.1},
+    "compose": {"prompt.parts": "soft(length=2)+prefix(length=2)"},
+    "dart": {"prompt.length": 2, "prompt.fluency": 0.0, "prompt.labels": False},
+}  # fmt: skip
+FAMILIES = ("albert", "deberta_v2", "modernbert")
+CASES = [(family, kind, "prefix") for family in FAMILIES for kind in KINDS]
+CASES += [("bert", "tags", method) for method in ("full", "ipt", "compose")]
+CASES += [("bert", "spans", method) for method in ("soft", "p_tuning", "dart")]
+
+
+def test_every_method_answers():
+    # One is of exports, one of candidates alone, and `none` is full.
+    assert set(METHODS_OF.names()) - {"constant", "dpt", "none"} == set(METHODS) - {"full"}
+    assert set(METHODS) == {method for *_, method in CASES}
+
+
+@pytest.mark.default_cases("albert-spans-prefix")
+@pytest.mark.parametrize("family, kind, method", CASES)
+def test_run_and_export_answer_alike(family, kind, method, backbone, tmp_path, capsys):
+    make, head = KINDS[kind]
+    folder = backbone if family == "bert" else make_backbone(tmp_path / family, family)
+    for seed, name in enumerate(("train", "dev", "test")):
+        write_rows(tmp_path / f"{name}.jsonl", make(seed, 16))
+    fields = STILL | head | {"train.total_steps": 4, "train.eval_steps": 2} | METHODS[method]
+    fields = {n: x for n, x in fields.items() if n not in ("head.name", "prompt.dropout")}
+    # After the method, which may bring a head of its own.
+    c = with_part(make_config(folder, tmp_path, method), HEADS[kind])
+    run = serve(capsys, tmp_path, with_overrides(c, list(fields.items())), tmp_path / "test.jsonl")
+    for row in run.rows:
+        if kind == "tags":
+            assert len(row["prediction"]) == len(row["tokens"])
+        else:
+            assert row["context"][row["start"] : row["end"]] == row["prediction"]

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from tiny_run import jaxprompt, make_backbone, make_config, read_lines
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines, succeed
 
 import jaxprompt as jp
 from jaxprompt.build.prompt_artifact import read_export
@@ -45,16 +45,14 @@ def whole(tuned):
 
 def predict(capsys, prompt, data, out, *words):
     argv = [f"--prompt={prompt}", f"--input={data / 'test.jsonl'}", f"--output={out}", *words]
-    code, _, err = jaxprompt(capsys, "predict", *argv)
-    assert code == 0, err
+    succeed(capsys, "predict", *argv)
     return np.array([list(line["scores"].values()) for line in read_lines(out)])
 
 
 def test_differences_predict_as_the_weights_do(tuned, whole, data, tmp_path, capsys):
     tensors, _ = whole
     _, root, given = tuned
-    code, out, err = jaxprompt(capsys, "export", *given, f"--output={tmp_path / 'd'}", "--delta")
-    assert code == 0, err
+    out, err = succeed(capsys, "export", *given, f"--output={tmp_path / 'd'}", "--delta")
     held, _ = read_export(str(tmp_path / "d"))
     own = {name for name in tensors if name.startswith("backbone/")}
     assert own and not own & held.keys()
@@ -81,8 +79,8 @@ def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
     place = tmp_path / "model"
     words = [f"--tuned={place}", f"--output={tmp_path / 'prompt'}"]
     for _ in range(2):  # the folder of the same run is replaced
-        code, _, err = jaxprompt(capsys, "export", *given, *words)
-        assert code == 0 and f"the prompt needs the backbone {place}" in err, err
+        _, err = succeed(capsys, "export", *given, *words)
+        assert f"the prompt needs the backbone {place}" in err
     held, metadata = read_export(str(tmp_path / "prompt"))
     assert not any("backbone/" in name for name in held)
     assert metadata.backbone.id == str(place)
@@ -144,24 +142,13 @@ def test_what_was_not_tuned_is_refused(run, refused, tuned, whole, tmp_path):
     assert not (tmp_path / "m").exists() and not (tmp_path / "peft").exists()
 
 
-def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
+def test_differences_give_the_weights_back_in_their_dtype(tuned, whole):
     folder, _, _ = tuned
     backbone, tensors = jp.load_backbone(folder), whole[0]
     base = flatten({"backbone": backbone.loaded.params})
     held = to_delta(tensors, backbone, "--delta").tensors
     back = from_delta("p", held, base, 0)
     assert back.keys() == tensors.keys()
-    name = next(name for name in held if name.startswith("delta_rows/") and len(held[name]))
-    own = name.replace("delta_rows/", "delta/")
-    for spoilt in (
-        {**held, name: held[name] + 10**6},
-        {**held, own: held[own][:, :-1]},
-        {**held, name: held[name][:-1]},
-        {n: x for n, x in held.items() if n != own},
-        {**held, "delta/backbone/nothing": held[own]},
-    ):
-        with pytest.raises(InputError, match="export the prompt again"):
-            from_delta("p", spoilt, base, 0)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, back, dict(tensors)))
     rounded = flatten({"backbone": jp.load_backbone(folder, dtype="bfloat16").loaded.params})
     with pytest.raises(InputError, match="p contains differences .*bfloat16; load it with"):

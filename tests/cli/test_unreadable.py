@@ -2,11 +2,9 @@
 
 import contextlib
 import os
-from pathlib import Path
 
 import pytest
 from fuzz import survive
-from spoil import BASE
 
 from jaxprompt.build.initial_params import read_soft_tokens
 from jaxprompt.build.prompt_artifact import read_export
@@ -96,10 +94,3 @@ def test_folders_that_may_not_be_looked_into(tmp_path, monkeypatch):
         ):
             assert survive(monkeypatch, "a secret folder", action) == 2
     secret.chmod(0o755)
-
-
-def test_a_config_of_a_saved_run_is_one_line_too(tmp_path, monkeypatch):
-    path = Path(tmp_path / "config.json")
-    path.write_text("[" * 10**5)
-    assert survive(monkeypatch, path, load_config, str(path)) == 2
-    assert survive(monkeypatch, BASE, load_config, str(BASE)) == 0

@@ -131,11 +131,6 @@ def adapted(tmp_path_factory, name: str) -> Path:
     return workdir
 
 
-def losses(workdir: Path) -> list[float]:
-    """Lists the loss of each step."""
-    return [line["loss"] for line in read_lines(workdir / "metrics.jsonl") if "loss" in line]
-
-
 def scores(workdir: Path) -> list[dict[str, float]]:
     """Lists what each look at the held-out documents found."""
     return [line["dev"] for line in read_lines(workdir / "metrics.jsonl") if "dev" in line]

@@ -38,6 +38,7 @@ CASES = {
     "cls-bert": Case("cls", "bert", "masked", ALONE | {"data.max_len": 24}),
     "cls-t5": Case("cls", "t5", "t5-deep", ALONE | {"data.max_len": 24, "prompt.cross": 2}),
     "cls-gpt2": Case("cls", "gpt2", "causal", {"data.max_len": 40, "head.span": "label"}),
+    "cls-gpt2-deep": Case("cls", "gpt2", "causal-deep", {"data.max_len": 40, "head.span": "label"}),
     "cls-llama": Case("cls", "llama", "causal", {"data.max_len": 40, "head.span": "label"}),
     "nsp-glm": Case("nsp", "glm", "infilling", {"data.max_len": 48}),
     "nsp-t5": Case("nsp", "t5", "t5", {"data.max_len": 48, "prompt.decoder": 1}),
@@ -46,22 +47,13 @@ CASES = {
 }
 
 
-def make_kind(folder: Path, kind: str) -> Path:
-    """Writes a family's backbone that knows the words of the patterns.
-
-    t5-other has other weights; bert-bare knows no word of the patterns, and no letter.
-    """
-    family, _, own = kind.partition("-")
-    if own == "bare":
-        make_backbone(folder, family)
-        vocab = [word if len(word.strip("#")) > 1 else f"{word}_" for word in tiny_run.VOCAB]
-        (folder / "vocab.txt").write_text("\n".join(vocab) + "\n", encoding="utf-8")
-        return folder
+def make_kind(folder: Path, family: str) -> Path:
+    """Writes a family's backbone that knows the words of the patterns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny_run, "VOCAB", list(dict.fromkeys([*tiny_run.VOCAB, *WORDS])))
         patch.setattr(tiny_run, "WORDS", [*tiny_run.WORDS, *WORDS])
         patch.setattr(tiny_run, "TOPICS", dict(zip(MEANT, TOPICS.values(), strict=True)))
-        make_backbone(folder, family, seed=int(own == "other"))
+        make_backbone(folder, family)
     if family == "t5":
         change_tensors(folder / "model.safetensors", pass_on)
     return folder
@@ -100,7 +92,7 @@ def made(tmp_path_factory, kind: str) -> Path:
     return folder
 
 
-def annotate(tmp_path_factory, folder: Path, sure=0.99, classes=STARS, annotator="topics") -> Path:
+def annotate(tmp_path_factory, folder: Path) -> Path:
     """Labels the corpus by its topics, which become the worst, the middle and the best class."""
     tokenizer = load_tokenizer(made(tmp_path_factory, "bert"))
     source = str(made(tmp_path_factory, "corpus"))
@@ -111,9 +103,9 @@ def annotate(tmp_path_factory, folder: Path, sure=0.99, classes=STARS, annotator
         text = tokenizer.decode(corpus.unit(number)).split()
         (topic,) = {topics[word] for word in text if word in topics}
         labels.append(topic * 2)
-    rest = (1 - sure) / (len(classes) - 1)
-    table = np.where(np.arange(len(classes)) == np.array(labels)[:, None], sure, rest)
-    writer = AnnotationWriter(folder, corpus, classes, annotator)
+    rest = 0.01 / (len(STARS) - 1)
+    table = np.where(np.arange(len(STARS)) == np.array(labels)[:, None], 0.99, rest)
+    writer = AnnotationWriter(folder, corpus, STARS, "topics")
     writer.append(table)
     writer.seal()
     return folder

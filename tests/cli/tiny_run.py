@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -423,20 +423,74 @@ def jaxprompt(capsys, *argv: str) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
+def succeed(capsys, *argv: str) -> tuple[str, str]:
+    """Runs a command that must succeed. Returns what it printed on stdout and stderr."""
+    code, out, err = jaxprompt(capsys, *argv)
+    assert code == 0, err
+    return out, err
+
+
 def train_and_export(capsys, folder: Path, c: Any) -> tuple[dict[str, Any], Path, str]:
     """Trains a config in a folder, and exports the run. -> result, workdir, what training said"""
     config, workdir = folder / "config.json", folder / "run"
     config.write_text(c.to_json())
-    code, out, told = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
-    assert code == 0, told
-    code, _, err = jaxprompt(capsys, "export", f"--workdir={workdir}")
-    assert code == 0, err
-    return json.loads(out), workdir, told
+    out, log = succeed(capsys, "train", f"--config={config}", f"--workdir={workdir}")
+    succeed(capsys, "export", f"--workdir={workdir}")
+    return json.loads(out), workdir, log
+
+
+class Served(NamedTuple):
+    """A run that was trained and exported."""
+
+    result: dict[str, Any]
+    workdir: Path
+    rows: list[dict]  # the answers of the export to the test rows
+    log: str  # what training said
+
+
+def serve(capsys, folder: Path, c: Any, test: Path) -> Served:
+    """Trains a config, exports it, and compares the answers of the run and of its export."""
+    result, workdir, log = train_and_export(capsys, folder, c)
+    return Served(result, workdir, compare_answers(capsys, workdir, test), log)
+
+
+def compare_answers(capsys, workdir: Path, test: Path) -> list[dict]:
+    """Answers the file of the test split by a run and by its export alone: they are the same.
+
+    Returns the rows that the export answered.
+    """
+    written, place = workdir / "evaluated.jsonl", f"--workdir={workdir}"
+    out, _ = succeed(capsys, "evaluate", place, "--split=test", f"--output={written}")
+    found, result = json.loads(out), json.loads((workdir / "result.json").read_text())
+    assert {name: found[name] for name in result["test"]} == pytest.approx(result["test"])
+    rows, _ = predict(capsys, workdir, f"--input={test}")
+    for row, expected in zip(rows, read_lines(written), strict=True):
+        assert row.keys() == expected.keys()
+        for name, value in expected.items():
+            is_score = isinstance(value, float) or name == "scores"
+            assert row[name] == (pytest.approx(value, abs=5e-6) if is_score else value), name
+    return rows
+
+
+def predict(capsys, workdir: Path, *words: str) -> tuple[list[dict], str]:
+    """Predicts with the export of a run. Returns the rows and what was said."""
+    out, err = succeed(capsys, "predict", f"--workdir={workdir}", *words)
+    return [json.loads(line) for line in out.splitlines()], err
+
+
+def accuracy(rows: list[dict]) -> float:
+    """Tells which share of rows is answered right."""
+    return float(np.mean([row["prediction"] == row["label"] for row in rows]))
 
 
 def read_lines(path: Path) -> list[dict]:
     """Reads JSON lines."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def losses(workdir: Path) -> list[float]:
+    """Lists the loss of each step."""
+    return [line["loss"] for line in read_lines(workdir / "metrics.jsonl") if "loss" in line]
 
 
 def timeless(record: dict) -> dict:

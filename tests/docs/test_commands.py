@@ -43,7 +43,7 @@ SKIPPED = {
         "needs NVIDIA's compiler; tests/cli/test_plan.py"
     ),
     "train --config=configs/ppt/t5_xxl.py:boolq,pt --workdir=/shared/boolq --coordinator=": (
-        "is for four hosts; tests/cli/test_train_hosts.py trains in several processes"
+        "is for four hosts; tests/cli/test_device_runs.py trains in several processes"
     ),
     "export --workdir=runs/tickets --push=": (
         "writes to the hub; tests/convert/test_hub_prompts.py pushes to a stand-in"

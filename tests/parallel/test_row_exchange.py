@@ -12,7 +12,7 @@ from jaxprompt.parallel.sharding import make_placement
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(4, 2), (8, 1), (1, 8)])
 def test_rows_of_one_process_on_eight_devices(shape, dtype):
-    """Those of several processes: tests/cli/test_keeping_hosts.py."""
+    """Those of several processes: tests/cli/test_feature_cache.py."""
     placement = make_placement(*shape)
     exchange = RowExchange(placement)
     rng = np.random.default_rng(0)

@@ -1,6 +1,5 @@
-"""Two and four processes train as one does, are cut off and go on, and refuse to differ."""
+"""Several processes, and several devices of one, train as one device does."""
 
-import functools
 import json
 import shutil
 import signal
@@ -9,20 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import Processes, free_port
-from safetensors.numpy import load_file
 from spoil import BASE
 from test_resume import assert_same_end
-from tiny_run import (
-    DROPS,
-    flags,
-    make_config,
-    make_data,
-    read_lines,
-    sentences,
-    tiny_fields,
-    write_rows,
-)
+from tiny_run import DROPS, flags, jaxprompt, losses, make_config, read_lines, succeed, tiny_fields
 
+from jaxprompt.parallel import compilation
+from jaxprompt.runs.train import train_prompt
+from jaxprompt.training import one_run
 from jaxprompt.training.checkpoint import Checkpoints
 
 STEPS = 8
@@ -73,24 +65,12 @@ def mesh_flags(mesh) -> list[str]:
     return [f"--config.mesh.data={mesh[0]}", f"--config.mesh.model={mesh[1]}"]
 
 
-@pytest.fixture(scope="module")
-def one(train, tmp_path_factory):
-    """Runs of one process: n -> (workdir, Processes), on one device or the mesh of n processes."""
-    root = tmp_path_factory.mktemp("one")
-    given = {1: ((1, 1), 1)} | {n: (mesh, 4) for n, mesh in MESHES.items()}
-    return functools.cache(lambda n: (root / str(n), train(root / str(n), 1, *given[n])))
-
-
 @pytest.fixture(scope="module", params=MESHES)
 def whole(request, train, tmp_path_factory):
     """A run of several processes that nothing disturbs: (number, workdir, Processes)."""
     n = request.param
     workdir = tmp_path_factory.mktemp("whole") / str(n)
     return n, workdir, train(workdir, n, MESHES[n], 4 // n)
-
-
-def losses(workdir: Path) -> np.ndarray:
-    return np.array([r["loss"] for r in read_lines(workdir / "metrics.jsonl") if "loss" in r])
 
 
 def measured(workdir: Path) -> list:
@@ -100,10 +80,10 @@ def measured(workdir: Path) -> list:
 
 
 @pytest.mark.default_cases("2")
-def test_several_processes_train_as_one(whole, one):
+def test_several_processes_train_as_one(whole, train, tmp_path):
     """Each reads its share of the batches, and the first alone writes and prints."""
     n, workdir, processes = whole
-    alone, process = one(1)
+    alone, process = tmp_path / "alone", train(tmp_path / "alone", 1, (1, 1), 1)
     assert len(losses(workdir)) == STEPS
     np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
     assert measured(workdir) == measured(alone)
@@ -128,16 +108,8 @@ def test_several_processes_train_as_one(whole, one):
 
 
 @pytest.mark.long
-def test_several_processes_train_as_one_on_as_many_devices(whole, one):
-    n, workdir, _ = whole
-    alone, _ = one(n)
-    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
-    assert measured(workdir) == measured(alone)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("whole", [2], indirect=True)
-def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
+def test_sigterm_then_sigkill_then_the_same_end(whole, train, tmp_path):
     _, expected, _ = whole
     how, workdir = (2, MESHES[2], 2), tmp_path / "run"
     processes = train(workdir, *how, ends=(signal.SIGTERM, 3, 1))
@@ -157,64 +129,6 @@ def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
     assert measured(stopped) == measured(expected)
 
 
-@pytest.mark.long
-def test_tasks_that_share_a_prompt_train_on_two_processes_as_on_one(backbone, data, tmp_path):
-    """Each process takes its share of the same batches, of the task that is drawn for both."""
-    still = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0, "optim.lr": 1e-2}
-    beasts = tmp_path / "rows"
-    beasts.mkdir()
-    for number, part in enumerate(("train", "dev", "test")):
-        rows = [row | {"label": str(row["label"] == "beast")} for row in sentences(number, 18)]
-        write_rows(beasts / f"{part}.jsonl", rows)
-    own = {"topics": data, "beasts": beasts}
-    for name, source in own.items():
-        fields = {"task.name": "custom", "data.source": str(source)}
-        (tmp_path / f"{name}.json").write_text(json.dumps(fields))
-    tasks = ",".join(str(tmp_path / f"{name}.json") for name in own)
-    c = make_config(
-        backbone, data, "prefix",
-        **still | {"shared.tasks": tasks, "train.total_steps": 6, "train.eval_steps": 3,
-                   "train.log_steps": 1, "data.batch": 8},
-    )  # fmt: skip
-    (tmp_path / "c.json").write_text(c.to_json())
-    for number in (1, 2):
-        words = ["-m", "jaxprompt", "train", f"--config={tmp_path / 'c.json'}"]
-        words += [f"--workdir={tmp_path / str(number)}", *mesh_flags((number, 1))]
-        with Processes(tmp_path / f"logs{number}", devices=1) as processes:
-            processes.start_all(2, words) if number == 2 else processes.start(words)
-            assert processes.wait() == [0] * number, processes.told()
-    assert json.loads(processes.out(0)) == json.loads((tmp_path / "2/result.json").read_text())
-    assert not processes.out(1)
-    alone, both = (tmp_path / str(number) for number in (1, 2))
-    assert len(losses(both)) == 6
-    np.testing.assert_allclose(losses(both), losses(alone), rtol=1e-5)
-    expected, found = measured(alone), measured(both)
-    assert "beasts/accuracy" in found[0] and found == [pytest.approx(own) for own in expected]
-    for name in own:
-        held = [load_file(at / f"export/{name}/prompt.safetensors") for at in (alone, both)]
-        assert held[0].keys() == held[1].keys() and "head/main/out/kernel" in held[0]
-        for part in held[0]:
-            np.testing.assert_allclose(held[1][part], held[0][part], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.long
-def test_other_data_on_another_process_are_refused(tmp_path, data, config):
-    changed = make_data(tmp_path / "data")
-    rows = (changed / "dev.jsonl").read_text().replace("big", "small")
-    (changed / "dev.jsonl").write_text(rows)
-    port = free_port()
-    with Processes(tmp_path / "logs", devices=1) as processes:
-        for process, source in enumerate((data, changed)):
-            words = ["-m", "jaxprompt", "train", f"--config={config}", *mesh_flags((2, 1))]
-            words += [f"--workdir={tmp_path / 'run'}", f"--coordinator=127.0.0.1:{port}"]
-            words += [f"--config.data.source={source}"]
-            processes.start([*words, "--processes=2", f"--process={process}"])
-        assert processes.wait() == [2, 2], processes.told()
-        (line,), (other,) = (processes.err(i).splitlines() for i in (0, 1))
-    assert line == other and "the processes differ in the rows of dev (" in line
-    assert not (tmp_path / "run/metrics.jsonl").exists()
-
-
 def test_a_silent_coordinator_is_named(refused, backbone, data, tmp_path):
     at = f"127.0.0.1:{free_port()}"
     words = ["train", f"--config={BASE}", f"--workdir={tmp_path / 'run'}"]
@@ -222,3 +136,92 @@ def test_a_silent_coordinator_is_named(refused, backbone, data, tmp_path):
     words += flags(tiny_fields(backbone, data))
     assert refused(*words, "--process=1").startswith(f"--coordinator={at} does not answer")
     assert refused(*words, "--process=0").startswith("process 1 of 2 did not connect to 127.0.0.1")
+
+
+# -- the commands on a mesh -----------------------------------------------------------------------
+
+# Dev's rows do not fill its batches; dropout is on: its masks are the same on every mesh.
+COMMON = dict(data__eval_batch=16, train__log_steps=1, **DROPS)
+MESH_OF = {
+    "prefix": dict(mesh__data=4, mesh__model=2),
+    "soft": dict(mesh__data=4, mesh__model=2, mesh__fsdp=True),
+    "full": dict(mesh__data=8, mesh__fsdp=True),
+}
+
+
+def start(folder, backbone, data, method, **changes):
+    """Runs a few steps. Returns the config, the result and the losses."""
+    more = {} if method == "full" else {"arguments": dict(length=4)}
+    c = make_config(backbone, data, method, **COMMON, **more, **changes)
+    result = train_prompt(c, str(folder)).to_json()
+    return c, result, losses(folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", MESH_OF)
+def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path, monkeypatch):
+    steps, jit = [], compilation.jit
+    remember = lambda *args, **kwargs: steps.append(jit(*args, **kwargs)) or steps[-1]
+    monkeypatch.setattr(one_run, "jit", remember)
+    names = ("trained", "total", "steps", "best_step", "dev", "test")
+    _, one, expected = start(tmp_path / "one", dropping, data, method)
+    _, eight, spread = start(tmp_path / "eight", dropping, data, method, **MESH_OF[method])
+    np.testing.assert_allclose(spread, expected, rtol=1e-5)
+    assert {name: eight[name] for name in names} == {name: one[name] for name in names}
+    assert [step._cache_size() for step in steps] == [1, 1]
+
+
+@pytest.mark.long
+def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, capsys):
+    c, result, _ = start(tmp_path / "run", dropping, data, "soft", **MESH_OF["soft"])
+    path = tmp_path / "c.json"
+    path.write_text(c.to_json())
+    where = (f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    for mesh in ("4", "1"):
+        words = (f"--config.mesh.model={2 if mesh == '4' else 1}", f"--config.mesh.data={mesh}")
+        out, _ = succeed(capsys, "evaluate", *where, "--split=test", *words)
+        assert {k: v for k, v in json.loads(out).items() if k in result["test"]} == result["test"]
+    assert jaxprompt(capsys, "export", *where)[0] == 0
+    answers = []
+    for mesh in ("1x1", "2x2"):
+        words = ("--text", "a b", "--text", "c", "--batch=4", f"--mesh={mesh}")
+        out, _ = succeed(capsys, "predict", where[1], *words)
+        answers.append([json.loads(line)["scores"] for line in out.splitlines()])
+    for one, other in zip(*answers, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"mesh.data": 3}, "mesh.data=3 x mesh.model=1 does not divide the 8 devices"),
+        ({"mesh.model": 0}, "mesh.model=0 must be at least 1"),
+        ({"mesh.slices": 0}, "mesh.slices=0 must be at least 1"),
+        ({"mesh.data": 8, "data.batch": 12},
+         "data.batch=12 is not divisible by mesh.data=8; use a multiple of 8, or mesh.data=4"),
+        ({"mesh.data": 4, "data.batch": 24, "optim.accumulate": 4},
+         "data.batch=24 / optim.accumulate=4 is not divisible by mesh.data=4"),
+        ({"mesh.data": 8, "data.eval_batch": 4},
+         "data.eval_batch=4 is not divisible by mesh.data=8; use a multiple of 8"),
+        ({"mesh.model": 4}, "mesh.model=4 does not divide the 2 of backbone/layers/attention"),
+        ({"coordinator": "127.0.0.1:1"}, "--processes"),
+    ],
+)  # fmt: skip
+def test_what_a_mesh_cannot_take(changes, words, refused, backbone, data, tmp_path):
+    fields = tiny_fields(backbone, data) | {k: v for k, v in changes.items() if "." in k}
+    more = [f"--{name}={value}" for name, value in changes.items() if "." not in name]
+    line = refused(
+        "train", f"--config={BASE}", f"--workdir={tmp_path / 'new'}", *flags(fields), *more
+    )
+    assert words in line
+    assert not (tmp_path / "new" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "mesh, words",
+    [("2", "--mesh='2' must be DATAxMODEL"), ("4x1", "--batch=6 must be a multiple of 4"),
+     ("16x1", "does not divide the 8 devices")],
+)  # fmt: skip
+def test_predict_refuses_a_mesh_that_does_not_fit(mesh, words, refused, run):
+    line = refused("predict", f"--workdir={run}", "--text=a", f"--mesh={mesh}", "--batch=6")
+    assert words in line

@@ -1,16 +1,20 @@
-"""The recipes that make a small backbone, on tiny ones and in this process."""
+"""What launch/ runs: recipes of small backbones, a paper's table, examples of pre-training."""
 
 import contextlib
 import io
 import json
+import shutil
 import subprocess
 from types import SimpleNamespace
 
 import pytest
-from tiny_run import ROOT, sentences, write_rows
+from tiny_pretrain import corpus_texts, make_kind
+from tiny_run import ROOT, flags, sentences, succeed, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.config.files import load_module
+from jaxprompt.errors import InputError
+from launch.papers import core as paper
 
 small = load_module(str(ROOT / "launch" / "small.py"))
 PLAN = dict(
@@ -167,3 +171,98 @@ def test_the_batch_is_what_gains_speed_and_the_steps_fill_the_minutes(
     assert 0.8 * 3000 < seconds < 3000
     monkeypatch.setattr(small, "adapt", None)
     assert small.plan_stage(args, small.Stage("mlm", 0.5, {}), tmp_path) == plan  # kept
+
+
+# -- launch/papers --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of data sets, of which there is one."""
+    folder = tmp_path / "data"
+    (folder / "sst2").mkdir(parents=True)
+    for part, size in (("train", 40), ("test", 60)):
+        rows = [
+            {"sentence": row["text"], "label": int(row["label"] == "beast")}
+            for row in sentences(len(part), size)
+        ]
+        write_rows(folder / "sst2" / f"{part}.jsonl", rows)
+    return folder
+
+
+@pytest.mark.long
+def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path):
+    """Beside a row that trains with each of the batches that are searched."""
+    work = tmp_path / "work"
+    words = [f"--workdir={work}", f"--backbone={backbone}", f"--data={data}"]
+    words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
+    own = {
+        "data.protocol.on_shortage": "use_fewer", "demos.total": 2, "data.max_len": 60,
+        "mesh.data": 1,
+        "train.total_steps": 2, "train.eval_steps": 1, "train.tracker": "none",
+        "task.words": "bad,good",
+    }  # fmt: skip
+    rows = "--rows=majority;zero_shot;in_context;lm_bff"
+    assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
+    told = capsys.readouterr()
+    assert "table1: 6 runs, 0 of them have a result" in told.err
+    results = {
+        path.parent.name: json.loads(path.read_text())["test"]
+        for path in work.glob("*/result.json")
+    }
+    assert sorted(results) == sorted(
+        [f"{name}-sst2,seed=10" for name in ("majority", "zero_shot", "in_context")]
+        + [f"lm_bff-sst2,lr=0.001,batch={n},seed=10" for n in (2, 4, 8)]
+    )
+    assert results["majority-sst2,seed=10"]["accuracy"] == pytest.approx(2 / 3)  # no beast
+    shot = f"--config={ROOT}/configs/dart/lm_bff.py:sst2,zero_shot"
+    changed = own | {"backbone.path": backbone, "data.source": data / "sst2"}
+    changed |= {"data.seed": 10}  # of what demos.total shows here in every row
+    out, _ = succeed(capsys, "evaluate", shot, *flags(changed), "--split=test")
+    assert json.loads(out)["accuracy"] == results["zero_shot-sst2,seed=10"]["accuracy"]
+    head, *lines = told.out.split("\n\n")[1].splitlines()[2:]
+    assert head == "| majority | 66.7 ± 0.0 [50.9] |" and len(lines) == 3
+    assert (
+        "data.batch" not in told.out and "data.protocol.on_shortage=use_fewer (raise)" in told.out
+    )
+    before = (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
+    assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
+    assert "6 runs, 6 of them have a result" in capsys.readouterr().err
+    assert (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
+    other = shutil.copytree(backbone, tmp_path / "other")
+    words[1] = f"--backbone={other}"
+    with pytest.raises(InputError, match="2 runs failed"):
+        paper.main(["dart", "table1", "--rows=zero_shot;in_context", *words, *flags(own)])
+    assert "contains a run with a different config: backbone.path" in capsys.readouterr().err
+
+
+# -- launch/accuracy ------------------------------------------------------------------------------
+
+module = load_module(str(ROOT / "launch" / "accuracy" / "examples.py"))
+
+
+def test_examples_are_those_of_the_task(tmp_path, monkeypatch):
+    texts = corpus_texts()
+    corpus = write_rows(tmp_path / "text.jsonl", [{"text": text} for text in texts])
+    backbone = make_kind(tmp_path / "gpt2", "gpt2")
+    monkeypatch.setattr(module, "SPLITS", {"train": (0, 60), "dev": (1, 20), "test": (1, 20)})
+    settings = {"corpus.path": str(corpus), "backbone.path": str(backbone), "data.max_len": "48"}
+    settings |= {"backbone.dtype": "float32", "prompt.length": "2", "ppt.matched": "False"}
+    found = module.write_examples("nsp", list(settings.items()), str(tmp_path / "out"))
+    assert found == {"train": 60, "dev": 20, "test": 20}
+    lines = {split: (tmp_path / "out/nsp" / f"{split}.jsonl").read_text() for split in found}
+    rows = {split: list(map(json.loads, text.splitlines())) for split, text in lines.items()}
+
+    document = {unit: i for i, text in enumerate(texts) for unit in text.split("\n")}
+    units = [text.split("\n") for text in texts]
+    beside = {frozenset(pair) for text in units for pair in zip(text[:-1], text[1:], strict=True)}
+    learned, held = set(), set()
+    for split, count in found.items():
+        assert len(rows[split]) == count and {row["label"] for row in rows[split]} == {0, 1, 2}
+        for row in rows[split]:
+            first, second = row["text"].split("? ")
+            (learned if split == "train" else held).update((document[first], document[second]))
+            assert (frozenset((first, second)) in beside) == (row["label"] == 2)
+            assert (document[first] == document[second]) == (row["label"] > 0)
+    assert not learned & held
+    assert lines["dev"] != lines["test"]
