@@ -213,7 +213,7 @@ REFUSED = [
     ("mlm", "bert", {"mesh.model": 4}, "mesh.model=4 does not divide the 2 of backbone/layers/"),
     ("rtd", "electra", {"mesh.model": 2}, "does not divide the 1 of generator/layers/"),
     # Settings reach the tokenizer and the reader.
-    ("span_corruption", "t5-v1.1", {"backbone.sentinel": "<X{}>"}, "like <X0> are needed"),
+    ("span_corruption", "t5-v1.1", {"backbone.sentinel": "<X{}>"}, "<X0>"),
     ("mlm", "bert", {"corpus.field": "txt"}, ":1: there is no field 'txt'; nearest: text"),
     ("mlm", "bert", {"corpus.max_document": 40}, ":1: a document of over 40 bytes"),
 ]

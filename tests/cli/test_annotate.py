@@ -230,7 +230,7 @@ REFUSED = [
     ({"task.fields": "a,b"}, "task custom has 2 texts, a, b"),
     ({"ppt.task": "cls"}, "ppt.task=cls pre-trains a prompt"),
     ({"runs.seeds": "1,2"}, "config.runs defines several runs"),
-    ({"head.pooler": "cls"}, "a different config: head.pooler (saved 'trained', g"),
+    ({"head.pooler": "cls"}, "head.pooler (saved 'trained', now 'cls')"),
 ]  # fmt: skip
 
 

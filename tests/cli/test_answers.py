@@ -343,7 +343,7 @@ def test_gpt2_of_figure_2_b_says_the_relation_last(gpt2):
 
 def test_four_examples_per_class_are_of_events_alone():
     assert load_config("dart/relations:event_arguments,4").data.protocol.k == 4
-    with pytest.raises(InputError, match="number of examples per class '4' is unknown"):
+    with pytest.raises(InputError, match="K of wiki80 '4' is unknown"):
         load_config("dart/relations:wiki80,4")
 
 

@@ -200,7 +200,7 @@ def test_a_folder_as_it_is_downloaded(name, backbone, tmp_path, capsys):
     out, _ = succeed(capsys, "evaluate", *place, "--split=dev")
     assert json.loads(out)[metric] == result["dev"][metric]
     code, _, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
-    assert (code, len(err.splitlines())) == (2, 1) and "no label column 'label'" in err
+    assert (code, len(err.splitlines())) == (2, 1) and "no column 'label'" in err
     folder, form = tmp_path / "submission", "glue" if name == "rte" else "superglue"
     words = (f"--input={hidden}", f"--format={form}", f"--output={folder}/")
     succeed(capsys, "predict", f"--workdir={workdir}", *words)

@@ -8,9 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import Processes, free_port
+from safetensors.numpy import load_file
 from spoil import BASE
 from test_resume import assert_same_end
-from tiny_run import DROPS, flags, jaxprompt, losses, make_config, read_lines, succeed, tiny_fields
+from tiny_run import (
+    DROPS,
+    flags,
+    jaxprompt,
+    losses,
+    make_config,
+    read_lines,
+    sentences,
+    succeed,
+    tiny_fields,
+    write_rows,
+)
 
 from jaxprompt.parallel import compilation
 from jaxprompt.runs.train import train_prompt
@@ -129,6 +141,42 @@ def test_sigterm_then_sigkill_then_the_same_end(whole, train, tmp_path):
     assert measured(stopped) == measured(expected)
 
 
+@pytest.mark.long
+def test_tasks_that_share_a_prompt_train_on_two_processes_as_on_one(backbone, data, tmp_path):
+    """Each process takes its share of the same batches, of the task that is sampled for both."""
+    beasts = tmp_path / "rows"
+    beasts.mkdir()
+    for number, part in enumerate(("train", "dev", "test")):
+        rows = [row | {"label": str(row["label"] == "beast")} for row in sentences(number, 18)]
+        write_rows(beasts / f"{part}.jsonl", rows)
+    sources = {"topics": data, "beasts": beasts}
+    for name, source in sources.items():
+        fields = {"task.name": "custom", "data.source": str(source)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(fields))
+    c = make_config(
+        backbone, data, "prefix", backbone__dropout=0, prompt__dropout=0, head__dropout=0,
+        optim__lr=1e-2, shared__tasks=",".join(str(tmp_path / f"{name}.json") for name in sources),
+        train__total_steps=6, train__eval_steps=3, train__log_steps=1, data__batch=8,
+    )  # fmt: skip
+    (tmp_path / "c.json").write_text(c.to_json())
+    for number in (1, 2):
+        words = ["-m", "jaxprompt", "train", f"--config={tmp_path / 'c.json'}"]
+        words += [f"--workdir={tmp_path / str(number)}", *mesh_flags((number, 1))]
+        with Processes(tmp_path / f"logs{number}", devices=1) as processes:
+            processes.start_all(2, words) if number == 2 else processes.start(words)
+            assert processes.wait() == [0] * number, processes.told()
+    alone, both = (tmp_path / str(number) for number in (1, 2))
+    assert len(losses(both)) == 6
+    np.testing.assert_allclose(losses(both), losses(alone), rtol=1e-5)
+    expected, scores = measured(alone), measured(both)
+    assert "beasts/accuracy" in scores[0] and scores == [pytest.approx(x) for x in expected]
+    for name in sources:
+        one, two = (load_file(at / f"export/{name}/prompt.safetensors") for at in (alone, both))
+        assert one.keys() == two.keys() and "head/main/out/kernel" in one
+        for part in one:
+            np.testing.assert_allclose(two[part], one[part], rtol=1e-4, atol=1e-6)
+
+
 def test_a_silent_coordinator_is_named(refused, backbone, data, tmp_path):
     at = f"127.0.0.1:{free_port()}"
     words = ["train", f"--config={BASE}", f"--workdir={tmp_path / 'run'}"]
@@ -195,7 +243,7 @@ def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, cap
     "changes, words",
     [
         ({"mesh.data": 3}, "mesh.data=3 x mesh.model=1 does not divide the 8 devices"),
-        ({"mesh.model": 0}, "mesh.model=0 must be at least 1"),
+        ({"mesh.model": 0}, "mesh.model=0 does not divide the 8 devices"),
         ({"mesh.slices": 0}, "mesh.slices=0 must be at least 1"),
         ({"mesh.data": 8, "data.batch": 12},
          "data.batch=12 is not divisible by mesh.data=8; use a multiple of 8, or mesh.data=4"),

@@ -48,7 +48,7 @@ from jaxprompt.errors import InputError
         (["predict", "--prompt=p", "--text=a", "--input=b"], ["--text or --input, not both"]),
         (["predict", "--prompt=p", "--batch=0"], ["--batch=0 must be at least 1"]),
         (["predict", "--prompt=p", "--dtype=f16"], ["'f16'", "float32", "bfloat16"]),
-        (["predict", "--prompt=absent", "--text=a"], ["absent/prompt.json: No such file"]),
+        (["predict", "--prompt=absent", "--text=a"], ["absent/prompt.json", "No such file"]),
     ],
 )
 def test_flags(refused, argv, parts, tmp_path, monkeypatch):
@@ -187,7 +187,7 @@ def test_json_configs(field, value, parts, tmp_path):
 
 
 @pytest.mark.parametrize("content, part", [
-    (b'{"seed": ', "is not valid JSON"), (b"[1]", "contains a list, not an object"),
+    (b'{"seed": ', "not valid JSON"), (b"[1]", "contains a list, not an object"),
     (b"{}", "is missing"), (b"\xff\xfe{", "mine.json"),
 ])  # fmt: skip
 def test_json_that_is_no_config(content, part, tmp_path):
@@ -295,7 +295,7 @@ REFUSED = [
     ({"data.source": "/no/where"}, "data folder /no/where does not exist"),
     ({"task.fields": "text,label"}, "task.fields includes 'label', the label column"),
     ({"task.labels": "beast,food"}, "train.jsonl:3: label 'tool' is not a label"),
-    ({"task.label": "lable"}, "no label column 'lable'; columns: text, label"),
+    ({"task.label": "lable"}, "no column 'lable'; columns: text, label"),
     ({"task.fields": "txt"}, "columns: text, label"),
     ({"task.metric": "f1"}, "metric f1 needs 2 classes, but the task has 3; use macro_f1"),
     # Protocols.
@@ -383,7 +383,7 @@ SIZES = (
     *[({size: None}, f"the config lacks {size}") for size in SIZES],
     *[({size: "many"}, f"has {size}='many'") for size in SIZES],
     ({"model_type": "electra"}, "the config lacks embedding_size"),
-    ({"model_type": "gpt_neo"}, f"backbone.family is one of {', '.join(families())}"),
+    ({"model_type": "gpt_neo"}, f"use one of {', '.join(families())}"),
     ({"hidden_act": "mystery"}, "hidden_act='mystery'"),
 ])  # fmt: skip
 def test_a_config_json_of_another_kind(model, changes, message):
@@ -422,7 +422,7 @@ def test_a_workdir_of_another_config(refused, no_reading, run, command):
     no_reading()
     before = files(run)
     line = refused(*again(run, command, "--config.seed=7"))
-    assert f"{run} contains a run with a different config: seed (saved 0, given 7)" in line
+    assert f"{run} contains a run with a different config: seed (saved 0, now 7)" in line
     assert files(run) == before
 
 
@@ -494,7 +494,7 @@ def predict(refused, run):
 def test_a_folder_without_an_export(predict, no_reading, run):
     no_reading()
     (run / "export/prompt.safetensors").unlink()
-    assert "has no export; run python -m jaxprompt export" in predict("--text=a")
+    assert str(run / "export/prompt.safetensors") in predict("--text=a")
 
 
 def test_predicting_on_other_weights(predict, run, other_backbone, capsys):
@@ -534,7 +534,7 @@ def test_an_output_that_cannot_be_written(predict, refused, no_reading, run, dat
     rows = data / "test.jsonl"
     for words in (["--text=the cat"], ["--column=text", f"--input={rows}"]):
         line = predict(*words, f"--output={tmp_path / 'no/out.jsonl'}")
-        assert f"{tmp_path / 'no'} does not exist; create it, or give another" in line
+        assert f"{tmp_path / 'no'} does not exist" in line
     for words in ([], ["--column=text"]):
         line = predict(f"--input={rows}", *words, f"--output={rows}")
         assert f"--output={rows} would overwrite --input={rows}" in line

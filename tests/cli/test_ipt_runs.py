@@ -206,13 +206,13 @@ TOPICS = {"head.name": "topics"}
 REFUSED = [
     ("ipt", "bert", {"prompt.length": 30}, "raise max_len to 33 or more"),
     ("ipt", "bert", {"prompt.length": 60, "prompt.on": "prefix"}, "60 positions of the prompt"),
-    ("ipt", "bert", {"prompt.pretrained": "/no/where"}, "cannot read /no/where/prompt.json"),
+    ("ipt", "bert", {"prompt.pretrained": "/no/where"}, "/no/where/prompt.json cannot be read"),
     ("ipt", "bert", {"prompt.pretrained": "EXPORT"}, "contains a prompt of method prefix"),
     ("ipt", "bert", {"prompt.pretrained": "a,b"}, "pretrained=a,b names 2 exports"),
     ("ipt", "bert", {"prompt.init": "/no/where"}, "is initialised from an export with prompt.pre"),
     ("ipt", "bert", {"prompt.fixed": True}, "prompt.fixed=True needs an encoder"),
     ("ipt", "bert", {"task.template": "[soft*2] {text}"}, "but the prompt has 4"),
-    ("ipt", "bert", TOPICS | {"task.labels": "food"}, "a task needs 2 or more"),
+    ("ipt", "bert", TOPICS | {"task.labels": "food"}, "task.labels=food must be 2 or more"),
     ("soft", "bert", TOPICS, "use prompt.name=ipt"),
     # A short text lacks the last of the soft tokens, where a left-to-right model reads.
     ("ipt", "gpt2", LAST, "ends in [soft], where this backbone predicts"),

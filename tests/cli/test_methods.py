@@ -399,7 +399,7 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
 @pytest.mark.parametrize(
     "parts, fields, message",
     [
-        ("soft(length=2)+prefix(init='/no/where')", {}, "cannot read /no/where/prompt.json"),
+        ("soft(length=2)+prefix(init='/no/where')", {}, "/no/where/prompt.json cannot be read"),
         ("soft(start=file,file='/no/where.npy')+prefix", {}, "/no/where.npy"),
         ("soft(start=frequent)+prefix", {}, "corpus.path is empty"),
         ("soft(text='a cat')+prefix", {}, "'a cat' is only used with prompt.start=text"),

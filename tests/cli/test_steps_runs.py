@@ -210,9 +210,20 @@ def spoil(monkeypatch):
             return batches
 
         monkeypatch.setattr(train, "train_batches", train_batches)
-        monkeypatch.setattr("jaxprompt.runs.grid.train.train_batches", train_batches)
 
     return call
+
+
+@pytest.mark.long
+def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
+    c = make_config(backbone, data, "prefix", **STILL)
+    spoil(2, 3, 5)
+    result = train_prompt(c, str(tmp_path)).to_json()
+    lines = [r for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
+    assert [r["skipped"] for r in lines] == [0, 1, 2, 2, 3, 3]
+    assert [r["streak"] for r in lines] == [0, 1, 2, 0, 1, 0]
+    assert [r["loss"] == "NaN" for r in lines] == [False, True, True, False, True, False]
+    assert result["skipped"] == 3 and result["steps"] == 6
 
 
 STREAKS = {  # the steps that are spoilt -> the message, and what is saved: skipped steps, streak

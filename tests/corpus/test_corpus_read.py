@@ -329,3 +329,17 @@ def test_endless_units_are_cut():
     assert " ".join(parts) == words.strip()
     chinese = split("字" * 100000, language="zh")
     assert [len(part) for part in chinese] == [2**16, 100000 - 2**16]
+
+
+def test_units_lose_no_text(shared):
+    source = DocumentSource(str(shared / "data/corpus_books_en/dev.jsonl.gz"), TextSettings())
+    for text in list(source)[:40]:
+        for units in ("paragraph", "sentence"):
+            assert "".join("".join(split(text, units)).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
+def test_utf16_is_told_from_latin1(tmp_path, order):
+    (tmp_path / "a.txt").write_bytes("\ufeffA text.\n".encode(order))
+    with pytest.raises(InputError, match=r"a.txt: not UTF-8 .* with iconv -f UTF-16 -t UTF-8"):
+        read_all(tmp_path / "a.txt")
