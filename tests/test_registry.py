@@ -126,13 +126,6 @@ def test_no_two_packages_bring_one_name(inner, install):
     assert "inner-pack 2.1" in str(caught.value) and "other-pack 1.0" in str(caught.value)
 
 
-def test_no_package_replaces_a_preset(install):
-    install("preset_pack", METHOD, {"prompts": {"lester": "preset_pack:Inner"}})
-    with pytest.raises(InputError, match="preset-pack"):
-        load_config("base", [("prompt.name", "lester")])
-    assert "lester: unusable" in reference.list_fields()
-
-
 BROKEN = {
     "import": ("import nowhere_at_all", "ModuleNotFoundError"),
     "attribute": ("x = 1", "AttributeError"),

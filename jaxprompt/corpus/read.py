@@ -207,7 +207,8 @@ def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:
             f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it has: {listed}"
         )
     # Relative names: a corpus that is moved keeps its fingerprint.
-    files = {path.relative_to(top).as_posix(): path for path in texts}
+    names = (user_path(path.relative_to(top), "corpus file").as_posix() for path in texts)
+    files = dict(zip(names, texts, strict=True))
     read = set(texts)
     others = [p for p in paths if p not in read and runs.isdisjoint(p.parents)]
     # Sorted, because their order numbers the documents and must not depend on the file system.

@@ -534,7 +534,7 @@ def test_an_output_that_cannot_be_written(predict, refused, no_reading, run, dat
     rows = data / "test.jsonl"
     for words in (["--text=the cat"], ["--column=text", f"--input={rows}"]):
         line = predict(*words, f"--output={tmp_path / 'no/out.jsonl'}")
-        assert f"{tmp_path / 'no'} does not exist" in line
+        assert f"{tmp_path / 'no'} is not a folder that you can write to" in line
     for words in ([], ["--column=text"]):
         line = predict(f"--input={rows}", *words, f"--output={rows}")
         assert f"--output={rows} would overwrite --input={rows}" in line
