@@ -55,20 +55,22 @@ class Head(Kind):
     READ_WITH: ClassVar[Mapping[str, str]] = {"order=random": "order_seed"}
 
     score: str = kinds.option(
-        "original", "a class is scored by 1 - sigmoid; replaced: by sigmoid (table 3)", SCORES
+        "original", "score of a class. original: 1 - sigmoid; replaced: sigmoid (table 3)", SCORES
     )
-    loss: str = kinds.option("sum", "over the classes of an example: sum (eq. 3) | mean", LOSSES)
-    bias: bool = kinds.option(False, "a trained number per class is added to its logit")
-    copies: bool = kinds.option(
-        False, "classes are written by rows that the method trains (prompt.name=dpt)"
+    loss: str = kinds.option(
+        "sum", "reduction over the classes of an example: sum (eq. 3) or mean", LOSSES
     )
-    separator: str = kinds.option(", ", "between two classes")
-    order: str = kinds.option("task", "of the classes: task = as in task.labels | random", ORDERS)
-    order_seed: int = kinds.option(0, "random: what it is drawn by", kinds.SEED)
-    listed: tuple = kinds.option((), "labels in the order of the list; () = by `order`")
-    group: int = kinds.option(0, "classes that one input lists, at most; 0 = all", "at least 0")
+    bias: bool = kinds.option(False, "add a trained bias per class to its logit")
+    copies: bool = kinds.option(False, "list the classes with trained embeddings (prompt.name=dpt)")
+    separator: str = kinds.option(", ", "text between two classes")
+    order: str = kinds.option("task", "order of the classes: as in task.labels, or random", ORDERS)
+    order_seed: int = kinds.option(0, "random: seed of the order", kinds.SEED)
+    listed: tuple = kinds.option(
+        (), "the labels in the order in which they are listed; () = see `order`"
+    )
+    group: int = kinds.option(0, "maximum number of classes per input; 0 = all", "at least 0")
     hierarchy: tuple = kinds.option(
-        (), 'parents of each class, "top/below", in the order of task.labels'
+        (), 'parents of each class, e.g. "animal/bird", in the order of task.labels'
     )
 
     def check(self) -> None:

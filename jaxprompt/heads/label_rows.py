@@ -26,7 +26,9 @@ class Head(LabelWordHead):
     """Scores classes by vectors that the method trains, initialised from the label words."""
 
     scores: str = kinds.option(
-        "restricted", "restricted to the label rows | full: the vocabulary besides", SCORES
+        "restricted",
+        "softmax over the label embeddings (restricted), or also the vocabulary (full)",
+        SCORES,
     )
 
     def reads_rows(self) -> bool:

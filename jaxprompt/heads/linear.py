@@ -23,9 +23,11 @@ class Head(Kind):
     """Classes, or the choices of an example, by a linear layer."""
 
     pooler: str = kinds.option(
-        "auto", "auto = checkpoint if it has a pooler, else cls", ("auto", *POOLERS)
+        "auto",
+        "input of the linear layer; auto = checkpoint if it has a pooler, else cls",
+        ("auto", *POOLERS),
     )
-    dropout: float = kinds.option(0.1, "before the linear layer", "in [0, 1)")
+    dropout: float = kinds.option(0.1, "dropout before the linear layer", "in [0, 1)")
 
     def check_backbone(self, facts: BackboneInfo) -> None:
         """Raises InputError for a pooler that the backbone does not have."""

@@ -63,14 +63,18 @@ class Head(TextSpanHead):
     READ_WITH: ClassVar[Mapping[str, str]] = {"single=False": "drop_substrings"}
 
     layer: str = kinds.option(
-        "discriminator", "what judges: the checkpoint's head | linear: a new layer", LAYERS
+        "discriminator",
+        "layer that scores tokens: the checkpoint's head, or a new linear layer",
+        LAYERS,
     )
     score: str = kinds.option(
-        "original", "s = 1 - sigmoid of the layer's logit; replaced: sigmoid", SCORES
+        "original",
+        "score s of a token. original: 1 - sigmoid of the logit; replaced: sigmoid",
+        SCORES,
     )
-    loss: str = kinds.option("mean", "over the tokens of a window: mean | sum", LOSSES)
+    loss: str = kinds.option("mean", "reduction over the tokens of a window: mean or sum", LOSSES)
     threshold: float = kinds.option(
-        0.6, "a token is of the answer where 1 - s is below it (appendix A)", "in (0, 1)"
+        0.6, "a token belongs to the answer if 1 - s is below this (appendix A)", "in (0, 1)"
     )
     tune: bool = kinds.option(
         False, "the threshold is that of the best metric on dev; it is exported"
@@ -85,7 +89,7 @@ class Head(TextSpanHead):
         False, "a question may have none; else the likeliest word is one at least"
     )
     stride: int = kinds.option(
-        -1, "tokens that windows of a long text share; -1 = 128; at most half of one",
+        -1, "tokens by which windows of a long text overlap; -1 = 128; at most half a window",
         "at least -1",
     )  # fmt: skip
 

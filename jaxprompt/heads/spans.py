@@ -154,13 +154,15 @@ class Head(TextSpanHead):
     READ_WITH: ClassVar[Mapping[str, str]] = {"no_answer": "threshold"}
 
     stride: int = kinds.option(
-        -1, "tokens that windows of a long text share; -1 = 128; at most half of one",
+        -1, "tokens by which windows of a long text overlap; -1 = 128; at most half a window",
         "at least -1",
     )  # fmt: skip
     max_answer: int = kinds.option(30, "tokens of an answer", "at least 1")
-    n_best: int = kinds.option(20, "starts, and ends, of a window that are looked at", "at least 1")
+    n_best: int = kinds.option(
+        20, "number of best starts, and of best ends, that are combined per window", "at least 1"
+    )
     no_answer: bool = kinds.option(
-        False, "a question may have none (SQuAD 2.0); else the best span is taken"
+        False, "questions may have no answer (SQuAD 2.0); False = always predict the best span"
     )
     threshold: float = kinds.option(
         0.0, "no_answer: by how much its score must be over that of the best span"

@@ -73,10 +73,14 @@ class Head(WindowHead):
 
     dropout: float = kinds.option(0.1, "before the linear layer", "in [0, 1)")
     stride: int = kinds.option(
-        -1, "tokens that windows of a long text share; -1 = 32; at most half of one", "at least -1"
+        -1,
+        "tokens by which windows of a long text overlap; -1 = 32; at most half a window",
+        "at least -1",
     )
     decode: str = kinds.option(
-        "argmax", "the best tag of each word; viterbi: the best that IOB2 allows", DECODES
+        "argmax",
+        "argmax: the best tag of each word; viterbi: the best sequence that IOB2 allows",
+        DECODES,
     )
 
     def check_task(self, task: Task) -> None:

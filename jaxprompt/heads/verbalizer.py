@@ -119,11 +119,15 @@ class Head(LabelWordHead):
     """Scores classes, or the choices of an example, by the words predicted at [mask]."""
 
     scores: str = kinds.option(
-        "restricted", "restricted to the label words | full vocabulary", SCORES
+        "restricted", "softmax over the label words (restricted) or the vocabulary (full)", SCORES
     )
-    pieces: str = kinds.option("mean", "mean | sum over the subwords of a label word", PIECES)
+    pieces: str = kinds.option(
+        "mean", "score of a label word: mean or sum over its subwords", PIECES
+    )
     span: str = kinds.option(
-        "label", "T5, GPT-2: loss on the label's tokens | the whole target's, full scores", SPANS
+        "label",
+        "T5, GPT-2: loss on the tokens of the label, or on the whole target (scores=full)",
+        SPANS,
     )
 
     def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:

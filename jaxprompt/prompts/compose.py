@@ -30,7 +30,7 @@ class Prompt(Method):
 
     task_info: TaskInfo = TaskInfo()
     parts: str = kinds.option(
-        "prefix(length=10)+soft(length=10)", "methods with their fields, + between them"
+        "prefix(length=10)+soft(length=10)", "methods with their fields, separated by +"
     )
 
     def check(self) -> None:

@@ -28,25 +28,27 @@ class Prompt(Method):
 
     READ_WITH = {"fluency": "hide", "start=words": "text"}
     task_info: TaskInfo = TaskInfo()
-    length: int = kinds.option(3, "rows of the template, one per subword of `text`", "at least 0")
-    text: str = kinds.option("", 'words of the template that they start from; "" = N(0, 0.02^2)')
+    length: int = kinds.option(
+        3, "trained embeddings in the template, one per subword of `text`", "at least 0"
+    )
+    text: str = kinds.option("", 'words that initialise the template embeddings; "" = N(0, 0.02^2)')
     start: str = kinds.option(
         "words",
-        "unused: BERT's [unused1], ... for all rows, in place of `text`",
+        "initial embeddings. words: those of `text`; unused: BERT's [unused1] and so on",
         ("words", "unused"),
     )
-    labels: bool = kinds.option(True, "label rows are trained; False = label words stay words")
+    labels: bool = kinds.option(True, "train label embeddings; False = score the label words")
     each: str = kinds.option(
-        "class", "a label row for each class | word of a class", ("class", "word")
+        "class", "train one label embedding per class, or one per label word", ("class", "word")
     )
     pieces: str = kinds.option(
         "mean",
-        "a label row starts from the mean of its subwords | from the first",
+        "initialise a label embedding from the mean of its subwords, or from the first",
         ("mean", "first"),
     )
     fluency: float = kinds.option(0.0, "weight of the fluency objective; 0 = none", "at least 0")
     hide: float = kinds.option(
-        0.1, "fluency: share of the text's tokens that is hidden; 0 = one token", "in [0, 1)"
+        0.1, "fluency: probability that a token of the text is masked; 0 = one token", "in [0, 1)"
     )
 
     def num_slots(self) -> int:

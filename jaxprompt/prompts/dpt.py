@@ -20,9 +20,7 @@ class Prompt(Method):
     READ_WITH = {"length": "scale"}
     task_info: TaskInfo = TaskInfo()
     length: int = kinds.option(0, "soft tokens", "at least 0")
-    scale: float = kinds.option(
-        0.02, "standard deviation of the soft tokens at the start", "at least 0"
-    )
+    scale: float = kinds.option(0.02, "standard deviation of the initial soft tokens", "at least 0")
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the template; the vectors come after them."""

@@ -30,32 +30,48 @@ class Prompt(Method):
     INIT, STATIC_FIELDS, reads = "pretrained", ("scale",), ("encoder",)
     READ_WITH = {"encoder=cnn,lstm,mlp": "hidden", "on=prefix": "layers added coefficient shift"}
 
-    length: int = kinds.option(20, "soft tokens, or keys and values of a layer", "at least 1")
-    on: str = kinds.option(
-        "prompt", "prompt: soft tokens | prefix: keys and values", ("prompt", "prefix")
+    length: int = kinds.option(
+        20, "number of soft tokens, or of keys and values per layer", "at least 1"
     )
-    fixed: bool = kinds.option(False, "the rows of words do not train")
+    on: str = kinds.option(
+        "prompt",
+        "kind of prompt. prompt: soft tokens; prefix: keys and values",
+        ("prompt", "prefix"),
+    )
+    fixed: bool = kinds.option(False, "freeze the word embeddings of the prompt")
     encoder: str = kinds.option(
-        "none", "none | cnn | lstm | mlp: what computes the vectors from the rows", ENCODERS
+        "none", "encoder that computes the prompt from the word embeddings", ENCODERS
     )
     hidden: int = kinds.option(
-        0, "encoder: channels, LSTM units of a direction; 0 = 48, of an mlp 256", "at least 0"
+        0, "encoder: channels, or LSTM units per direction; 0 = 48, for mlp 256", "at least 0"
     )
     utilization: float = kinds.option(
-        1.0, "share of a text's words, from its first, that are read", "in (0, 1]"
+        1.0,
+        "share of the words of a text, from the first on, that the prompt is computed from",
+        "in (0, 1]",
     )
-    pretrained: str = kinds.option("", "an export of ipt whose rows, and encoder, it starts from")
+    pretrained: str = kinds.option(
+        "", "an export of ipt that initialises the word embeddings and the encoder"
+    )
     rows: str = kinds.option(
-        "seen", "seen: the words of the training text train | all: the vocabulary", ("seen", "all")
+        "seen",
+        "words with trained embeddings. seen: those of the training texts; all: the vocabulary",
+        ("seen", "all"),
     )
-    scale: float = kinds.option(0.5, "rows start in U(-scale, scale)", "at least 0")
-    layers: str = kinds.option("1", 'prefix: interval of layers that the vectors are for; "" = all')
+    scale: float = kinds.option(
+        0.5, "word embeddings are initialised from U(-scale, scale)", "at least 0"
+    )
+    layers: str = kinds.option("1", 'prefix: layers that it is in, e.g. "17-24"; "" = all')
     added: bool = kinds.option(
-        True, "prefix: to trained keys and values of the task in every layer"
+        True, "prefix: add it to a trained prefix of the task, which is in every layer"
     )
-    coefficient: float = kinds.option(0.05, "prefix: what vectors are multiplied by")
-    shift: bool = kinds.option(True, "prefix: the text's positions start at `length`")
-    shuffled: bool = kinds.option(False, "a control: the prompt of another text of the batch")
+    coefficient: float = kinds.option(0.05, "prefix: factor of its keys and values")
+    shift: bool = kinds.option(
+        True, "prefix: the positions of the text start at `length`, not at 0"
+    )
+    shuffled: bool = kinds.option(
+        False, "control experiment: use the prompt of another text of the batch"
+    )
 
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""

@@ -21,21 +21,23 @@ class Prompt(Method):
     PLAIN = "prompt.encoder=none"
     READ_WITH = {"encoder=lstm": "hidden lstm_layers", "encoder=lstm,mlp": "linear inner"}
 
-    length: int = kinds.option(9, "pseudo tokens", "at least 1")
+    length: int = kinds.option(9, "number of pseudo tokens", "at least 1")
     encoder: str = kinds.option(
-        "lstm", "of the embeddings; none = they are the soft tokens", ("lstm", "mlp", "none")
+        "lstm",
+        "encoder that computes the soft tokens from embeddings; none = no encoder",
+        ("lstm", "mlp", "none"),
     )
     hidden: int = kinds.option(
-        0, "lstm: width of each direction; 0 = that of the word embeddings", "at least 0"
+        0, "lstm: units per direction; 0 = width of the word embeddings", "at least 0"
     )
-    lstm_layers: int = kinds.option(2, "lstm: layers", "at least 1")
-    linear: int = kinds.option(2, "linear layers, of the MLP or behind the LSTM", "at least 1")
+    lstm_layers: int = kinds.option(2, "lstm: number of layers", "at least 1")
+    linear: int = kinds.option(
+        2, "number of linear layers of the MLP, or of the MLP after the LSTM", "at least 1"
+    )
     inner: int = kinds.option(
-        0, "width between linear layers; 0 = that of the word embeddings", "at least 0"
+        0, "width between the linear layers; 0 = width of the word embeddings", "at least 0"
     )
-    scale: float = kinds.option(
-        1.0, "standard deviation of the embeddings at the start", "at least 0"
-    )
+    scale: float = kinds.option(1.0, "standard deviation of the initial embeddings", "at least 0")
 
     def num_slots(self) -> int:
         """Returns the number of soft tokens in the input."""

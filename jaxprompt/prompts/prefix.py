@@ -37,26 +37,30 @@ class Prompt(Method):
     PLAIN = "prompt.hidden=0"
     START_FIELDS = ("text",)
     READ_WITH = {"start=normal": "scale", "decoder": "decoder_layers", "cross": "cross_layers"}
-    length: int = kinds.option(20, "keys and values of a layer")
-    layers: str = kinds.option("", 'interval of layers, as in "17-24"; "" = all')
+    length: int = kinds.option(20, "number of keys and values per layer")
+    layers: str = kinds.option("", 'layers with a prefix, e.g. "17-24"; "" = all')
     decoder: int = kinds.option(
-        0, "T5: length in the decoder's own attention; 0 = none", "at least 0"
+        0, "T5: length in the self-attention of the decoder; 0 = none", "at least 0"
     )
     decoder_layers: str = kinds.option(
-        "", 'interval of the decoder\'s layers, as in "1-6"; "" = all'
+        "", 'T5: layers of the decoder with a prefix, e.g. "1-6"; "" = all'
     )
     cross: int = kinds.option(
-        0, "T5: length in the decoder's attention over the encoder; 0 = none", "at least 0"
+        0, "T5: length in the cross attention of the decoder; 0 = none", "at least 0"
     )
-    cross_layers: str = kinds.option("", "interval of layers of that attention")
+    cross_layers: str = kinds.option(
+        "", 'T5: layers with a prefix in the cross attention; "" = all'
+    )
     hidden: int = kinds.option(
         0, "width of the MLP that computes the prefix; 0 = none", "at least 0"
     )
-    dropout: float = kinds.option(0.0, "of keys and values", "in [0, 1)")
-    shift: bool = kinds.option(True, "the text's positions start at `length`")
-    start: str = kinds.option("normal", "of the keys and values", ("normal", "zero", "text"))
-    scale: float = kinds.option(0.02, "normal: standard deviation", "at least 0")
-    text: str = kinds.option("", "text: what it starts from the keys and values of")
+    dropout: float = kinds.option(0.0, "dropout of keys and values", "in [0, 1)")
+    shift: bool = kinds.option(True, "the positions of the text start at `length`, not at 0")
+    start: str = kinds.option(
+        "normal", "initial keys and values. text: those of a text", ("normal", "zero", "text")
+    )
+    scale: float = kinds.option(0.02, "start=normal: standard deviation", "at least 0")
+    text: str = kinds.option("", "start=text: the text")
 
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""

@@ -34,18 +34,22 @@ class Prompt(Method):
 
     START_FIELDS = ("text", "file")
     READ_WITH = {"start=normal": "scale", "start=vocab,frequent": "top"}
-    length: int = kinds.option(20, "soft tokens")
+    length: int = kinds.option(20, "number of soft tokens")
     decoder: int = kinds.option(
-        0, "T5: soft tokens in front of what the decoder is fed", "at least 0"
+        0, "T5: number of soft tokens before the decoder input", "at least 0"
     )
-    start: str = kinds.option("normal", "random vectors, a file, or embeddings of tokens", STARTS)
-    scale: float = kinds.option(0.02, "normal: standard deviation", "at least 0")
+    start: str = kinds.option(
+        "normal", "initialisation: random vectors, a file, or embeddings of tokens", STARTS
+    )
+    scale: float = kinds.option(0.02, "start=normal: standard deviation", "at least 0")
     top: int = kinds.option(
-        0, "vocab: of how many first ids, 0 = all; frequent: of how many words, 0 = 1,000",
+        0, "number of tokens to sample from. vocab: the first ids, 0 = all; frequent: 0 = 1,000",
         "at least 0",
     )  # fmt: skip
-    text: str = kinds.option("", "text: what they start from the words of")
-    file: str = kinds.option("", "file: an .npy [P, E], an export, or a PEFT adapter")
+    text: str = kinds.option("", "start=text: the text whose words initialise the soft tokens")
+    file: str = kinds.option(
+        "", "start=file: an .npy array [length, width], an export, or a PEFT adapter"
+    )
 
     def check(self) -> None:
         """Raises InputError if a hyperparameter is out of range."""
