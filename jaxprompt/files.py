@@ -235,7 +235,7 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
     ending = path.suffix.lower()
     if ending in _OTHER_SUFFIXES and ending != suffix:
         raise InputError(
-            f"--output={output}: {suffix} is written, not {ending}; give another ending"
+            f"--output={output}: the format is {suffix}, not {ending}; change the ending"
         )
     real_path = Path(os.path.realpath(path))
     folder = real_path.parent

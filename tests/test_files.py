@@ -202,9 +202,9 @@ def test_the_file_of_stdout_is_appended_to(tmp_path):
 @pytest.mark.parametrize(
     "output, name, reason",
     [
-        ("out.TSV", "", ".jsonl is written, not .tsv"),
-        ("out.jsonl.gz", "", ".jsonl is written, not .gz"),
-        ("out.csv", "RTE.tsv", ".tsv is written, not .csv"),
+        ("out.TSV", "", ".jsonl, not .tsv"),
+        ("out.jsonl.gz", "", ".jsonl, not .gz"),
+        ("out.csv", "RTE.tsv", ".tsv, not .csv"),
         (".", "", "is a folder; give a file, e.g. "),
         ("new/", "", "is a folder; give a file, e.g. "),
         (".", "made", "made is a folder; give a file, e.g. "),

@@ -201,7 +201,9 @@ def read_argument(text: str, **parts: tuple[str, Collection[str]]) -> list[str]:
     """
     words = text.split(",")
     if len(words) > len(parts):
-        raise InputError(f"{text!r} has {len(words)} parts; use {','.join(parts)}")
+        raise InputError(
+            f"the argument {text!r} of the config has {len(words)} parts; use {','.join(parts)}"
+        )
     words += [""] * (len(parts) - len(words))
     return [
         check_known(f"the {name.lower()}", word or default, values)

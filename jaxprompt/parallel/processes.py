@@ -63,7 +63,9 @@ def connect(
             f"--timeout={timeout:g} must be more than 0 and at most {MAX_TIMEOUT} seconds"
         )
     if cluster and len(missing) < len(arguments):
-        raise InputError(f"--cluster sets {', '.join(map('--{}'.format, arguments))} itself")
+        raise InputError(
+            f"--cluster sets {', '.join(map('--{}'.format, arguments))} itself; remove them"
+        )
     if not cluster and len(missing) == len(arguments):
         return
     if coordinator is not None and processes is not None and process is not None:

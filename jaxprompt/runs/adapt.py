@@ -131,7 +131,9 @@ def check_objective(config: RunConfig) -> None:
         "train.init_head": config.train.init_head, "data.protocol": config.data.protocol.name,
     }  # fmt: skip
     if is_grid(config):
-        raise InputError("adapt takes one run, but config.runs defines a grid; empty it")
+        raise InputError(
+            "config.runs defines a grid, but adapt trains a single run; empty config.runs"
+        )
     if not config.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
     for field, value in unused.items():

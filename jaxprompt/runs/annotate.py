@@ -79,7 +79,9 @@ def check_annotator(config: RunConfig) -> None:
     text_fields = template.fields if config.task.template else task.fields
     counts = [f"demos.{name}=0" for name in COUNTS if getattr(config.demos, name)]
     if is_grid(config):
-        raise InputError("config.runs defines several runs, but annotate takes one; empty it")
+        raise InputError(
+            "config.runs defines a grid, but annotate trains a single run; empty config.runs"
+        )
     if counts:
         raise InputError(f"annotate does not support demonstrations; set {', '.join(counts)}")
     if task.is_text:

@@ -229,7 +229,7 @@ REFUSED = [
     ({"task.choices": "a,b"}, "task custom has choices"),
     ({"task.fields": "a,b"}, "task custom has 2 texts, a, b"),
     ({"ppt.task": "cls"}, "ppt.task=cls pre-trains a prompt"),
-    ({"runs.seeds": "1,2"}, "config.runs defines several runs"),
+    ({"runs.seeds": "1,2"}, "config.runs defines a grid"),
     ({"head.pooler": "cls"}, "head.pooler (saved 'trained', now 'cls')"),
 ]  # fmt: skip
 

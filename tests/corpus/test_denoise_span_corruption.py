@@ -179,7 +179,7 @@ def test_too_few_sentinels(t5):
     ("length", "changes", "message"),
     [
         (2, {}, "data.max_len=2 is too short for a token, a sentinel and an end token; use 3"),
-        (64, {"density": 0.0}, "objective.rate=0 predicts nothing"),
+        (64, {"density": 0.0}, "objective.rate=0 "),
         (64, {"span": 0.5}, "objective.span=0.5 must be at least 1"),
     ],
 )

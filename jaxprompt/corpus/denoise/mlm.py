@@ -48,7 +48,7 @@ class Denoiser:
     def __post_init__(self):
         """Raises InputError for a rate or length with which nothing is predicted."""
         if not self.rate:
-            raise InputError("objective.rate=0 predicts nothing; BERT's is 0.15")
+            raise InputError("objective.rate=0 predicts no token; use e.g. 0.15, as BERT")
         num_special = len(self.cls_ids) + len(self.sep_ids)
         if self.length <= num_special:
             raise InputError(

@@ -144,7 +144,7 @@ def make(
     Raises InputError if the tokenizer has too few sentinels, or a value is out of range.
     """
     if not density:
-        raise InputError("objective.rate=0 predicts nothing; T5's is 0.15")
+        raise InputError("objective.rate=0 predicts no token; use e.g. 0.15, as T5")
     if not span >= 1:
         raise InputError(f"objective.span={span} must be at least 1; T5's is 3")
     eos = special_id(tokenizer, "eos")

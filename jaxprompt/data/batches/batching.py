@@ -36,7 +36,7 @@ class Layout:
         """Raises InputError for a batch size that hosts cannot share."""
         if self.batch % self.hosts:
             raise InputError(
-                f"batch size {self.batch} is not a multiple of {self.hosts} hosts; use one"
+                f"batch size {self.batch} is not a multiple of {self.hosts} hosts; use a multiple"
             )
 
     def single_host(self) -> "Layout":

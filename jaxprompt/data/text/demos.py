@@ -221,8 +221,8 @@ def lay_out_demos(
         needed = fixed + sum(example_lengths) + sum(demo_lengths)
     if needed > room:
         raise InputError(
-            f"{where} with {len(demos)} demonstrations takes {needed} tokens, over the {room} that "
-            f"data.max_len leaves; raise data.max_len by {needed - room} or more, use fewer "
+            f"{where} with {len(demos)} demonstrations takes {needed} tokens, but data.max_len "
+            f"leaves {room}; raise data.max_len by {needed - room} or more, use fewer "
             "demonstrations, or truncate texts by demos.max_demo_tokens and "
             "demos.max_example_tokens"
         )

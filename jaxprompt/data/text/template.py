@@ -275,9 +275,11 @@ def _check_marks(template: Template, names: Sequence[str], entities: int) -> Non
                 f"|{part.mark}"
             )
         if part.text != names[0] or len(marked) > 1:
-            raise InputError(f"{where}, but only {{{names[0]}}} has some; mark that one, and once")
+            raise InputError(
+                f"{where}, but only {{{names[0]}}} has entities; write |{part.mark} there, and once"
+            )
         if others := [name for name in part.modifiers if name not in (part.mark, "whole")]:
-            raise InputError(f"{where}, which |{others[0]} would move; remove it")
+            raise InputError(f"{where}, whose positions |{others[0]} would change; remove it")
 
 
 def _hard_words(words: str) -> list[Part]:

@@ -83,7 +83,8 @@ def choose_rows(
     no_words = sorted(ids_of_no_word(tokenizer))
     if kind in FROM_TEXT:
         if counts is None:
-            raise InputError(f"prompt words {kind!r} need a text; set one, or use 'vocab'")
+            text = "the words of a corpus" if kind == "frequent" else "training examples"
+            raise InputError(f"prompt.start={kind} needs {text}, but there are none; use vocab")
         candidates = np.setdiff1d(np.flatnonzero(counts), no_words)
         if kind == "frequent":  # equal counts by their ids
             by_count = np.argsort(-counts[candidates], kind="stable")
@@ -92,7 +93,7 @@ def choose_rows(
     rows: Ids = []
     if kind == "labels":
         if not labels:
-            raise InputError("prompt words 'labels' need label words; set them, or use 'vocab'")
+            raise InputError("prompt.start=labels needs label words; set task.words, or use vocab")
         if len(labels) > length:
             logging.getLogger(__name__).warning(
                 "%d classes, but only %d soft tokens: the last classes are not used",

@@ -107,8 +107,8 @@ def test_golden_draw(bert):
 
 def test_bad_choices(bert):
     for kind, message in (
-        ("labels", "need label words"),
-        ("task", "need a text"),
+        ("labels", "prompt.start=labels needs label words"),
+        ("task", "prompt.start=task .* training examples"),
         ("text", "has no token"),
     ):
         with pytest.raises(InputError, match=message):

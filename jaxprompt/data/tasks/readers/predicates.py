@@ -27,7 +27,7 @@ def check_predicate(task: Task) -> None:
         raise InputError(
             f"task.predicate={task.predicate!r} must be the column with the index of the "
             f"predicate, not in task.fields or task.tags; no field may be called {PREDICATE!r}, "
-            "which stands for the predicate in templates"
+            "the name of the predicate in templates"
         )
     if task.markers and len(task.markers) != 2:
         raise InputError(
