@@ -7,13 +7,13 @@ set -euo pipefail
 usage() {
   cat <<'TEXT'
 usage: bash launch/gpu_host.sh [options] COMMAND [flags of python -m jaxprompt COMMAND]
-  --gpus=0,1,...  take these GPUs (default: all)
-  --memory=0.9    share of each GPU's memory that JAX takes at the start (default: 0.9)
-  --retries=3     starts again after a crash, at most so often; a run resumes (default: 3)
+  --gpus=0,1,...  use these GPUs (default: all)
+  --memory=0.9    share of each GPU's memory that JAX allocates (default: 0.9)
+  --retries=3     maximum number of restarts after a crash; a run resumes (default: 3)
   --device=cpu    run on the CPU, to try a command out
   --dry-run       print the commands, run nothing
-Bad input (exit code 2) is final. SIGTERM saves and ends. PYTHON=... chooses the interpreter;
-XLA_FLAGS and NCCL's own variables are kept.
+After an error in its input (exit code 2), the command is not restarted. SIGTERM saves the run and
+stops. PYTHON=... selects the interpreter; XLA_FLAGS and NCCL's variables are passed on.
 TEXT
 }
 

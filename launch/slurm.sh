@@ -14,13 +14,13 @@ name=slurm.sh
 usage() {
   cat <<'TEXT'
 usage: bash launch/slurm.sh [options] COMMAND [flags of python -m jaxprompt COMMAND]
-  --nodes=1          nodes (default: 1)
-  --gpus-per-node=8  GPUs of a node (default: 8)
-  --per-gpu          a process a GPU; by default a process a node drives all of its GPUs
-  --sbatch=OPTION    an option for sbatch, as in --sbatch=--partition=gpu; may stand many times
+  --nodes=1          number of nodes (default: 1)
+  --gpus-per-node=8  GPUs per node (default: 8)
+  --per-gpu          one process per GPU (default: one process per node for all of its GPUs)
+  --sbatch=OPTION    an option for sbatch, e.g. --sbatch=--partition=gpu; can be repeated
   --dry-run          print the commands, run nothing
-Two minutes before its time is over the job saves and queues again; so it does where Slurm preempts
-it by requeueing. The workdir must lie on a disk that all nodes share. PYTHON=... chooses the
+Two minutes before its time limit, or if Slurm preempts it by requeueing, the job saves the run and
+queues itself again. The workdir must be on a disk that all nodes share. PYTHON=... selects the
 interpreter.
 TEXT
 }

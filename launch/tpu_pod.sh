@@ -8,19 +8,20 @@ usage() {
   cat <<'TEXT'
 usage: bash launch/tpu_pod.sh --name=NAME --zone=ZONE [options] COMMAND [flags of jaxprompt COMMAND]
        bash launch/tpu_pod.sh --name=NAME --zone=ZONE --delete
-  --type=TYPE        accelerator type, to make the slice where it is not there (v5litepod-16)
-  --version=VERSION  runtime of its hosts (v2-alpha-tpuv5-lite)
-  --spot             a slice that can be preempted
-  --queued           ask through a queued resource of the same name
-  --project=PROJECT  otherwise gcloud's own
-  --before=COMMAND   run on every worker first: mount the disk that they share
-  --logs=FOLDER      where logs are brought (default: logs/NAME)
-  --poll=60          seconds between two looks (default: 60)
-  --retries=3        starts again after a crash, at most so often; a run resumes (default: 3)
-  --delete           delete the slice when the command has ended; without a command, now
+  --type=TYPE        accelerator type, if the slice must be created (default: v5litepod-16)
+  --version=VERSION  runtime version of its hosts (default: v2-alpha-tpuv5-lite)
+  --spot             create a slice that can be preempted
+  --queued           request it as a queued resource of the same name
+  --project=PROJECT  project (default: that of gcloud)
+  --before=COMMAND   run this on every worker first, e.g. to mount the shared disk
+  --logs=FOLDER      folder for downloaded logs (default: logs/NAME)
+  --poll=60          seconds between two checks of the slice (default: 60)
+  --retries=3        maximum number of restarts after a crash; a run resumes (default: 3)
+  --delete           delete the slice after the command, or now if there is no command
   --dry-run          print the commands, run nothing
-A preempted slice is made again and goes on by the same command. Bad input (exit code 2) is final.
-The workdir must lie on the shared disk. Stopping this script leaves the run alone: call it again.
+A preempted slice is created again, and the run resumes. After an error in its input (exit code 2),
+the command is not restarted. The workdir must be on the shared disk. If you stop this script, the
+run continues on the slice; the same command follows it again.
 TEXT
 }
 

@@ -55,7 +55,7 @@ def main(words: list[str]) -> int:
     if not args.output:
         parser.error("give --output, the JSON file of all figures")
     if not Path(args.output).absolute().parent.is_dir():
-        parser.error(f"--output={args.output} stands in a folder that does not exist; make it")
+        parser.error(f"--output={args.output} is in a folder that does not exist; create it")
     if args.rounds is not None and args.rounds < 1:  # None: the case chooses
         parser.error(f"--rounds={args.rounds} must be at least 1")
     try:

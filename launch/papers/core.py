@@ -1,16 +1,16 @@
-"""Reproduces a table or figure of a paper and prints it beside the published numbers.
+"""Reproduces a table or figure of a paper and prints it next to the published numbers.
 
 usage: python launch/papers PAPER TABLE --workdir DIR [--backbone PATH] [--config.FIELD=VALUE ...]
 
 {tables}
 
-A cell is mean ± population standard deviation of the test split over the seeds, in percent; for
-each seed the learning rate that is best on dev counts. Where a paper has a cross-validation, the
-mean over its folds chooses the learning rate, and one more run with it counts. Where a paper
-reports its best seeds alone, the mean of those that are best on dev stands in front. What the paper
-prints stands behind it in brackets; "-" has not been run. Runs that have a result are not run
-again, and runs of equal shapes train as one program. A figure is written with its numbers as CSV
-beside it.
+A cell is the mean ± population standard deviation on the test split over the seeds, in percent. For
+each seed, the learning rate that is best on dev is used. If a paper uses cross-validation, the mean
+over the folds selects the learning rate, and the cell has the score of one more run with it. If a
+paper only reports its best seeds, the mean of the seeds that are best on dev comes first. The
+published number follows in brackets; "-" has not been run. Runs that have a result are not run
+again, and runs of equal shapes train as one program. The numbers of a figure are also written as a
+CSV file.
 """
 
 import itertools
@@ -84,26 +84,38 @@ def make_parser(argv: Sequence[str]) -> Parser:
     parser.prog = "python launch/papers"
     parser.takes_overrides = True
     parser.add_argument("paper", help=f"one of {', '.join(PAPERS)}")
-    parser.add_argument("table", help="one of those above")
-    parser.add_argument("--workdir", required=True, help="folder of the runs, of one table")
+    parser.add_argument("table", help="a table or figure of the list above")
     parser.add_argument(
-        "--backbone", default="", help="folder, hub id or pkg:PACKAGE/FOLDER, in place of the "
-        "paper's",
+        "--workdir", required=True, help="folder of the runs; each table needs a separate one"
+    )
+    parser.add_argument(
+        "--backbone", default="", help="folder, hub id or pkg:PACKAGE/FOLDER (default: the "
+        "paper's backbones)",
     )  # fmt: skip
     papers = [paper for name, paper in PAPERS.items() if name in argv] or list(PAPERS.values())
     for paper in papers:
         paper.add_flags(parser)
-    parser.add_argument("--data", default="", help="folder with a folder per task, not the hub's")
-    parser.add_argument("--tasks", default="", help="only these, separated by semicolons")
-    parser.add_argument("--rows", default="", help="only these, separated by semicolons")
-    parser.add_argument("--seeds", default="", help="in place of the paper's")
-    parser.add_argument("--learning-rates", default="", help="in place of the paper's grid")
-    parser.add_argument("--output", default="", help="picture: .png, .pdf, .svg; in the workdir")
+    parser.add_argument(
+        "--data", default="", help="folder with a folder per task (default: the hub)"
+    )
+    parser.add_argument("--tasks", default="", help="only these tasks, separated by semicolons")
+    parser.add_argument("--rows", default="", help="only these rows, separated by semicolons")
+    parser.add_argument("--seeds", default="", help="seeds (default: the paper's)")
+    parser.add_argument(
+        "--learning-rates", default="", help="learning rates (default: the paper's)"
+    )
+    parser.add_argument(
+        "--output",
+        default="",
+        help="file of the figure: .png, .pdf or .svg (default: in the workdir)",
+    )
     do = parser.add_mutually_exclusive_group()
-    do.add_argument("--print", action="store_true", help="show what has been run, run nothing")
+    do.add_argument(
+        "--print", action="store_true", help="print the results so far, and run nothing"
+    )
     do.add_argument(
         "--estimate", action="store_true",
-        help="print how many runs there are and the commands that estimate them, run nothing",
+        help="print the number of runs and the commands that estimate their cost, and run nothing",
     )  # fmt: skip
     return parser
 
@@ -120,7 +132,7 @@ def _listed(flag: str, text: str, choices: Sequence[str]) -> list[str]:
     parts = [part.strip() for part in text.split(";") if part.strip()]
     for part in parts:
         if part not in choices and set(map(str.strip, part.split(","))) <= set(choices):
-            raise InputError(f"{flag}={part!r}: put ; between names, of which some have commas")
+            raise InputError(f"{flag}={part!r}: separate names by ; because some contain commas")
     return [check_known(flag, part, choices) for part in parts]
 
 
@@ -140,8 +152,8 @@ def bind(args: Any) -> None:
     for name in ("paper", "table"):
         if saved and saved.get(name) != getattr(args, name):
             raise InputError(
-                f"{args.workdir} holds runs of {name} {saved.get(name)}, not "
-                f"{getattr(args, name)}; take another --workdir"
+                f"{args.workdir} contains runs of {name} {saved.get(name)}, not "
+                f"{getattr(args, name)}; use another --workdir"
             )
     PAPERS[args.paper].check(args, saved)
 

@@ -124,7 +124,7 @@ class Ipt(Paper):
             "--topics", default="topics",
             help="folder of the exported topic classifiers cnn-prompt, lstm-prefix and so on",
         )  # fmt: skip
-        parser.add_argument("--ppt", default="", help="export of a prompt that `pretrain` learned")
+        parser.add_argument("--ppt", default="", help="export of a prompt that `pretrain` trained")
 
     def why_not(self, cell: Cell, args: Any) -> str:
         """Returns which export a cell lacks, on which its prompt starts."""

@@ -173,21 +173,23 @@ class Ppt(Paper):
     def add_flags(self, parser: Any) -> None:
         """Adds --kind, --adapted and --prompts."""
         parser.add_argument(
-            "--kind", default="", help=f"of the backbone: {', '.join(ppt.ALL_KINDS)}"
+            "--kind", default="", help=f"kind of the backbone: {', '.join(ppt.ALL_KINDS)}"
         )
-        parser.add_argument("--adapted", default="", help="the backbone after LM adaptation")
+        parser.add_argument(
+            "--adapted", default="", help="backbone after LM adaptation, for lm_adapt"
+        )
         parser.add_argument(
             "--prompts", default="prompts",
-            help="folder of the exported prompts nsp, nss, cls and unified; those of Chinese are "
-            "in zh",
+            help="folder of the exported prompts nsp, nss, cls and unified; its subfolder zh has "
+            "the Chinese ones",
         )  # fmt: skip
 
     def check(self, args: Any, saved: Mapping[str, Any]) -> None:
         """Fills in the kind. Raises InputError for one that does not go with the other flags."""
         if saved and args.kind and saved.get("kind") != args.kind:
             raise InputError(
-                f"{args.workdir} holds runs of kind {saved.get('kind')}, not {args.kind}; take "
-                "another --workdir"
+                f"{args.workdir} contains runs with --kind={saved.get('kind')}, not "
+                f"{args.kind}; use another --workdir"
             )
         args.kind = args.kind or saved.get("kind", "t5")
         check_known("--kind", args.kind, ppt.ALL_KINDS)

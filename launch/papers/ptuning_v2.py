@@ -129,15 +129,15 @@ class PTuningV2(Paper):
         )  # fmt: skip
         parser.add_argument(
             "--layers", type=int, default=depth.LAYERS,
-            help="layers of the backbone, of which figure3 takes the same shares as of 24",
+            help="number of layers of the backbone; figure3 uses the same fractions of it as of 24",
         )  # fmt: skip
 
     def check(self, args: Any, saved: Mapping[str, Any]) -> None:
         """Raises InputError for layers that the figure's shares do not divide."""
         if saved and saved.get("layers", args.layers) != args.layers:
             raise InputError(
-                f"{args.workdir} holds runs of --layers={saved['layers']}, not {args.layers}; give "
-                "that, or another --workdir"
+                f"{args.workdir} contains runs with --layers={saved['layers']}, not "
+                f"{args.layers}; use that value, or another --workdir"
             )
         if args.layers < 6 or args.layers % 6:
             raise InputError(
@@ -227,7 +227,7 @@ class PTuningV2(Paper):
         lines = ["the paper reports development sets, at the epoch that is best on them"]
         if args.table in ("table2", "table3"):
             lines.append(
-                "prompt tuning and P-tuning have one column in the paper, which stands beside the "
+                "prompt tuning and P-tuning have one column in the paper, which is shown with the "
                 "first here"
             )
         return lines

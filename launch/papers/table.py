@@ -152,4 +152,4 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text())) if path.exists() else {}
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); take another --workdir") from error
+        raise InputError(f"{path} cannot be read ({error}); use another --workdir") from error

@@ -39,7 +39,7 @@ def test_without_a_case_all_are_listed():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (("step", "--output=none/x.json"), "--output=none/x.json stands in a folder that does not"),
+        (("step", "--output=none/x.json"), "--output=none/x.json is in a folder that does not"),
         (("step", "--output=x.json", "--rounds=0"), "--rounds=0 must be at least 1"),
         (("epoch", "--output=x.json", "--data=none"), "data folder none"),
     ],
