@@ -53,5 +53,5 @@ def get_config(cell=""):
 
 
 def sweep():
-    """Yields the runs with the released values, or the search where there are none."""
+    """Yields runs with the released values, or a search if there are none."""
     yield from runs_of(TASKS, SWEPT, RELEASED, max_len_of)

@@ -46,7 +46,7 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
 
 
 def make_preset_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
-    """Makes a block by name, from its preset in configs/parts or else with its class's defaults."""
+    """Makes a block by name, from its preset in configs/parts or the defaults of its class."""
     if block in _PARTS and hasattr(part_of(block), name):
         # On a copy, since a preset may set other fields, too.
         scratch = config.copy_and_resolve_references()

@@ -73,7 +73,7 @@ def load_module(file: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _errors(place: str) -> Iterator[None]:
-    """Raises the exceptions of a config, which is a program, as InputError with its place."""
+    """Turns the exceptions of a config file into an InputError that names the file."""
     try:
         yield
     except InputError as error:

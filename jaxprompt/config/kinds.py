@@ -132,7 +132,7 @@ def share(default: float | None, note: str) -> float | None:
 
 
 def option(default: T, note: str, limit: str | Sequence[str] = "") -> T:
-    """Declares a field of a method or head, with the type of its default; `limit` as in `Field`."""
+    """Declares a field of a method or head, of the type of its default; `limit` as in `Field`."""
     return _declare(Field(type(default), cast(Value, default), note, limit), default)
 
 

@@ -46,7 +46,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -
 
 
 def _to_config_dict(config: RunConfig) -> ConfigDict:
-    """Returns a config whose fields, but no others, can be set."""
+    """Returns a config whose fields can be set, without allowing new fields."""
     return ConfigDict(_from_json(config.to_dict())).lock()
 
 

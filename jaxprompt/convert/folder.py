@@ -144,7 +144,7 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
 
 @contextlib.contextmanager
 def hub_errors(failure: str, advice: str) -> Iterator[None]:
-    """Turns an exception of the Hub's library into an InputError: failure (reason); advice."""
+    """Turns an exception of huggingface_hub into an InputError: failure (reason); advice."""
     # HTTPError is of the library below it, which a failed connection raises.
     from huggingface_hub.errors import HFValidationError, HTTPError
 

@@ -163,7 +163,7 @@ class _FileNames:
         self.prefix = family.prefix if prefixed else ""
 
     def find(self, tensor: Tensor, layer: int = 0) -> str:
-        """Returns the file's name of a tensor, "" if the file lacks it."""
+        """Returns the name of a tensor in the file; "" if the file lacks it."""
         names = (*self._candidates(tensor, layer), *tensor.elsewhere)
         return next((name for name in names if name in self.names), "")
 
@@ -185,7 +185,7 @@ class _FileNames:
     def locate(
         self, tensors: Iterable[Tensor], sizes: Mapping[str, int]
     ) -> dict[Tensor, list[str]]:
-        """Returns the file's names of each tensor, one a layer.
+        """Returns the names of each tensor in the file, one per layer.
 
         Raises:
           InputError: if the file lacks one, has more layers, or another shape or dtype.

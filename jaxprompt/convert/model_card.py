@@ -1,4 +1,4 @@
-"""Model cards, README.md: of a prompt, of a PEFT folder, and of a saved backbone."""
+"""Model cards (README.md) of prompts, PEFT folders and saved backbones."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -163,7 +163,7 @@ class ParameterFiller:
         return flat, digests
 
     def _layers_to_hash(self, file_names: Mapping[Tensor, list[str]]) -> set[tuple[Tensor, int]]:
-        """Chooses what this process hashes: the largest first, by turns.
+        """Chooses what this process hashes: processes take turns, the largest tensors first.
 
         Vectors are hashed by all, so that different weights on one host are detected.
         """

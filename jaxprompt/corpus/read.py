@@ -45,7 +45,7 @@ class TextSettings:
     on_error: str = "raise"  # or "skip": leave out documents that cannot be read
 
     def __post_init__(self):
-        """Checks the language, which configs leave open."""
+        """Raises InputError for an unknown language; configs accept any."""
         if not re.fullmatch("[a-z]{2,3}", self.language):
             raise InputError(
                 f"corpus language {self.language!r} must be an ISO 639 code, e.g. en or zh"

@@ -151,7 +151,7 @@ def check_file(path: Path, checksum: int) -> None:
 
 
 def read_meta(path: Path, version: int) -> dict[str, Any] | None:
-    """Reads the JSON that makes a folder a store or its annotations; None if there is none.
+    """Reads the JSON file of a store or of its annotations; None if it does not exist.
 
     Raises InputError for a file that is incomplete, changed or of another version of the format.
     """

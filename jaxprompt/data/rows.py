@@ -83,7 +83,7 @@ class Rows(Sequence[dict[str, Any]]):
         return self._made_of(rows, indices)
 
     def _made_of(self, rows: list[dict[str, Any]], indices: Sequence[int]) -> "Rows":
-        """Returns `rows`, each made of the row of this split at the same place of `indices`."""
+        """Returns `rows`; the i-th was made from the row `indices[i]` of this split."""
         lines = [self._lines[i] for i in indices]
         source_indices = [self._source_indices[i] for i in indices]
         return Rows(rows, self.path, lines, None, self.classes, None, source_indices, self.total)

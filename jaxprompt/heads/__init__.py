@@ -235,7 +235,7 @@ class Kind:
         return measured, int(is_known.sum())
 
     def gold_labels(self, split: Split) -> np.ndarray:
-        """Returns the right class of each example, -1 = unknown, for heads that predict classes."""
+        """Returns the correct class of each example, -1 = unknown; only for classes."""
         return split.labels
 
     def class_scores(self, split: Split, outputs: Any, classes: int) -> np.ndarray:

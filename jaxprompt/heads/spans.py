@@ -172,7 +172,7 @@ class Head(TextSpanHead):
     )
 
     def check(self) -> None:
-        """Raises InputError for fields that do not fit each other."""
+        """Raises InputError for fields that contradict each other."""
         if self.tune and not self.no_answer:
             raise InputError(
                 "head.tune=True selects the threshold of no answer; set head.no_answer=True, or "

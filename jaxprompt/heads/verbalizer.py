@@ -67,7 +67,7 @@ class LabelWordHead(Kind):
     READS_WORDS: ClassVar[bool] = True
 
     def read_words(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> ReadWords:
-        """Tokenizes the words of each class, those for this kind of backbone if there are some."""
+        """Tokenizes the label words of each class, preferably those for this kind of backbone."""
         task, style = setup.task, facts.style
         answer, sentinels = read_answer(setup.answer or default_answer(style, setup.form))
         specials = self.specials(facts, setup, tokenizer, sentinels)

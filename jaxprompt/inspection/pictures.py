@@ -235,7 +235,7 @@ def _draw_matrix(
     dark: float,
     label: str,
 ) -> Any:
-    """Plots values up to 1 as colours, with their texts if they are few; `dark` needs white."""
+    """Plots values up to 1 as colours, with text if there are few; above `dark` it is white."""
     shows_texts = len(rows) <= MAX_NAMED_CLASSES
     side = 1.8 + (0.52 if shows_texts else 0.16) * len(rows)
     figure = new_figure(max(side + 0.8, 4.4), max(side, 3.6))

@@ -26,7 +26,7 @@ LAST_LAYER = ("needed", "all")
 
 
 class EqualByKey(abc.ABC):
-    """Equal objects are the same program; their key has the arrays of heads by value.
+    """Equal objects compile to the same program; their key includes the arrays of heads by value.
 
     A dataclass would hash and compare these arrays, and mappings, which have no hash.
     """

@@ -225,7 +225,7 @@ def _check_arguments(coordinator: str, processes: int, process: int) -> None:
 
 
 def _resolve(coordinator: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Returns the numeric address of HOST:PORT. Raises OSError."""
+    """Resolves HOST:PORT to a numeric address. Raises OSError."""
     host, _, port = coordinator.rpartition(":")
     host = host.strip("[]")  # [::1]:1234
     family, _, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
@@ -310,7 +310,7 @@ def _accept_processes(
 def _accept(
     server: socket.socket, stack: contextlib.ExitStack
 ) -> tuple[int, int, socket.socket] | None:
-    """Accepts one process. Returns (process, processes, connection), None for anything else."""
+    """Accepts a process. Returns (process, processes, connection); None for anything else."""
     try:
         connection = stack.enter_context(server.accept()[0])
         connection.settimeout(1)

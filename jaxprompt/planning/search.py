@@ -68,7 +68,7 @@ class Plan(NamedTuple):
 
     @property
     def hardware(self) -> Device:
-        """The device; a plan without one has no room and no time."""
+        """The device. A plan without a device has no `room` and no times."""
         assert self.device is not None
         return self.device
 

@@ -350,7 +350,7 @@ def count_adapt_flops(
 
 
 def without_kernels(model: Model | Pair) -> Model | Pair:
-    """Returns a model without recomputation and fused kernels, whose FLOPs cannot be counted."""
+    """Returns a model without recomputation and fused kernels; their FLOPs cannot be counted."""
     if isinstance(model, Pair):
         return Pair(_spelt_out(model.generator), _spelt_out(model.discriminator))
     return _spelt_out(model)

@@ -179,7 +179,7 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
 
 
 def _ahead(function: Callable[[int], _T], values: Sequence[int]) -> Iterator[_T]:
-    """Calls a function for each value ahead of time, in a thread."""
+    """Calls a function on values in a thread, ahead of their use."""
     with ThreadPoolExecutor(1) as pool:
         futures: deque[Future[_T]] = deque()
         for value in values:

@@ -122,7 +122,7 @@ def memory(field: str) -> int:
 
 
 def timed(work, folder: Path, state: str) -> float:
-    """Returns the seconds of a work on files that are in the system's cache, or not ("cold")."""
+    """Returns the seconds of a function with its files in the page cache, or without ("cold")."""
     gc.collect()
     if state == "cold":
         drop(folder)

@@ -30,7 +30,7 @@ def hf_config(shape: str, dropout: float = 0.1) -> dict:
 
 
 def peak_gib() -> float:
-    """Returns the largest resident memory of this process up to now."""
+    """Returns the peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -113,7 +113,7 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
 
 
 def time_steps(step, wait, reps: int, burst: int = 1) -> list[float]:
-    """Returns the seconds of a step in each of `reps` bursts, behind two bursts that are not timed.
+    """Returns the seconds per step in each of `reps` bursts, after two bursts that are not timed.
 
     Compilation is in those two. `wait` returns when all that was asked for is computed.
     """

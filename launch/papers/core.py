@@ -121,7 +121,7 @@ def make_parser(argv: Sequence[str]) -> Parser:
 
 
 def pick(table: Table, args: Any) -> list[Cell]:
-    """Lists the cells that are asked for. Raises InputError for an unknown row or task."""
+    """Lists the selected cells. Raises InputError for an unknown row or task."""
     tasks = _listed("--tasks", args.tasks, table.choices) or table.tasks
     cells = list(table.cells(tasks))
     rows = _listed("--rows", args.rows, list(dict.fromkeys(cell.row for cell in cells)))
@@ -137,7 +137,7 @@ def _listed(flag: str, text: str, choices: Sequence[str]) -> list[str]:
 
 
 def log_left_out(cells: Sequence[Cell], args: Any) -> None:
-    """Logs which rows are not run. Raises InputError where that is a row of --rows."""
+    """Logs which rows are not run. Raises InputError if --rows selects one of them."""
     why_not = PAPERS[args.paper].why_not
     for row, reason in dict.fromkeys((cell.row, why_not(cell, args)) for cell in cells):
         if reason and args.rows:
@@ -306,7 +306,7 @@ def score(run: SweepRun, kind: str) -> None:
 def heading(
     args: Any, measured: Sequence[tuple[Cell, Measured]], overrides: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """Returns what a table shows, and where the backbone or a setting is not the paper's."""
+    """Returns what a table shows, and which backbones and settings differ from the paper."""
     metrics: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((cell.task, cell.metric) for cell, _ in measured):
         metrics.setdefault(metric or metric_of(task), []).append(task)

@@ -157,7 +157,7 @@ class Dart(Paper):
         return {"data.batch": lm_bff.BATCHES} if few else {}
 
     def remarks(self, args: Any) -> list[str]:
-        """Returns what the rows of Gao et al. are, and of which fields no grid is searched."""
+        """Returns the source of the rows of Gao et al., and the fields that are not searched."""
         lines = ["the paper's grid is of weight decay, epochs, batch size and accumulation too"]
         if args.table in ("table1", "table2", "table5"):
             lines.append(

@@ -88,9 +88,9 @@ class Dpt(Paper):
     BEST = 3  # section 4, evaluation protocols
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Returns why a cell is not run: --backbone is a discriminator, and BERT is none."""
+        """Returns why a cell is not run: --backbone replaces only ELECTRA, not BERT or RoBERTa."""
         if args.backbone and not args.rows and not cell.backbone.startswith("ELECTRA"):
-            return "it has another backbone; name it in --rows to run it on --backbone"
+            return "it is for another backbone; select it by --rows to run it on --backbone"
         return ""
 
     def config_of(self, cell: Cell, args: Any) -> str:

@@ -127,7 +127,7 @@ class Ipt(Paper):
         parser.add_argument("--ppt", default="", help="export of a prompt that `pretrain` trained")
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Returns which export a cell lacks, on which its prompt starts."""
+        """Returns a message if the export that initialises the prompt of a cell is missing."""
         _, system, place, *_ = cell.method.split(",")
         if system == "ppt" and not args.ppt:
             return (

@@ -212,7 +212,7 @@ class Ppt(Paper):
         if args.rows:
             return ""
         if args.backbone and cell.row == f"full {cell.backbone}":
-            return "it has another backbone; name it in --rows to run it on --backbone"
+            return "it is for another backbone; select it by --rows to run it on --backbone"
         if not args.backbone and cell.row in TABLES[args.table].stand_ins:
             return f"{cell.backbone} cannot be read; give --backbone"
         return ""
@@ -261,7 +261,7 @@ class Ppt(Paper):
         )
 
     def remarks(self, args: Any) -> list[str]:
-        """Returns which kind of backbone was measured, and where there are fewer examples."""
+        """Returns the kind of the measured backbone, and which tasks have fewer examples."""
         lines = [_CB] if args.table == "figure4" else []
         if args.kind != "t5":
             lines.append(f"measured with a backbone of kind {args.kind}, the paper's is t5")

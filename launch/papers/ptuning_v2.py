@@ -149,13 +149,13 @@ class PTuningV2(Paper):
         return {"layers": args.layers} if args.table == "figure3" else {}
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Returns which export a cell lacks for its initial prompt, or that its row is another's.
+        """Returns why a cell is not run: its row is for another model, or its export is missing.
 
-        On --backbone the rows of all models would be the same runs.
+        With --backbone, the rows of all models would have the same runs.
         """
         one = args.backbone and not args.rows and args.table in ("table2", "table3")
         if one and cell.backbone != next(iter(BACKBONES)):
-            return "it has another backbone; name it in --rows to run it on --backbone"
+            return "it is for another backbone; select it by --rows to run it on --backbone"
         if cell.method.split(",")[1] != "multi_task":
             return ""
         export = self._export(cell, args)
@@ -217,7 +217,7 @@ class PTuningV2(Paper):
         return method, at[0] if at else ""
 
     def remarks(self, args: Any) -> list[str]:
-        """Returns what is inferred of figures, whose labels the paper's text has lost."""
+        """Returns what was inferred about figures whose labels are not in the text of the paper."""
         if args.table.startswith("figure"):
             lines = ["the paper's text has no numbers of its figures: lengths and counts are ours"]
             if args.table == "figure3" and args.layers != depth.LAYERS:

@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 def mean_of(scores: Sequence[float]) -> tuple[float, float]:
-    """Returns the mean of a cell and its deviation; NaN where nothing has a result."""
+    """Returns the mean and deviation of a cell; NaN if it has no results."""
     from jaxprompt.scoring.metrics import mean_std
 
     return mean_std(list(scores)) if scores else (math.nan, math.nan)

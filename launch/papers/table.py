@@ -79,11 +79,11 @@ class Paper(abc.ABC):
         del args, saved
 
     def about(self, args: Any) -> dict[str, Any]:
-        """Returns what a workdir of such runs is bound to, besides the table."""
+        """Returns the settings that a workdir is for, in addition to the table."""
         return {}
 
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Returns why a cell is not run, and what to do about it; "" where it is run."""
+        """Returns why a cell is not run and what to do; "" if it is run."""
         return ""
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
@@ -98,7 +98,7 @@ class Paper(abc.ABC):
     def changes_of(
         self, cell: Cell, args: Any, overrides: Mapping[str, Any], backbone: str
     ) -> dict[str, Any]:
-        """Lists what the runs of a cell change in it; `overrides` are of the command line."""
+        """Lists the changes of the runs of a cell; `overrides` are from the command line."""
         return {**cell.changes, **overrides, "backbone.path": backbone}
 
     @abc.abstractmethod
@@ -120,11 +120,11 @@ class Paper(abc.ABC):
         return cell.method, "all" if "data.protocol" in cell.changes else ""
 
     def lacks(self, run: SweepRun, args: Any) -> str:
-        """Returns what a run lacks besides data, and what to do about it; "" where it can run."""
+        """Returns what a run lacks besides data and what to do; "" if it can run."""
         return ""
 
     def remarks(self, args: Any) -> list[str]:
-        """Returns what of its flags is not the paper's, for the heading of what was measured."""
+        """Returns which flags differ from the paper, for the heading of the measured values."""
         return []
 
 

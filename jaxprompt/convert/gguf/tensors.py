@@ -85,7 +85,7 @@ def open_gguf(path: Path, stack: ExitStack) -> dict[str, TensorEntry]:
 
 
 def _hf_name(name: str, hf: dict[str, Any]) -> str | None:
-    """Returns the name in transformers, None if the model has no such tensor."""
+    """Returns the name of a tensor in transformers; None if it has none."""
     stem, _, suffix = name.rpartition(".")
     *layer, part = stem.split(".")
     if not layer:
@@ -197,7 +197,7 @@ class _GgufTensor:
         return np.ascontiguousarray(values)
 
     def _items(self, rows: slice, columns: slice) -> np.ndarray:
-        """Reads whole items, of a matrix in our order."""
+        """Reads complete items; those of a matrix are in our order."""
         if self.order is None or self.vector:
             return self.read_items(rows, columns)
         size = len(self.order)
@@ -208,7 +208,7 @@ class _GgufTensor:
 
 
 def _item_layout(path: Path, name: str, kind: int) -> tuple[int, np.dtype]:
-    """Returns the number of values of an item, and its dtype: opaque for a quantised block."""
+    """Returns the number of values of an item, and its dtype, opaque for a quantised block."""
     if kind in _FLOAT_TYPES:
         return 1, _FLOAT_TYPES[kind]
     import gguf

@@ -32,7 +32,7 @@ class SampleSource(abc.ABC):
 
     @abc.abstractmethod
     def _make(self, index: int, visit: int, seed: int) -> tuple[Encoded, int]:
-        """Makes a sample and its label, 0 if it has none, as drawn by (seed, visit)."""
+        """Makes a sample and its label (0 = none), sampled by (seed, visit)."""
 
     def batch(
         self, indices: Sequence[int], visits: Sequence[int], seed: int, *, size: int,

@@ -46,7 +46,7 @@ class Denoiser:
     end_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
-        """Raises InputError for a rate or length with which nothing is predicted."""
+        """Raises InputError if the rate or the length leaves nothing to predict."""
         if not self.rate:
             raise InputError("objective.rate=0 predicts no token; use e.g. 0.15, as BERT")
         num_special = len(self.cls_ids) + len(self.sep_ids)

@@ -24,7 +24,7 @@ def seq2seq_capacity(
     lengths: tuple[int, int],
     separate: bool,
 ) -> Capacity:
-    """Returns the capacity of samples whose text, of 2 tokens or more, is divided in two streams.
+    """Returns the capacity of samples whose text, of 2 tokens or more, is split into two streams.
 
     Args:
       lengths_of: the lengths of both streams for a number of tokens.

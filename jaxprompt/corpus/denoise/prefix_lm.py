@@ -38,7 +38,7 @@ class Denoiser:
     end_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
-        """Raises InputError for a length without room."""
+        """Raises InputError for a length without room for text."""
         min_length = 2 + max(self._encoder_extra, 1)
         if self.length < min_length:
             raise InputError(

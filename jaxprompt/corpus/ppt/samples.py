@@ -23,7 +23,7 @@ class PptTask(Protocol):
 
 
 class PptSamples(SampleSource):
-    """The examples of a task; each visit samples its example again."""
+    """The examples of a task; every visit of an example samples it again."""
 
     def __init__(self, task: PptTask, forms: Forms, layout: Layout):
         """Takes a task and the layout of its rows."""

@@ -275,7 +275,7 @@ def _shuffled(count: int, seed: int) -> list[int]:
 
 
 def _rows_by_key(keys: Sequence[_Key], order: Iterable[int]) -> dict[_Key, list[int]]:
-    """Lists the rows of each class or group; these are in the order of their first row."""
+    """Lists the rows of each class or group, in the order of the first row of each."""
     rows_by_key: dict[_Key, list[int]] = {}
     for row in order:
         rows_by_key.setdefault(keys[row], []).append(row)

@@ -161,7 +161,7 @@ def _check_row(value: Any, where: str) -> dict[str, Any]:
 
 
 def _read_csv(path: Path, lines: list[str], columns: Sequence[str]) -> Rows:
-    """Reads CSV, separated as Excel's line says or else by the first of , ; and tab in line 1."""
+    """Reads CSV, separated as its `sep=` line says, or by the first of , ; and tab in line 1."""
     first = next((line for line in lines if line.strip()), "")
     if separator := _SEP.match(first):
         lines[lines.index(first)] = "\n"
@@ -202,7 +202,7 @@ def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
 
 
 def _read_table(path: Path, lines: list[str], columns: Sequence[str], **style: Any) -> Rows:
-    """Reads CSV or TSV, without a header if the first row names no column and has a number.
+    """Reads CSV or TSV; there is no header if the first row has a number and no column name.
 
     The csv module, because pyarrow.csv and `datasets` do not say on which line a row begins, and
     refuse the rows of SNLI.

@@ -149,7 +149,7 @@ def has_split(
 
 
 def _resolve_source(task: Task, source: str) -> tuple[str, str]:
-    """Returns the kind of a source, hub, tfds or folder, and its name, "" for the task's own."""
+    """Returns the kind of a source (hub, tfds or folder) and its name; "" = the task's default."""
     if source in ("", "hub") and task.hub:
         return "hub", ""
     if source in ("", "package") and is_shipped(task):
@@ -168,7 +168,7 @@ def _is_named(source: str) -> bool:
 
 
 def is_shipped(task: Task) -> bool:
-    """Returns whether this package includes the examples of a task."""
+    """Returns whether jaxprompt includes the examples of a task."""
     return (_PACKAGE / task.name).is_dir()
 
 

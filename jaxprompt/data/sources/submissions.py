@@ -134,7 +134,7 @@ def _record_rows(task: Task, pairs: Pairs) -> Iterator[dict[str, Any]]:
 
 
 def _row_id(name: str, task: Task, record: Record) -> Any:
-    """Reads the id of a row: a number, a text in SQuAD, or the parts of an id that has several."""
+    """Reads the id of a row: a number, a text (SQuAD), or all parts of an id that has several."""
     row = record.row or {}
     if name == "squad":
         return str(_id_column(record, "id"))

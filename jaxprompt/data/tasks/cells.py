@@ -22,7 +22,7 @@ def get_cell(row: Mapping[str, Any], column: str, where: str) -> Any:
 
 
 def describe_non_text(value: Any) -> str:
-    """Describes a value that is not text: null, nan, a list, an object, bytes; "" if it is text."""
+    """Names the kind of a value: null, nan, a list, an object or bytes; "" if it is text."""
     if value is None:
         return "null"
     is_text = not isinstance(value, Mapping | list | tuple | set | bytes)

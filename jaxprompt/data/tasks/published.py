@@ -63,7 +63,7 @@ def published_rows(task: Task, row: PublishedRow, where: str) -> list[PublishedR
 
 
 def _unnested(row: PublishedRow, column: str, where: str) -> list[PublishedRow]:
-    """Makes one row per item of a column, a list of rows or a row of lists."""
+    """Makes one row per item of a column, which is a list of rows or an object of lists."""
     value = row[column]
     if isinstance(value, Mapping) and all(map(_is_list, value.values())):
         length = max(map(len, value.values()), default=0)

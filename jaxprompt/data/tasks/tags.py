@@ -46,7 +46,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def _split_tags(tags: Sequence[str], where: str) -> list[tuple[str, str]]:
-    """Splits the tags of a text. Raises InputError for one that is of no scheme."""
+    """Splits the tags of a text. Raises InputError for a tag that is invalid in every scheme."""
     try:
         return [split_tag(tag) for tag in tags]
     except ValueError as error:

@@ -137,7 +137,7 @@ class Demonstrations:
         return samples
 
     def _check_counts(self, candidates: Sequence[np.ndarray], which: str) -> None:
-        """Raises InputError if there are too few candidates, by class, of a class or in total."""
+        """Raises InputError if there are too few candidates of a class or in total."""
         counts = list(map(len, candidates))
         subject, count = "there are", sum(counts)
         if self.settings.per_class:

@@ -218,7 +218,7 @@ class ExampleEncoder:
         return encoded
 
     def _encode_runs(self, runs: Iterable[TokenRun]) -> dict[str, list[int]]:
-        """Encodes each text of runs once; returns its tokens by text."""
+        """Encodes every distinct text of runs once. Returns a dict from texts to tokens."""
         texts = list(dict.fromkeys(run.text for run in runs if run.pending))
         return dict(zip(texts, encode_texts(self.tokenizer, texts), strict=True))
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, made once from its metadata and cached: 2.4 s for SmolLM2's."""
+"""The tokenizer of a GGUF file, made from its metadata and cached (SmolLM2's takes 2.4 s)."""
 
 import hashlib
 import json

@@ -57,7 +57,7 @@ def choose_rows(
     text: str = "",
     top: int = 0,
 ) -> Ids:
-    """Chooses rows by the name of an initialiser; the same seed gives the same rows.
+    """Chooses token ids by the name of an initialiser; the same seed gives the same ids.
 
     vocab: sampled from the vocabulary, which is sorted by frequency. Lester et al. (2021) use the
     5,000 most common tokens, PPT (Gu et al. 2022, table 2) all. labels: row i has all token ids of
@@ -119,7 +119,7 @@ def _sample(rng: np.random.RandomState, candidates: np.ndarray, length: int, sou
 
 
 def starting_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encodes a text that rows are initialised from. Raises InputError for unknown words."""
+    """Encodes a text that initialises embeddings. Raises InputError for unknown words."""
     (ids,) = encode_texts(tokenizer, [text])
     if tokenizer.unk_token_id in ids:
         raise InputError(
