@@ -164,25 +164,27 @@ def check_overrides(args: Any, overrides: Sequence[tuple[str, str]]) -> None:
     flags, named_by = FLAGS | paper.FLAGS, paper.TABLES[args.table].named_by
     for field, _ in overrides:
         if field in flags:
-            raise InputError(f"--config.{field} is set by {flags[field]} here")
+            raise InputError(f"--config.{field} cannot be set here; use {flags[field]} instead")
         if field.removesuffix(".name") in named_by:  # of a block that is chosen by name
             raise InputError(
-                f"--config.{field} names the rows of {args.table}; leave it out, and choose rows "
-                "by --rows"
+                f"--config.{field} distinguishes the rows of {args.table}; remove it, and select "
+                "rows by --rows"
             )
         if field == "train.test":
-            raise InputError("--config.train.test: a cell is of the test split; leave it out")
+            raise InputError("--config.train.test: every cell needs the test split; remove it")
         if field.startswith("runs.") and field != "runs.size":
-            raise InputError(f"--config.{field} is set by --seeds and --learning-rates here")
+            raise InputError(
+                f"--config.{field} cannot be set here; use --seeds or --learning-rates instead"
+            )
 
 
 def picture_path(args: Any) -> Path:
-    """Returns where the picture goes. Raises InputError for a path that cannot hold it."""
+    """Returns the path of the figure. Raises InputError for a path that cannot be written."""
     path = Path(args.output or Path(args.workdir) / f"{args.table}.png")
     if PAPERS[args.paper].TABLES[args.table].draw:
         figures.check_output(path)
     elif args.output:
-        raise InputError(f"--output={args.output}: {args.table} has no picture; leave it out")
+        raise InputError(f"--output={args.output}: {args.table} is not a figure; remove it")
     return path
 
 
@@ -225,7 +227,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
         return list(dict.fromkeys(kind(part) for part in text.split(",") if part.strip()))
     except ValueError as error:
         number_kind = "whole numbers" if kind is int else "numbers"
-        raise InputError(f"{flag}={text!r} must be {number_kind} with commas between") from error
+        raise InputError(f"{flag}={text!r} must be {number_kind} separated by commas") from error
 
 
 def check_inputs(run: SweepRun, args: Any) -> None:
@@ -234,7 +236,7 @@ def check_inputs(run: SweepRun, args: Any) -> None:
     if problem := PAPERS[args.paper].lacks(run, args):
         raise InputError(problem)
     if args.data and not Path(source).is_dir():
-        raise InputError(f"{source} does not exist; --data holds a folder of each task")
+        raise InputError(f"{source} does not exist; --data must have one folder per task")
     try:
         check_config(sweep.load_run_config(run, ()))
     except InputError as error:
@@ -258,9 +260,7 @@ def execute(runs: Sequence[tuple[Cell, list[SweepRun]]], args: Any) -> dict[str,
     }
     workdirs = [*runs_by_folder, *(run.workdir for run in folds)]
     num_finished = sum((folder / RESULT).exists() for folder in workdirs)
-    print(
-        f"{args.table}: {len(workdirs)} runs, {num_finished} of them have a result", file=sys.stderr
-    )
+    print(f"{args.table}: {len(workdirs)} runs, {num_finished} of them finished", file=sys.stderr)
     about = {"paper": args.paper, "table": args.table, **PAPERS[args.paper].about(args)}
     write_atomic(make_folder(args.workdir) / "table.json", json.dumps(about) + "\n")
     failed = {}
@@ -322,18 +322,20 @@ def heading(
     if not table.draw or read_published(args.paper, args.table):
         lines[-1] += "; [as published]"
     if any(cell_scores.best for _, cell_scores in measured):
-        lines.append(f"of the {paper.BEST} seeds that are best on dev, as the paper has it; of all")
+        lines.append(
+            f"mean of the {paper.BEST} seeds that are best on dev (as in the paper), and of all"
+        )
     elif paper.BEST:
-        lines.append(f"of all seeds; the paper has the {paper.BEST} that are best on dev")
+        lines.append(f"mean of all seeds; the paper reports its {paper.BEST} best ones")
     if any(cell_scores.runs for _, cell_scores in measured):
         lines += paper.remarks(args)
     for cell, cell_scores in measured:
         for path in cell_scores.backbones:
             same = Path(path).name == Path(paper.HUB[cell.backbone]).name
             if not same or cell.backbone in paper.STAND_INS:
-                lines.append(f"measured on {path}, the paper has {cell.backbone}")
+                lines.append(f"measured on {path}; the paper uses {cell.backbone}")
     if args.learning_rates:
-        lines.append(f"learning rates {args.learning_rates} in place of the paper's")
+        lines.append(f"learning rates {args.learning_rates} instead of those of the paper")
     changes = [
         change
         for cell, cell_scores in measured
@@ -341,14 +343,14 @@ def heading(
     ]
     if changes:
         settings = ", ".join(dict.fromkeys(changes))
-        lines.append(f"settings that differ from the paper's (in brackets): {settings}")
+        lines.append(f"settings that differ from the paper (its values in brackets): {settings}")
     return "\n".join(dict.fromkeys(lines))
 
 
 def list_changes(
     cell: Cell, cell_scores: Measured, args: Any, overrides: Sequence[tuple[str, str]]
 ) -> list[str]:
-    """Lists the settings of a cell's runs that are not the paper's."""
+    """Lists the settings of a cell's runs that differ from the paper."""
     if not cell_scores.runs:
         return []
     paper, first = PAPERS[args.paper], list_runs(cell, args)[0]
@@ -373,7 +375,7 @@ def main(argv: Sequence[str]) -> int:
     paper = PAPERS[args.paper]
     if args.table not in paper.TABLES:
         names = ", ".join(paper.TABLES)
-        raise InputError(f"{args.table} is no table or figure here; known: {names}")
+        raise InputError(f"{args.table} is not a table or figure of this paper; use one of {names}")
     table = paper.TABLES[args.table]
     check_overrides(args, overrides)
     bind(args)

@@ -158,16 +158,16 @@ class Dart(Paper):
 
     def remarks(self, args: Any) -> list[str]:
         """Returns the source of the rows of Gao et al., and the fields that are not searched."""
-        lines = ["the paper's grid is of weight decay, epochs, batch size and accumulation too"]
+        lines = ["the paper also searches weight decay, epochs, batch size and accumulation"]
         if args.table in ("table1", "table2", "table5"):
             lines.append(
-                "lm_bff has manual prompts, of the words that DART's rows start from but for mrpc "
-                "and qqp"
+                "lm_bff uses manual prompts, with the words that initialise DART's embeddings, "
+                "except on mrpc and qqp"
             )
         if args.table == "table1":
-            lines.append("the published numbers of lm_bff are of prompts that T5 generated")
+            lines.append("the published numbers of lm_bff are for prompts that T5 generated")
         if args.table in ("table1", "table4", "table5"):
-            lines.append("fine-tuning is that of LM-BFF, whose numbers the paper repeats")
+            lines.append("fine-tuning uses the settings of LM-BFF, whose numbers the paper copies")
         return lines
 
 

@@ -63,7 +63,7 @@ TABLES = {
         "answers of several spans", table2, ("quoref",), ("quoref",), named_by=_SHARE
     ),
     "table3": Table(
-        "1 - sigmoid beside sigmoid", table3, TEXTS, TEXTS, named_by=("head.score", *_SHARE)
+        "1 - sigmoid compared with sigmoid", table3, TEXTS, TEXTS, named_by=("head.score", *_SHARE)
     ),
     "figure2": Table(
         "the scores of ten seeds", spread, ("sst2", "sst5", "trec"), tuple(dpt.TASKS),

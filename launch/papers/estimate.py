@@ -51,7 +51,7 @@ def estimate(
         c = sweep.load_run_config(cell_runs[0], ())
         duration = f"{c.train.total_steps} steps" if c.train.total_steps else ""
         duration = duration or f"{c.train.total_epochs:g} epochs"
-        description = f"{duration} of {_examples(c.data.protocol)}, {c.data.batch} a step"
+        description = f"{duration} of {_examples(c.data.protocol)}, {c.data.batch} per step"
         part = "a backbone" if c.trainable else "a prompt"
         length = f", {n} tokens" if (n := c.prompt.get("length")) else ""
         method = f"(prompt.name={c.prompt.name}{length}, inputs of {c.data.max_len})"

@@ -47,7 +47,7 @@ def check_output(path: Path) -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "a figure is drawn with matplotlib, which is not installed; pip install matplotlib"
+            "figures need matplotlib, which is not installed; pip install matplotlib"
         ) from error
 
 

@@ -91,10 +91,10 @@ TABLES = {
         ),
     ),
     "table5": Table(
-        "what topics add to prefix tuning", table5, _FEW, _FEW, named_by=("task.template",)
+        "prefix tuning with knowledge of topics", table5, _FEW, _FEW, named_by=("task.template",)
     ),
     "table6": Table(
-        "shares of the text that encoders read", table6, ("boolq",), _ALL, draw=_SHARE,
+        "share of the text that encoders read", table6, ("boolq",), _ALL, draw=_SHARE,
         axis="utilization", named_by=("prompt.utilization",),
     ),
     "figure5": Table(
@@ -131,7 +131,7 @@ class Ipt(Paper):
         _, system, place, *_ = cell.method.split(",")
         if system == "ppt" and not args.ppt:
             return (
-                "it starts from a pre-trained prompt; pre-train it by configs/ppt/nsp.py:masked, "
+                "it needs a pre-trained prompt; pre-train one with configs/ppt/nsp.py:masked, "
                 "`export` it, and name it by --ppt"
             )
         if system != "pretrained" and system not in ipt.ENCODERS:

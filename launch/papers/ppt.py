@@ -127,7 +127,7 @@ def figure4(tasks: Sequence[str]) -> Iterable[Cell]:
             yield from (Cell(row, task, method, main_backbone(task), changes) for task in tasks)
 
 
-_CB = "cb has 16 neutral examples, 8 each for train and dev, so that its runs train on fewer"
+_CB = "cb has only 16 neutral examples, 8 each for train and dev, so its runs train on fewer"
 _ALL = tuple(ppt.TASKS)
 _FEW = tuple(task for task in _ALL if len(ppt.TASKS[task].words) <= 5)  # `n` examples in all
 _EXAMPLES = ("data.protocol", "data.protocol.n", "data.protocol.ratio")
@@ -149,7 +149,7 @@ TABLES = {
         "the methods with many classes", table5, TOPICS, _ALL, named_by=_ASKED
     ),
     "figure2": Table(
-        "prompt tuning beside full tuning, all examples and 32", figure2, (*ENGLISH, *CHINESE),
+        "prompt tuning and full tuning, all examples and 32", figure2, (*ENGLISH, *CHINESE),
         _ALL, draw=draw_bars, named_by=_EXAMPLES,
     ),
     "figure4": Table(
@@ -194,10 +194,10 @@ class Ppt(Paper):
         args.kind = args.kind or saved.get("kind", "t5")
         check_known("--kind", args.kind, ppt.ALL_KINDS)
         if args.kind != "t5" and not (args.backbone or args.print):
-            raise InputError(f"--kind={args.kind} needs --backbone, for the paper's is t5")
+            raise InputError(f"--kind={args.kind} needs --backbone, because the paper uses t5")
         if args.table == "table2" and ppt.ALL_KINDS[args.kind][1]:
             raise InputError(
-                f"--kind={args.kind} has no soft tokens to initialise; leave -deep out"
+                f"--kind={args.kind} has no soft tokens to initialise; use the kind without -deep"
             )
 
     def about(self, args: Any) -> dict[str, Any]:
@@ -257,14 +257,14 @@ class Ppt(Paper):
             return ""
         return (
             f"{start} does not exist; pre-train it by configs/ppt/{Path(start).name}.py and "
-            "`export` it there, name another folder by --prompts, or choose --rows"
+            "`export` it there, name another folder by --prompts, or select rows by --rows"
         )
 
     def remarks(self, args: Any) -> list[str]:
         """Returns the kind of the measured backbone, and which tasks have fewer examples."""
         lines = [_CB] if args.table == "figure4" else []
         if args.kind != "t5":
-            lines.append(f"measured with a backbone of kind {args.kind}, the paper's is t5")
+            lines.append(f"measured with a backbone of kind {args.kind}; the paper uses t5")
         return lines
 
 

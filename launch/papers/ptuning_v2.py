@@ -141,7 +141,7 @@ class PTuningV2(Paper):
             )
         if args.layers < 6 or args.layers % 6:
             raise InputError(
-                f"--layers={args.layers} must be a multiple of 6: figure3 takes its sixths"
+                f"--layers={args.layers} must be a multiple of 6, because figure3 uses sixths of it"
             )
 
     def about(self, args: Any) -> dict[str, Any]:
@@ -219,16 +219,20 @@ class PTuningV2(Paper):
     def remarks(self, args: Any) -> list[str]:
         """Returns what was inferred about figures whose labels are not in the text of the paper."""
         if args.table.startswith("figure"):
-            lines = ["the paper's text has no numbers of its figures: lengths and counts are ours"]
+            lines = [
+                "the numbers of figures are not in the paper's text: lengths and counts are ours"
+            ]
             if args.table == "figure3" and args.layers != depth.LAYERS:
                 last = 8 * args.layers // depth.LAYERS
-                lines.append(f"of --layers={args.layers} the same shares: 1-8 are its 1-{last}")
+                lines.append(
+                    f"--layers={args.layers}: layers in proportion, 1-{last} for 1-8 of 24"
+                )
             return lines
-        lines = ["the paper reports development sets, at the epoch that is best on them"]
+        lines = ["the paper reports the development set, at the epoch that is best on it"]
         if args.table in ("table2", "table3"):
             lines.append(
-                "prompt tuning and P-tuning have one column in the paper, which is shown with the "
-                "first here"
+                "the paper has one column for prompt tuning and P-tuning; it is shown with prompt "
+                "tuning"
             )
         return lines
 

@@ -205,7 +205,7 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     rows = "--rows=majority;zero_shot;in_context;lm_bff"
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
     told = capsys.readouterr()
-    assert "table1: 6 runs, 0 of them have a result" in told.err
+    assert "table1: 6 runs, 0 of them finished" in told.err
     results = {
         path.parent.name: json.loads(path.read_text())["test"]
         for path in work.glob("*/result.json")
@@ -227,7 +227,7 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     )
     before = (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
-    assert "6 runs, 6 of them have a result" in capsys.readouterr().err
+    assert "6 runs, 6 of them finished" in capsys.readouterr().err
     assert (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
     other = shutil.copytree(backbone, tmp_path / "other")
     words[1] = f"--backbone={other}"

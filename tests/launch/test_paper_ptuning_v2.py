@@ -222,7 +222,8 @@ def test_a_length_that_is_given_is_not_searched(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "60.0 ± 0.0" in output
     assert (
-        "settings that differ from the paper's (in brackets): prompt.length=4 (searched)" in output
+        "settings that differ from the paper (its values in brackets): prompt.length=4 (searched)"
+        in output
     )
 
 
@@ -278,7 +279,7 @@ def test_on_another_backbone_the_rows_of_one_model_run(capsys, tmp_path):
     words = ["--backbone=x", "--tasks=rte", f"--workdir={tmp_path}", "--estimate"]
     assert paper.main(["ptuning_v2", "table2", *words]) == 0
     message = capsys.readouterr().err
-    assert "RoBERTa-large" in message and "name it in --rows to run it on --backbone" in message
+    assert "RoBERTa-large is left out: " in message
 
 
 def test_layers_are_bound_to_a_workdir_and_told(tmp_path):
@@ -287,5 +288,5 @@ def test_layers_are_bound_to_a_workdir_and_told(tmp_path):
         paper.main(["ptuning_v2", "figure3", "--print", f"--workdir={tmp_path}"])
     args = SimpleNamespace(table="figure3", layers=6)
     assert tables.PAPER.about(args) == {"layers": 6}
-    assert tables.PAPER.remarks(args)[1] == "of --layers=6 the same shares: 1-8 are its 1-2"
+    assert tables.PAPER.remarks(args)[1] == "--layers=6: layers in proportion, 1-2 for 1-8 of 24"
     assert len(tables.PAPER.remarks(SimpleNamespace(table="figure3", layers=24))) == 1
