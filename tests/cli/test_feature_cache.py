@@ -130,10 +130,10 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
     assert "earlier" not in err
     before = (tmp_path / "kept/train.states").stat().st_mtime_ns
     out, err = train("run")
-    assert "resumed at step 2" in err and "(reused from an earlier run: train, dev)" in err
+    assert "resumed at step 2" in err and "(2 reused from an earlier run)" in err
     assert timeless(json.loads(out)) == timeless(whole)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "off"), rtol=1e-5)
-    assert "(reused from an earlier run: train, dev)" in train("seed", seed=3)[1]
+    assert "(2 reused from an earlier run)" in train("seed", seed=3)[1]
     assert (tmp_path / "kept/train.states").stat().st_mtime_ns == before
 
 
@@ -147,7 +147,7 @@ def test_a_folder_of_something_else_is_refused(config, refused, data, other_back
 
     message = line(cache__dtype="bfloat16")
     assert message.startswith(f"{tmp_path / 'kept'} has states cached for a different setup: ")
-    assert "cache.dtype (cached 'float32', now 'bfloat16'); use another cache.folder" in message
+    assert "cache.dtype (saved 'float32', now 'bfloat16'); use another cache.folder" in message
     assert "the backbone's weights (cached '" in line(backbone__path=other_backbone)
     assert "the first positions (cached '4 and 0', now '5 and 0')" in line(prompt__length=5)
     # The weights are the same: what config.json says of the layers is not.
@@ -263,7 +263,7 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
     times = [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
     grid_of(folder, *args, **fields | DISK)
     err = capsys.readouterr().err
-    assert "resumed at step" in err and "(reused from an earlier run: 3 splits)" in err
+    assert "resumed at step" in err and "(3 reused from an earlier run)" in err
     assert times == [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
     same_ends(folder, whole)
     assert not (folder / "kept" / "train.states").exists()

@@ -262,7 +262,7 @@ def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
     train_prompt(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
     _, report, page = look(tmp_path / "run", "--steps=4")
     counts = np.array(report["confusion"]["counts"])
-    assert counts[9, 9] == counts.sum() == 3 and "3 of 3 predictions are right" in page
+    assert counts[9, 9] == counts.sum() == 3 and "3 of 3 answers are right" in page
 
 
 @pytest.mark.long

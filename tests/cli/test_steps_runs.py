@@ -216,7 +216,9 @@ def spoil(monkeypatch):
 
 @pytest.mark.long
 def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
-    c = make_config(backbone, data, "prefix", **STILL)
+    c = make_config(
+        backbone, data, "prefix", **STILL | {"train.total_steps": 6, "train.log_steps": 1}
+    )
     spoil(2, 3, 5)
     result = train_prompt(c, str(tmp_path)).to_json()
     lines = [r for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]

@@ -14,7 +14,7 @@ from ppt_corpus import (
 
 from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import nsp, selection
-from jaxprompt.corpus.ppt.units import length_class_edges
+from jaxprompt.corpus.ppt.units import Units, length_class_edges
 
 COUNT = 1500
 
@@ -62,6 +62,16 @@ def test_classes_of_lengths_grow_by_a_quarter_and_by_a_token_at_least():
     """The shortest ones are a token apart, where a quarter more is the same length."""
     assert length_class_edges(2, 11) == [2, 3, 4, 5, 6, 7, 8, 10, 11]
     assert length_class_edges(16, 32) == [16, 20, 25, 31, 32] and length_class_edges(8, 8) == [8]
+
+
+def test_the_class_of_a_length_and_its_units(tmp_path):
+    corpus = make_corpus(tmp_path / "store", number_documents([[16, 17, 20, 31, 40, 15]]))
+    units = Units(corpus, range(1), min_tokens=16, min_units=2, max_length=32)
+    assert [units.length_class(n) for n in (16, 19, 20, 24, 25, 31, 32, 99)] == [
+        0, 0, 1, 1, 2, 3, 4, 4
+    ]  # fmt: skip
+    assert len(units) == 5 and units.num_short == 1
+    assert units.same_length(range(5), 0, 9).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["nsp", "nss"])

@@ -192,6 +192,13 @@ def test_f1_and_f1c_are_those_of_dialogre(seed):
         assert next(iter(found)) == name
 
 
+def test_f1c_needs_turns_of_a_pair_not_several_pairs():
+    """`pairs` are numbered from 0; -1 is a whole dialogue."""
+    gold = np.array([1, 1])
+    facts = metrics.MetricData(("none", "r"), 0, ((1,), (1,)), ((), (1,)), pairs=(0, 0))
+    assert next(iter(metrics.score_predictions("f1c", gold, gold, facts))) == "f1c"
+
+
 def test_f1c_of_whole_dialogues_is_f1():
     task, examples, _ = turns_and_examples(False)
     known, gold = collect_facts(task, examples), [e.label for e in examples]
