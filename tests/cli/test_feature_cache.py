@@ -148,19 +148,19 @@ def test_a_folder_of_something_else_is_refused(config, refused, data, other_back
     message = line(cache__dtype="bfloat16")
     assert message.startswith(f"{tmp_path / 'kept'} has states cached for a different setup: ")
     assert "cache.dtype (saved 'float32', now 'bfloat16'); use another cache.folder" in message
-    assert "the backbone's weights (cached '" in line(backbone__path=other_backbone)
-    assert "the first positions (cached '4 and 0', now '5 and 0')" in line(prompt__length=5)
+    assert "the backbone's weights (saved '" in line(backbone__path=other_backbone)
+    assert "the first positions (saved '4 and 0', now '5 and 0')" in line(prompt__length=5)
     # The weights are the same: what config.json says of the layers is not.
     other = shutil.copytree(run_config["backbone"]["path"], tmp_path / "other")
     edit(other / "config.json", layer_norm_eps=1e-3)
-    assert "the backbone's layers (cached '" in line(backbone__path=other)
+    assert "the backbone's layers (saved '" in line(backbone__path=other)
     (tmp_path / "rows").mkdir()
     for name in ("train", "dev", "test"):
         text = (data / f"{name}.jsonl").read_text()
         (tmp_path / "rows" / f"{name}.jsonl").write_text(text.replace("very", "quite"))
-    assert "the data (cached '48 examples, CRC " in line(data__source=tmp_path / "rows")
+    assert "the data (saved '48 examples, CRC " in line(data__source=tmp_path / "rows")
     changed = {"task.template": "{text} ."}
-    assert "the template (cached '{text}', now '{text} .')" in line(**changed)
+    assert "the template (saved '{text}', now '{text} .')" in line(**changed)
     states = tmp_path / "kept/dev.states"
     states.write_bytes(states.read_bytes()[:-4])
     assert "dev.states is damaged; delete" in line()
