@@ -76,6 +76,8 @@ def sweep():
                 for lr in RATES:
                     for batch in BATCHES:
                         yield {
-                            "config": f"{task},{row}", "data.seed": seed, "optim.lr": lr,
+                            "config": f"{task},{row}",
+                            "data.seed": seed,
+                            "optim.lr": lr,
                             "data.batch": batch,
-                        }  # fmt: skip
+                        }

@@ -130,6 +130,9 @@ def few_shot(config, k=32, epochs=400.0):
 def cross_validation(k=32, folds=4):
     """Lists the fields of the runs that choose the hyper-parameters (section 5.1)."""
     return {
-        "data.protocol": "kfold", "data.protocol.k": 2 * k, "data.protocol.folds": folds,
-        "data.protocol.on_shortage": "use_fewer", "train.test": False,
-    }  # fmt: skip
+        "data.protocol": "kfold",
+        "data.protocol.k": 2 * k,
+        "data.protocol.folds": folds,
+        "data.protocol.on_shortage": "use_fewer",
+        "train.test": False,
+    }

@@ -29,6 +29,8 @@ def sweep():
             for seed in SEEDS:
                 for lr in RATES:
                     yield {
-                        "config": f"rte,{encoder},prompt,{hidden}", "seed": seed,
-                        "data.seed": seed, "optim.lr": lr,
-                    }  # fmt: skip
+                        "config": f"rte,{encoder},prompt,{hidden}",
+                        "seed": seed,
+                        "data.seed": seed,
+                        "optim.lr": lr,
+                    }

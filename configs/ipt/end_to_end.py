@@ -21,6 +21,8 @@ def sweep():
                 for seed in SEEDS:
                     for lr in RATES:
                         yield {
-                            "config": f"{task},{system},{place}", "seed": seed, "data.seed": seed,
+                            "config": f"{task},{system},{place}",
+                            "seed": seed,
+                            "data.seed": seed,
                             "optim.lr": lr,
-                        }  # fmt: skip
+                        }

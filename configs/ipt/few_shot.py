@@ -31,6 +31,9 @@ def sweep():
                 for lr in RATES:
                     for fold in map(int, FOLDS):
                         yield {
-                            "config": f"{task},{system},prefix,0", "data.protocol.fold": fold,
-                            "data.seed": seed, "seed": seed, "optim.lr": lr,
-                        }  # fmt: skip
+                            "config": f"{task},{system},prefix,0",
+                            "data.protocol.fold": fold,
+                            "data.seed": seed,
+                            "seed": seed,
+                            "optim.lr": lr,
+                        }

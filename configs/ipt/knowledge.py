@@ -33,5 +33,8 @@ def sweep():
             for seed in SEEDS:
                 for lr in RATES:
                     yield {
-                        "config": f"{task},{row}", "seed": seed, "data.seed": seed, "optim.lr": lr
-                    }  # fmt: skip
+                        "config": f"{task},{row}",
+                        "seed": seed,
+                        "data.seed": seed,
+                        "optim.lr": lr,
+                    }

@@ -25,6 +25,8 @@ def sweep():
                 for seed in SEEDS:
                     for lr in RATES:
                         yield {
-                            "config": f"{task},{system},prompt,{length}", "seed": seed,
-                            "data.seed": seed, "optim.lr": lr,
-                        }  # fmt: skip
+                            "config": f"{task},{system},prompt,{length}",
+                            "seed": seed,
+                            "data.seed": seed,
+                            "optim.lr": lr,
+                        }

@@ -23,6 +23,8 @@ def sweep():
             for seed in SEEDS:
                 for lr in RATES:
                     yield {
-                        "config": f"boolq,{encoder},prompt,{percent}", "seed": seed,
-                        "data.seed": seed, "optim.lr": lr,
-                    }  # fmt: skip
+                        "config": f"boolq,{encoder},prompt,{percent}",
+                        "seed": seed,
+                        "data.seed": seed,
+                        "optim.lr": lr,
+                    }

@@ -118,7 +118,7 @@ TASKS = {
         patterns="zh",
         topics="{sentence}。这是[mask]新闻。",
         name="tnews14",
-    ),  # fmt: skip
+    ),
     "c3": _chinese("nss", scored="dev"),
     "ccpm": _chinese("nss"),
 }

@@ -204,7 +204,10 @@ def make_config(
 
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
     """Returns a copy with some values changed. Raises InputError for unknown fields or values."""
+
     # Fields of a config are strings if a word is one of their values.
-    as_text = lambda value: str(value).lower() if isinstance(value, bool) else _to_python(value)
+    def as_text(value):
+        return str(value).lower() if isinstance(value, bool) else _to_python(value)
+
     values = {name: as_text(value) for name, value in changes.items()}
     return GenerateConfig.from_dict({**generation.to_dict(), **values}, "generate.")

@@ -222,7 +222,10 @@ def _make_card(model: PromptedModel, program: _Program) -> dict[str, Any]:
     classes, meanings = scorer.classes, _meanings(scorer)
     names = scorer.task.labels or tuple(string.ascii_uppercase[:classes])
     activation = "sigmoid of each" if scorer.head.LISTS_CLASSES else "softmax"
-    to_json = lambda size: size if isinstance(size, int) else str(size)
+
+    def to_json(size):
+        return size if isinstance(size, int) else str(size)
+
     inputs = [
         {
             "name": name,

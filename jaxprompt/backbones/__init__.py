@@ -90,9 +90,12 @@ class LanguageModel(LayerStack):
 
 
 def read_width(
-    hf: Mapping[str, Any], width: str = "hidden_size", heads: str = "num_attention_heads",
-    *, multiple: int = 1,
-) -> tuple[int, int]:  # fmt: skip
+    hf: Mapping[str, Any],
+    width: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    *,
+    multiple: int = 1,
+) -> tuple[int, int]:
     """Reads the width and the number of heads from these fields of a transformers config.
 
     Raises InputError unless the width of a head is a whole number and divisible by `multiple`.

@@ -72,9 +72,14 @@ class EncoderLayer(nn.Module):
         """Runs the layer, only at the positions `output_positions` [B, M] if given."""
         cfg = self.cfg
         attention = Attention(
-            cfg.width, cfg.heads, cfg.width // cfg.heads, cfg.attention_dropout, cfg.attention,
-            cfg.dtype, name="attention",
-        )  # fmt: skip
+            cfg.width,
+            cfg.heads,
+            cfg.width // cfg.heads,
+            cfg.attention_dropout,
+            cfg.attention,
+            cfg.dtype,
+            name="attention",
+        )
         k, v = attention.keys(x)
         k, v, mask = prepend_prefix(prefix, k, v, mask)
         mask, x = select_queries(output_positions, mask, x)
@@ -193,9 +198,14 @@ class Encoder(LayerStack):
         # A prefix only needs positions for a bias like T5's.
         prefix = prefix and prefix._replace(positions=None)
         return self._run(
-            x, prefix, batch, deterministic, first=self.cfg.skip, output_positions=output_positions,
+            x,
+            prefix,
+            batch,
+            deterministic,
+            first=self.cfg.skip,
+            output_positions=output_positions,
             frozen_input=slots is None,
-        )  # fmt: skip
+        )
 
     def enter(self, batch: Batch, layer: int):
         """Computes the input of a layer below which nothing is injected. -> [B, T, H]"""
@@ -226,15 +236,31 @@ class Encoder(LayerStack):
         return [parts[name](x) for name in sorted(self.cfg.model_heads & parts.keys())]
 
     def _run(
-        self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, *, first: int = 0,
-        last: int | None = None, output_positions=None, frozen_input: bool = False,
-    ):  # fmt: skip
+        self,
+        x,
+        prefix: Prefix | None,
+        batch: Batch,
+        deterministic: bool,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        output_positions=None,
+        frozen_input: bool = False,
+    ):
         mask = bidirectional_mask(batch.encoder, batch.encoder)
         return run_stack(
-            self.layer, self.layers, x, prefix, mask, first=first, last=last,
-            output_positions=output_positions, frozen_input=frozen_input,
-            param_indices=self.cfg.takes or None, **stack_options(self, deterministic),
-        )[0]  # fmt: skip
+            self.layer,
+            self.layers,
+            x,
+            prefix,
+            mask,
+            first=first,
+            last=last,
+            output_positions=output_positions,
+            frozen_input=frozen_input,
+            param_indices=self.cfg.takes or None,
+            **stack_options(self, deterministic),
+        )[0]
 
 
 def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:

@@ -62,9 +62,16 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x, prefix, mask: AttentionMask, relative=None, *, deterministic: bool,
-        output_positions=None, queries=None,
-    ):  # fmt: skip
+        self,
+        x,
+        prefix,
+        mask: AttentionMask,
+        relative=None,
+        *,
+        deterministic: bool,
+        output_positions=None,
+        queries=None,
+    ):
         """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
         `queries` [B, T or M, H] replace x as queries and as the residual.
@@ -72,11 +79,22 @@ class Layer(nn.Module):
         cfg = self.cfg
         head_dim = cfg.width // cfg.heads
         attention = Disentangled(
-            cfg.width, cfg.heads, head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype,
-            (head_dim * (1 + len(cfg.terms))) ** -0.5, terms=cfg.terms, joined=cfg.joined,
-            shared=cfg.shares_projections, span=cfg.span, buckets=cfg.buckets, limit=cfg.limit,
-            hidden_dropout=cfg.dropout, name="attention",
-        )  # fmt: skip
+            cfg.width,
+            cfg.heads,
+            head_dim,
+            cfg.attention_dropout,
+            cfg.attention,
+            cfg.dtype,
+            (head_dim * (1 + len(cfg.terms))) ** -0.5,
+            terms=cfg.terms,
+            joined=cfg.joined,
+            shared=cfg.shares_projections,
+            span=cfg.span,
+            buckets=cfg.buckets,
+            limit=cfg.limit,
+            hidden_dropout=cfg.dropout,
+            name="attention",
+        )
         drop = Dropout(cfg.dropout)
         k, v = attention.keys(x)
         k, v, mask = prepend_prefix(prefix, k, v, mask)
@@ -218,15 +236,24 @@ class Backbone(Encoder):
         return super().init_all(batch)
 
     def _run(
-        self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, *, first: int = 0,
-        last: int | None = None, output_positions=None, frozen_input: bool = False,
-    ):  # fmt: skip
+        self,
+        x,
+        prefix: Prefix | None,
+        batch: Batch,
+        deterministic: bool,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        output_positions=None,
+        frozen_input: bool = False,
+    ):
         tokens, num_layers, after_first = batch.encoder, self.cfg.layers, None
         shared_options = stack_options(self, deterministic)
         shared = bidirectional_mask(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
             # `run_stack` only calls this if layer 0 runs: then x is the embeddings.
-            after_first = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
+            def after_first(y):
+                return self.conv(x, y, tokens, deterministic=deterministic)
 
         def run_layers(x, **options):
             options = shared_options | options
@@ -254,9 +281,12 @@ class Backbone(Encoder):
             if key is not None:
                 key_of_pass = jax.random.fold_in(key, self.cfg.layers + pass_index)
             queries = run_layers(
-                x, first=last, output_positions=output_positions, queries=queries,
+                x,
+                first=last,
+                output_positions=output_positions,
+                queries=queries,
                 key=None if key is None else key_of_pass,
-            )  # fmt: skip
+            )
         return queries
 
 

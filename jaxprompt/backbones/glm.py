@@ -154,13 +154,24 @@ class Backbone(LanguageModel):
             )
 
     def _run(
-        self, x, prefix, mask: AttentionMask, deterministic: bool, return_kv: bool = True,
+        self,
+        x,
+        prefix,
+        mask: AttentionMask,
+        deterministic: bool,
+        return_kv: bool = True,
         **options: Any,
-    ):  # fmt: skip
+    ):
         return run_stack(
-            self.layer, self.layers, x, prefix, mask, return_kv=return_kv,
-            **stack_options(self, deterministic), **options,
-        )  # fmt: skip
+            self.layer,
+            self.layers,
+            x,
+            prefix,
+            mask,
+            return_kv=return_kv,
+            **stack_options(self, deterministic),
+            **options,
+        )
 
 
 def find_blank(tokens: Tokens):

@@ -90,9 +90,15 @@ class Layer(nn.Module):
         self.drop = Dropout(cfg.dropout)
 
     def __call__(
-        self, x, prefix: Prefix | None, mask: AttentionMask, *, deterministic: bool,
-        return_kv: bool = False, output_positions=None,
-    ):  # fmt: skip
+        self,
+        x,
+        prefix: Prefix | None,
+        mask: AttentionMask,
+        *,
+        deterministic: bool,
+        return_kv: bool = False,
+        output_positions=None,
+    ):
         """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
         return_kv=True also returns its k, v, without the prefix: `make_layer_caches` prepends it.
@@ -169,9 +175,12 @@ class Decoder(LanguageModel):
         first_position = jnp.zeros((len(tokens.ids), 1), jnp.int32)
         batch = Batch(tokens, None, None, None, None)
         _, (k, v) = self._read(
-            batch, injection, deterministic=deterministic, return_kv=True,
+            batch,
+            injection,
+            deterministic=deterministic,
+            return_kv=True,
             output_positions=first_position,
-        )  # fmt: skip
+        )
         return append_to_prefix(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
 
     def prefill(self, batch: Batch, injection: Injection, max_new_tokens: int) -> tuple[Any, Cache]:
@@ -211,9 +220,14 @@ class Decoder(LanguageModel):
     def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **options: Any):
         prefix = prefix and prefix._replace(positions=None)
         return run_stack(
-            self.layer, self.layers, x, prefix, causal_mask(tokens),
-            **stack_options(self, deterministic), **options,
-        )  # fmt: skip
+            self.layer,
+            self.layers,
+            x,
+            prefix,
+            causal_mask(tokens),
+            **stack_options(self, deterministic),
+            **options,
+        )
 
 
 class Backbone(Decoder):

@@ -124,10 +124,18 @@ class Layer(nn.Module):
         if cfg.head_norms:
             make_attention = partial(QKNormAttention, eps=cfg.eps, offset=cfg.norm_offset)
         self.attention = make_attention(
-            cfg.width, cfg.heads, cfg.head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype,
-            cfg.scale, use_bias="qkv" in cfg.biases, out_bias="out" in cfg.biases,
-            key_heads=cfg.key_heads, cap=cfg.cap,
-        )  # fmt: skip
+            cfg.width,
+            cfg.heads,
+            cfg.head_dim,
+            cfg.attention_dropout,
+            cfg.attention,
+            cfg.dtype,
+            cfg.scale,
+            use_bias="qkv" in cfg.biases,
+            out_bias="out" in cfg.biases,
+            key_heads=cfg.key_heads,
+            cap=cfg.cap,
+        )
         self.mlp = GatedMlp(cfg.mlp, cfg.activation, True, 0.0, cfg.dtype, "mlp" in cfg.biases)
         self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
         if cfg.sandwich:
@@ -135,9 +143,17 @@ class Layer(nn.Module):
         self.drop = Dropout(cfg.dropout)
 
     def __call__(
-        self, x, inputs: LlamaLayerInputs, mask: AttentionMask, positions, rotations, *,
-        deterministic: bool, return_kv: bool = False, output_positions=None,
-    ):  # fmt: skip
+        self,
+        x,
+        inputs: LlamaLayerInputs,
+        mask: AttentionMask,
+        positions,
+        rotations,
+        *,
+        deterministic: bool,
+        return_kv: bool = False,
+        output_positions=None,
+    ):
         """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
         return_kv=True also returns its k, v, without the prefix. positions: int [B, T]; rotations:
@@ -303,9 +319,16 @@ class Backbone(Decoder):
             prefix = prefix._replace(positions=jnp.broadcast_to(prefix.positions, shape))
         layer_inputs = LlamaLayerInputs(prefix, np.array(cfg.is_local))
         return run_stack(
-            self.layer, self.layers, x, layer_inputs, causal_mask(tokens), tokens.positions,
-            self._rotations(tokens.positions), **stack_options(self, deterministic), **options,
-        )  # fmt: skip
+            self.layer,
+            self.layers,
+            x,
+            layer_inputs,
+            causal_mask(tokens),
+            tokens.positions,
+            self._rotations(tokens.positions),
+            **stack_options(self, deterministic),
+            **options,
+        )
 
     @nn.nowrap
     def check_shift(self, length: int) -> None:

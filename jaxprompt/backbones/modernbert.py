@@ -73,9 +73,16 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x, inputs: ModernBertLayerInputs, local_mask, mask: AttentionMask, rotations, *,
-        deterministic: bool, output_positions=None,
-    ):  # fmt: skip
+        self,
+        x,
+        inputs: ModernBertLayerInputs,
+        local_mask,
+        mask: AttentionMask,
+        rotations,
+        *,
+        deterministic: bool,
+        output_positions=None,
+    ):
         """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
         local_mask: bool [B, T, T], the part of `mask` for local layers; rotations: of global and of
@@ -83,9 +90,15 @@ class Layer(nn.Module):
         """
         cfg = self.cfg
         attention = RotaryAttention(
-            cfg.width, cfg.heads, cfg.width // cfg.heads, cfg.attention_dropout, cfg.attention,
-            cfg.dtype, use_bias="attention_bias" in cfg.biases, name="attention",
-        )  # fmt: skip
+            cfg.width,
+            cfg.heads,
+            cfg.width // cfg.heads,
+            cfg.attention_dropout,
+            cfg.attention,
+            cfg.dtype,
+            use_bias="attention_bias" in cfg.biases,
+            name="attention",
+        )
 
         def select(of_global, of_local):
             choose = partial(jnp.where, inputs.is_global)
@@ -106,9 +119,14 @@ class Layer(nn.Module):
         # The probabilities and the output have the same dropout rate.
         x = x + Dropout(cfg.attention_dropout)(y, deterministic=deterministic)
         mlp = GatedMlp(
-            cfg.mlp, cfg.activation, True, cfg.dropout, cfg.dtype, "mlp_bias" in cfg.biases,
+            cfg.mlp,
+            cfg.activation,
+            True,
+            cfg.dropout,
+            cfg.dtype,
+            "mlp_bias" in cfg.biases,
             name="mlp",
-        )  # fmt: skip
+        )
         return x + mlp(cfg.norm(name="mlp_norm")(x), deterministic=deterministic), None
 
 
@@ -215,9 +233,17 @@ class Backbone(Encoder):
             prefix, scale, bias, np.array(cfg.is_global), np.arange(cfg.layers) == 0
         )
         x, _ = run_stack(
-            self.layer, self.layers, x, layer_inputs, local_mask, mask, rotations, last=last,
-            **options, **stack_options(self, deterministic),
-        )  # fmt: skip
+            self.layer,
+            self.layers,
+            x,
+            layer_inputs,
+            local_mask,
+            mask,
+            rotations,
+            last=last,
+            **options,
+            **stack_options(self, deterministic),
+        )
         # The result of `enter` is the input of a layer, without the last norm.
         return self.norm(x) if last is None else x
 

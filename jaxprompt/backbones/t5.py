@@ -96,9 +96,15 @@ class T5Config:
 
 def _attention(cfg: T5Config) -> Attention:
     return Attention(
-        cfg.width, cfg.heads, cfg.head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype, 1.0,
+        cfg.width,
+        cfg.heads,
+        cfg.head_dim,
+        cfg.attention_dropout,
+        cfg.attention,
+        cfg.dtype,
+        1.0,
         use_bias=False,
-    )  # fmt: skip
+    )
 
 
 class EncoderLayer(nn.Module):
@@ -134,9 +140,18 @@ class DecoderLayer(EncoderLayer):
         self.cross, self.cross_norm = _attention(self.cfg), RMSNorm(self.cfg.eps)
 
     def __call__(  # type: ignore[override]  # `run_stack` calls each kind as it is
-        self, x, prefixes, mask: AttentionMask, bias, encoder_states, encoder_mask: AttentionMask,
-        *, deterministic: bool, return_kv: bool = False, output_positions=None,
-    ):  # fmt: skip
+        self,
+        x,
+        prefixes,
+        mask: AttentionMask,
+        bias,
+        encoder_states,
+        encoder_mask: AttentionMask,
+        *,
+        deterministic: bool,
+        return_kv: bool = False,
+        output_positions=None,
+    ):
         """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
         return_kv=True also returns the k, v of both attentions, without prefixes.
@@ -221,9 +236,15 @@ class Backbone(LanguageModel):
         """Returns the dimensions that methods and heads need."""
         cfg = self.cfg
         return Dims(
-            cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.heads, cfg.head_dim, NO_LIMIT,
+            cfg.vocab,
+            cfg.width,
+            cfg.width,
+            cfg.layers,
+            cfg.heads,
+            cfg.head_dim,
+            NO_LIMIT,
             cfg.decoder_layers,
-        )  # fmt: skip
+        )
 
     @property
     def reads_prefix_positions(self) -> bool:
@@ -242,9 +263,15 @@ class Backbone(LanguageModel):
         x, bias = self._embed_decoder(tokens, injection, deterministic)
         prefixes = injection.decoder.prefix, injection.cross.prefix
         x, _ = self._decode(
-            x, prefixes, tokens, bias, encoder_states, batch.encoder, deterministic=deterministic,
+            x,
+            prefixes,
+            tokens,
+            bias,
+            encoder_states,
+            batch.encoder,
+            deterministic=deterministic,
             output_positions=output_positions,
-        )  # fmt: skip
+        )
         return x
 
     def encode(self, batch: Batch, injection: Injection, *, deterministic: bool):
@@ -276,9 +303,15 @@ class Backbone(LanguageModel):
         x, bias = self._embed_decoder(tokens, injection, True)
         prefix, cross_prefix = injection.decoder.prefix, injection.cross.prefix
         x, (k, v, cross_k, cross_v) = self._decode(
-            x, (prefix, cross_prefix), tokens, bias, encoder_states, batch.encoder,
-            deterministic=True, return_kv=True,
-        )  # fmt: skip
+            x,
+            (prefix, cross_prefix),
+            tokens,
+            bias,
+            encoder_states,
+            batch.encoder,
+            deterministic=True,
+            return_kv=True,
+        )
         cross_caches = make_layer_caches(cross_prefix, cross_k, cross_v, batch.encoder.mask)
         layer_caches = make_layer_caches(prefix, k, v, tokens.mask, max_new_tokens)
         positions = column_positions(prefix, tokens.positions, max_new_tokens)
@@ -324,10 +357,15 @@ class Backbone(LanguageModel):
             positions = columns + prefix.k.shape[2]
         bias = self._prepend_prefix_bias(self.bias, bias, positions, prefix)
         return run_stack(
-            self.layer, self.layers, x, _without_positions(prefix),
-            bidirectional_mask(tokens, tokens), bias, **layer_range,
+            self.layer,
+            self.layers,
+            x,
+            _without_positions(prefix),
+            bidirectional_mask(tokens, tokens),
+            bias,
+            **layer_range,
             **stack_options(self, deterministic),
-        )[0]  # fmt: skip
+        )[0]
 
     def _embed_decoder(self, tokens, injection: Injection, deterministic: bool):
         """Embeds the decoder's tokens and tabulates their bias. -> [B, T, H], [B, N, T, P+T]"""
@@ -349,14 +387,29 @@ class Backbone(LanguageModel):
         return jnp.concatenate([prefix_bias, text_bias], axis=-1)
 
     def _decode(
-        self, x, prefixes, tokens, bias, encoder_states, encoder_tokens, *, deterministic,
+        self,
+        x,
+        prefixes,
+        tokens,
+        bias,
+        encoder_states,
+        encoder_tokens,
+        *,
+        deterministic,
         **options: Any,
-    ):  # fmt: skip
+    ):
         x, layer_kv = run_stack(
-            self.decoder_layer, self.decoder_layers, x, tuple(map(_without_positions, prefixes)),
-            causal_mask(tokens), bias, encoder_states, bidirectional_mask(tokens, encoder_tokens),
-            **options, **stack_options(self, deterministic),
-        )  # fmt: skip
+            self.decoder_layer,
+            self.decoder_layers,
+            x,
+            tuple(map(_without_positions, prefixes)),
+            causal_mask(tokens),
+            bias,
+            encoder_states,
+            bidirectional_mask(tokens, encoder_tokens),
+            **options,
+            **stack_options(self, deterministic),
+        )
         return self.drop(self.decoder_norm(x), deterministic=deterministic), layer_kv
 
 
@@ -399,9 +452,13 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     scaled = hf.get("model_type") != "mt5" and read_flag(hf, "tie_word_embeddings", True)
     scaled = read_flag(hf, "scale_decoder_outputs", scaled)
     config = T5Config(
-        vocab=read_size(hf, "vocab_size"), width=read_size(hf, "d_model"), layers=layers,
+        vocab=read_size(hf, "vocab_size"),
+        width=read_size(hf, "d_model"),
+        layers=layers,
         decoder_layers=read_size(hf, "num_decoder_layers", layers),
-        heads=read_size(hf, "num_heads"), head_dim=read_size(hf, "d_kv"), mlp=read_size(hf, "d_ff"),
+        heads=read_size(hf, "num_heads"),
+        head_dim=read_size(hf, "d_kv"),
+        mlp=read_size(hf, "d_ff"),
         buckets=buckets,
         max_distance=distance,
         activation=activation,
@@ -413,5 +470,5 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
         scaled_output=scaled,
         start=read_id(hf, start_field),
         tied=read_flag(hf, "tie_word_embeddings", True),
-    )  # fmt: skip
+    )
     return dataclasses.replace(config, **changes)

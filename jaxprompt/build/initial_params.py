@@ -104,7 +104,10 @@ def float32_copy(trainable: tree.Flat, placement: Placement) -> tree.Flat:
 
     Copied: a step donates the buffers of the state, and a pooler is also a frozen parameter.
     """
-    copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
+
+    def copy(flat):
+        return jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
+
     return jax.jit(copy, out_shardings=placement.param_shardings(trainable))(trainable)
 
 

@@ -18,10 +18,12 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
     """Adds the flags for prompts and their backbone; `default` is shown in the help."""
     shown_default = f" (default: {default})" if default else ""
     parser.add_argument(
-        "--prompt", type=path, action="append",
+        "--prompt",
+        type=path,
+        action="append",
         help=f"folder of an export, or hub:owner/name{shown_default}; "
         "may be repeated, also as NAME=PATH: --column then selects the prompt of each row",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--input", type=path, help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin"
     )
@@ -33,9 +35,10 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
     parser.add_argument("--batch", type=int, default=64, help="examples per batch (default: 64)")
     parser.add_argument("--mesh", default="1x1", help="device mesh, data x model (default: 1x1)")
     parser.add_argument(
-        "--force", action="store_true",
+        "--force",
+        action="store_true",
         help="accept backbone weights other than those that the prompt was trained on",
-    )  # fmt: skip
+    )
 
 
 def check_serving_flags(args: Any) -> None:
@@ -93,9 +96,13 @@ def open_export(args: Any, path: str, **dependencies: str) -> tuple[Any, Any]:
     enable_compilation_cache()
     placement = make_mesh(args.mesh, args.batch)
     exported = load_prompt_export(
-        path, backbone=backbone_config(args), batch=args.batch, placement=placement,
-        force=args.force, **dependencies,
-    )  # fmt: skip
+        path,
+        backbone=backbone_config(args),
+        batch=args.batch,
+        placement=placement,
+        force=args.force,
+        **dependencies,
+    )
     return exported, placement
 
 

@@ -39,9 +39,10 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--prefix", default="", help="prefix of the names of the new columns")
     parser.add_argument(
-        "--majority", action="store_true",
+        "--majority",
+        action="store_true",
         help="score the most frequent class of the full training set; needs no backbone",
-    )  # fmt: skip
+    )
     bank.add_serving_flags(parser)
     add_process_flags(parser)
     args, overrides = parser.read(argv)

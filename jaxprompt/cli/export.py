@@ -65,18 +65,22 @@ def _make_parser() -> Parser:
     )
     parser.add_argument("--peft", type=path, help="also write a folder that PEFT can load")
     parser.add_argument(
-        "--stablehlo", type=path,
+        "--stablehlo",
+        type=path,
         help="also write a folder, with the backbone, that scores texts without jaxprompt",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--delta", action="store_true",
+        "--delta",
+        action="store_true",
         help="write tuned backbone weights as float16 differences from the original ones",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--tuned", metavar="FOLDER", type=path,
+        "--tuned",
+        metavar="FOLDER",
+        type=path,
         help="write the tuned backbone to a folder that transformers can load; the prompt then "
         "refers to it",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--push", metavar="OWNER/NAME", help="also push the export to the Hugging Face hub"
     )
@@ -139,9 +143,13 @@ def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
 
     metadata = prompt.metadata
     tensors = save_tuned(
-        folder, prompt.tensors, metadata, _load_backbone(prompt),
-        f"export of {Path(prompt.path).resolve()}", "--tuned",
-    )  # fmt: skip
+        folder,
+        prompt.tensors,
+        metadata,
+        _load_backbone(prompt),
+        f"export of {Path(prompt.path).resolve()}",
+        "--tuned",
+    )
     absolute = str(Path(folder).absolute())
     log(f"the prompt needs the backbone {absolute}; ship both together")
     # The fingerprint of the folder as others will read it.

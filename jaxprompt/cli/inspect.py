@@ -23,22 +23,30 @@ def main(argv: Sequence[str]) -> int:
         "--top", type=int, default=5, help="nearest words per trained vector (default: 5)"
     )
     parser.add_argument(
-        "--steps", type=steps_list, default=(),
+        "--steps",
+        type=steps_list,
+        default=(),
         help="steps whose hidden states are plotted, e.g. 0,30,60 (default: a few)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--examples", type=int, default=1000,
+        "--examples",
+        type=int,
+        default=1000,
         help="maximum examples for hidden states and attention (default: 1000)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--instances", type=int, default=5,
+        "--instances",
+        type=int,
+        default=5,
         help="for prompts that are computed from the text: number of texts to show with the words "
         "nearest to their prompt (default: 5)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--exports", type=path, metavar="DIR",
+        "--exports",
+        type=path,
+        metavar="DIR",
         help="compare the exports in a folder by the cosine similarity of their mean tokens",
-    )  # fmt: skip
+    )
     args, overrides = parser.read(argv)
     if args.exports:
         return _compare(args)

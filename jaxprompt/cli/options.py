@@ -29,9 +29,13 @@ class Parser(argparse.ArgumentParser):
     """The argument parser of a command. Errors of argparse are raised as InputError."""
 
     def __init__(
-        self, name: str, doc: str, config: bool = True, fields: bool = False,
+        self,
+        name: str,
+        doc: str,
+        config: bool = True,
+        fields: bool = False,
         workdir: str = "folder of the run",
-    ):  # fmt: skip
+    ):
         """Adds --debug, and --config and --workdir for commands that take them.
 
         Args:
@@ -44,16 +48,19 @@ class Parser(argparse.ArgumentParser):
         self._fields = fields
         self.takes_overrides = config
         super().__init__(
-            prog=f"jaxprompt {name.rpartition('.')[2]}".rstrip(), description=doc,
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+            prog=f"jaxprompt {name.rpartition('.')[2]}".rstrip(),
+            description=doc,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if config:
             self.add_argument(
-                "--config", type=path,
+                "--config",
+                type=path,
                 help="a .py file or a shipped config (base, ppt/nsp), optionally with :ARGUMENT, "
                 "or a saved config.json; override fields with --config.FIELD=VALUE",
-            )  # fmt: skip
+            )
             self.add_argument("--workdir", type=path, help=workdir)
 
     def error(self, message: str) -> NoReturn:
@@ -99,9 +106,11 @@ def add_process_flags(parser: Parser) -> None:
         "--cluster", action="store_true", help="detect the processes on Slurm or a TPU pod"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0,
+        "--timeout",
+        type=float,
+        default=300.0,
         help="seconds to wait for the other processes (default: 300)",
-    )  # fmt: skip
+    )
 
 
 def read_training_flags(
@@ -126,9 +135,12 @@ def join_processes(args: argparse.Namespace) -> Iterator[bool]:
 
     with processes.exit_on_failure():
         processes.connect(
-            args.coordinator, args.processes, args.process, cluster=args.cluster,
+            args.coordinator,
+            args.processes,
+            args.process,
+            cluster=args.cluster,
             timeout=args.timeout,
-        )  # fmt: skip
+        )
         yield processes.is_first()
 
 

@@ -24,8 +24,12 @@ def main(argv: Sequence[str]) -> int:
     """Prints the plan. Exit code 0, even if nothing fits."""
     parser = Parser(__name__, __doc__, workdir=UNUSED)
     parser.add_argument("--devices", help='number and type, e.g. "8x v5e" or "4x V100-32"')
-    parser.add_argument("--limit", type=int, default=LIMIT,
-                        help=f"maximum number of devices to try (default: {LIMIT})")  # fmt: skip
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=LIMIT,
+        help=f"maximum number of devices to try (default: {LIMIT})",
+    )
     parser.add_argument(
         "--compiler",
         choices=("tpu", "cuda"),

@@ -48,23 +48,28 @@ def _make_parser() -> Parser:
     parser.add_argument("--text", action="append", help="input text; may be repeated")
     parser.add_argument("--output", type=path, help="JSONL output file (default: stdout)")
     parser.add_argument(
-        "--format", default="jsonl", help="jsonl (default), or a submission to a benchmark: "
-        "glue, superglue, squad",
-    )  # fmt: skip
+        "--format",
+        default="jsonl",
+        help="jsonl (default), or a submission to a benchmark: glue, superglue, squad",
+    )
     parser.add_argument("--prefix", default="", help="prefix of the names of the new columns")
     parser.add_argument(
-        "--on-error", default="raise", choices=("raise", "skip"),
+        "--on-error",
+        default="raise",
+        choices=("raise", "skip"),
         help="for lines that cannot be read: raise = exit with code 2 and write nothing (default); "
         'skip = write {"error": ...} instead',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--sentence-encoder", default="", help="path of the encoder that selects similar "
-        "demonstrations (default: as in the export)",
-    )  # fmt: skip
+        "--sentence-encoder",
+        default="",
+        help="path of the encoder that selects similar demonstrations (default: as in the export)",
+    )
     parser.add_argument(
-        "--pretrained", default="", help="path of the export that the prompt depends on (default: "
-        "as in the export)",
-    )  # fmt: skip
+        "--pretrained",
+        default="",
+        help="path of the export that the prompt depends on (default: as in the export)",
+    )
     parser.add_argument("--generate", action="store_true", help="generate text instead of a label")
     parser.add_argument(
         "--max-new-tokens",
@@ -175,9 +180,11 @@ def _with_example(inputs: Sequence[Any]) -> list[Any]:
 def _predict_by_bank(parser: Parser, args: Any) -> int:
     """Answers the input with several prompts, each for the rows that name it."""
     bank.refuse_flags(
-        parser, args, _ONE_PROMPT,
+        parser,
+        args,
+        _ONE_PROMPT,
         f"is only valid for one prompt, and --column={args.column} selects among several",
-    )  # fmt: skip
+    )
 
     from jaxprompt.serving.bank import in_order, mark_requests, read_requests
 

@@ -227,7 +227,10 @@ def add_best(rows: Mapping[str, list[TableRun]], best: int) -> dict[str, list[Ta
     for row, runs in rows.items():
         with_best[row] = runs
         if len(runs) > best and all(run.result.dev is not None for run in runs):
-            merit = lambda run: next(iter(run.result.dev.values()))
+
+            def merit(run):
+                return next(iter(run.result.dev.values()))
+
             with_best[f"{row}, best {best} on dev"] = sorted(runs, key=merit, reverse=True)[:best]
     return with_best
 

@@ -24,17 +24,23 @@ def main(argv: Sequence[str]) -> int:
     """Prints one command per run, or with --run trains the unfinished runs; then the table."""
     parser = Parser(__name__, __doc__)
     parser.add_argument(
-        "--table", nargs="?", const="", metavar="DIR",
+        "--table",
+        nargs="?",
+        const="",
+        metavar="DIR",
         help="only print the table of results; with DIR for any folder of runs",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--run", action="store_true", help="train the runs here, those of equal shapes together"
     )
     parser.add_argument("--plot", default="", metavar="FILE", help="plot the table: .png or .svg")
     parser.add_argument(
-        "--best", type=int, default=0, metavar="N",
+        "--best",
+        type=int,
+        default=0,
+        metavar="N",
         help="add to each row one of its N runs that are best on dev",
-    )  # fmt: skip
+    )
     args, overrides = parser.read(argv)
     at_least("--best", args.best, 0)
     if args.plot:
@@ -228,10 +234,16 @@ def list_runs(
 
 def _folder_of(parts: Sequence[str]) -> str:
     """Names the folder of a run. If it is too long, long parts are cut and end in a digest."""
-    join = lambda parts: "-".join(parts).replace("/", "_").replace(" ", "")
+
+    def join(parts):
+        return "-".join(parts).replace("/", "_").replace(" ", "")
+
     if len(join(parts).encode()) <= NAME:
         return join(parts)
-    digest = lambda part: hashlib.sha256(part.encode()).hexdigest()[:8]
+
+    def digest(part):
+        return hashlib.sha256(part.encode()).hexdigest()[:8]
+
     return join([f"{p[:_MAX_PART]}~{digest(p)}" if len(p) > _MAX_PART else p for p in parts])
 
 

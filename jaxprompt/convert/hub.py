@@ -33,9 +33,11 @@ def fetch_prompt(place: str) -> Path:
     advice = "check the name and the network, or log in with `hf auth login` if it is private"
     with hub_errors(f"{place} could not be downloaded", advice):
         folder = snapshot_download(
-            name, revision=revision or None, local_files_only=constants.HF_HUB_OFFLINE,
+            name,
+            revision=revision or None,
+            local_files_only=constants.HF_HUB_OFFLINE,
             allow_patterns=[TENSORS, METADATA, README, *peft.FILES],
-        )  # fmt: skip
+        )
     return Path(folder)
 
 
@@ -61,9 +63,11 @@ def push_prompt(folder: str | Path, name: str, metadata: PromptMetadata) -> str:
         # visibility.
         url = api.create_repo(name, exist_ok=True, private=True)
         api.upload_folder(
-            repo_id=name, folder_path=folder, allow_patterns=[TENSORS, METADATA, README],
+            repo_id=name,
+            folder_path=folder,
+            allow_patterns=[TENSORS, METADATA, README],
             commit_message=f"Add a {metadata.method} prompt for {metadata.task.name}",
-        )  # fmt: skip
+        )
     return str(url)
 
 

@@ -193,9 +193,11 @@ class _FileNames:
         layers = {tensor: range(num_copies(tensor, sizes)) for tensor in tensors}
         names = {tensor: [self.find(tensor, i) for i in layers[tensor]] for tensor in layers}
         missing = [
-            self.current(tensor, i) for tensor in layers for i in layers[tensor]
+            self.current(tensor, i)
+            for tensor in layers
+            for i in layers[tensor]
             if not names[tensor][i]
-        ]  # fmt: skip
+        ]
         if missing:
             listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             raise self._error(f"{self.folder} lacks {len(missing)} of the needed tensors: {listed}")

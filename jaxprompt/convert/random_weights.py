@@ -94,9 +94,16 @@ class Initializer(NamedTuple):
 
 
 def init_backbone(
-    family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
-    placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
-) -> Loaded:  # fmt: skip
+    family: str,
+    config: Mapping[str, Any],
+    heads: Collection[str],
+    *,
+    seed: int,
+    placement: Placement,
+    part: str = "backbone",
+    dtype: str = "float32",
+    rescale: float = 1.0,
+) -> Loaded:
     """Randomly initialises a trunk and heads from a transformers config alone.
 
     A parameter is the same on every mesh.
@@ -137,9 +144,17 @@ def init_backbone(
 
 
 def with_heads(
-    loaded: Loaded, family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
-    placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
-) -> Loaded:  # fmt: skip
+    loaded: Loaded,
+    family: str,
+    config: Mapping[str, Any],
+    heads: Collection[str],
+    *,
+    seed: int,
+    placement: Placement,
+    part: str = "backbone",
+    dtype: str = "float32",
+    rescale: float = 1.0,
+) -> Loaded:
     """Reduces a loaded backbone to the requested heads, and randomly initialises missing ones.
 
     The report lists the initialised heads, `absent`, and their tensors, `missing`.
@@ -194,9 +209,15 @@ def check_heads(family: str, heads: Collection[str]) -> Family:
 
 
 def _init_params(
-    init: Initializer, tensors: Iterable[Tensor], *, seed: int, placement: Placement, part: str,
-    dtype: str, rescale: float,
-) -> dict[str, jax.Array]:  # fmt: skip
+    init: Initializer,
+    tensors: Iterable[Tensor],
+    *,
+    seed: int,
+    placement: Placement,
+    part: str,
+    dtype: str,
+    rescale: float,
+) -> dict[str, jax.Array]:
     """Initializes parameters one after the other, by flat name."""
     flat: dict[str, jax.Array] = {}
     base = rng.key_for(seed, part)

@@ -55,10 +55,18 @@ class _FileTensor(NamedTuple):
 
 
 def save_backbone(
-    folder: str | Path, family: str, config: Mapping[str, Any], params: Params, *,
-    tokenizer: str | Path, card: Mapping[str, Any], run: str, dtype: str = "float32",
-    rescale: float = 1.0, file_bytes: int = FILE_BYTES,
-) -> Path:  # fmt: skip
+    folder: str | Path,
+    family: str,
+    config: Mapping[str, Any],
+    params: Params,
+    *,
+    tokenizer: str | Path,
+    card: Mapping[str, Any],
+    run: str,
+    dtype: str = "float32",
+    rescale: float = 1.0,
+    file_bytes: int = FILE_BYTES,
+) -> Path:
     """Writes weights, config.json, tokenizer and model card.
 
     Args:

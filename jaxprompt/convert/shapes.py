@@ -80,9 +80,13 @@ def model_traits(family: Family, config: Mapping[str, Any]) -> set[str]:
 
 
 def select_tensors(
-    family: Family, config: Mapping[str, Any], sizes: Mapping[str, int], heads: Collection[str],
-    *, tied: bool,
-) -> list[Tensor]:  # fmt: skip
+    family: Family,
+    config: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    heads: Collection[str],
+    *,
+    tied: bool,
+) -> list[Tensor]:
     """Lists the tensors of a model: trunk, heads, and the output table if it is not tied."""
     traits = model_traits(family, config)
     if sizes["E"] != sizes["H"]:

@@ -82,9 +82,14 @@ class _Shard(NamedTuple):
         return views
 
     def copy(
-        self, tensor: Tensor, planes: Sequence[_Plane], layer: int, sources: Sequence[np.ndarray],
-        rows: slice, columns: slice,
-    ) -> None:  # fmt: skip
+        self,
+        tensor: Tensor,
+        planes: Sequence[_Plane],
+        layer: int,
+        sources: Sequence[np.ndarray],
+        rows: slice,
+        columns: slice,
+    ) -> None:
         """Copies its part of a block with these rows and columns of the file."""
         common = _overlap(self.rows, rows), _overlap(self.columns, columns)
         in_block = _shift(common[0], -rows.start), _shift(common[1], -columns.start)
@@ -99,9 +104,14 @@ class ParameterFiller:
     """Fills parameters with tensors of the file; several threads hash and copy."""
 
     def __init__(
-        self, weights: CheckpointTensors, sizes: Mapping[str, int], dtype: np.dtype, rescale: float,
-        placement: Placement | None, quantize: str = "none",
-    ):  # fmt: skip
+        self,
+        weights: CheckpointTensors,
+        sizes: Mapping[str, int],
+        dtype: np.dtype,
+        rescale: float,
+        placement: Placement | None,
+        quantize: str = "none",
+    ):
         self.weights, self.sizes, self.dtype = weights, sizes, dtype
         self.rescale, self.placement, self.quantize = rescale, placement, quantize
         self.bits = BITS.get(quantize, 0)

@@ -228,10 +228,17 @@ class StoreWriter:
             os.fsync(file.fileno())
         repeats = self.documents - len(np.unique(np.concatenate(self._digests)))
         meta = dict(
-            format=FORMAT, dtype=self._dtype, documents=self.documents, units=self.num_units,
-            tokens=self.tokens, max_id=self._max_id, empty=self.empty, repeats=repeats,
-            checksums=self._checksums, **fields,
-        )  # fmt: skip
+            format=FORMAT,
+            dtype=self._dtype,
+            documents=self.documents,
+            units=self.num_units,
+            tokens=self.tokens,
+            max_id=self._max_id,
+            empty=self.empty,
+            repeats=repeats,
+            checksums=self._checksums,
+            **fields,
+        )
         with open(self._folder / META, "w", encoding="utf-8") as meta_file:
             json.dump(add_checksum(meta), meta_file, indent=1)
             meta_file.flush()

@@ -86,9 +86,12 @@ def train_tokenizer(
     if not num_chars:
         raise InputError(f"corpus {source!r} is empty: there is no text to train a tokenizer on")
     record = dict(
-        family=family, vocab_size=vocab_size, lowercase=lowercase, max_chars=max_chars,
+        family=family,
+        vocab_size=vocab_size,
+        lowercase=lowercase,
+        max_chars=max_chars,
         sha256=digest.hexdigest(),
-    )  # fmt: skip
+    )
     if not exists:
         options = {"do_lower_case": lowercase} if kind == "wordpiece" else {}
         every = -(-num_chars // max_chars)
@@ -155,9 +158,11 @@ def _train_bpe(
 
     # All 256 bytes, so that no text is unknown whatever the corpus lacks.
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=specials, show_progress=False,
+        vocab_size=size,
+        special_tokens=specials,
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     return _fit(backend, texts(), models.BPE(), trainer)
 
 
@@ -244,10 +249,20 @@ def _train_unigram(texts: Iterator[str], size: int) -> list[tuple[str, float]]:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(f"{word}\t{count}" for word, count in sorted(words.items())),
-        input_format="tsv", model_writer=model, vocab_size=size, hard_vocab_limit=False,
-        normalization_rule_name="identity", character_coverage=1.0, max_sentence_length=2**30,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=_THREADS, minloglevel=2,
-    )  # fmt: skip
+        input_format="tsv",
+        model_writer=model,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        normalization_rule_name="identity",
+        character_coverage=1.0,
+        max_sentence_length=2**30,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        num_threads=_THREADS,
+        minloglevel=2,
+    )
     return [(entry.piece, entry.score) for entry in parse_pieces(model.getvalue()).pieces]
 
 

@@ -158,14 +158,22 @@ class Kind:
     ) -> Specials:
         """Returns the special tokens of its input and its output."""
         return read_specials(
-            tokenizer, facts.style, eos=setup.eos, sentinel=facts.sentinel,
+            tokenizer,
+            facts.style,
+            eos=setup.eos,
+            sentinel=facts.sentinel,
             num_masks=max(int(setup.template.has_mask), sentinels),
-        )  # fmt: skip
+        )
 
     def encode(
-        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self,
+        encoder: ExampleEncoder,
+        task: Task,
+        examples: Sequence[Example],
+        *,
+        classes: int,
         targets: bool,
-    ) -> Split:  # fmt: skip
+    ) -> Split:
         """Encodes examples; with `targets`, for training."""
         labels = np.array([example.label for example in examples], np.int32)
         # Examples of one task may have different numbers of choices, but all have all classes.

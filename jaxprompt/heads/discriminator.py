@@ -174,9 +174,14 @@ class Head(Kind):
         return make_tree(task.labels, order, self.hierarchy, self.group)
 
     def encode(
-        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self,
+        encoder: ExampleEncoder,
+        task: Task,
+        examples: Sequence[Example],
+        *,
+        classes: int,
         targets: bool,
-    ) -> Split:  # fmt: skip
+    ) -> Split:
         """Encodes examples; with several lists, one input for each.
 
         For training on a hierarchy, only the lists on the path to the right class are used.
@@ -205,10 +210,12 @@ class Head(Kind):
         owner, lists = (np.array([row[part] for row in inputs], np.int32) for part in (0, 1))
         gold = np.array([example.label for example in examples], np.int32)
         return Split(
-            [row[2] for row in inputs], np.array([row[3] for row in inputs]),
+            [row[2] for row in inputs],
+            np.array([row[3] for row in inputs]),
             np.array([len(members[number]) for number in lists], np.int32),
-            [example.references for example in examples], ListInputs(owner, lists, gold, tree),
-        )  # fmt: skip
+            [example.references for example in examples],
+            ListInputs(owner, lists, gold, tree),
+        )
 
     # -- training and answers ----------------------------------------------------------------------
 

@@ -89,9 +89,10 @@ class Head(TextSpanHead):
         False, "a question may have none; else the likeliest word is one at least"
     )
     stride: int = kinds.option(
-        -1, "tokens by which windows of a long text overlap; -1 = 128; at most half a window",
+        -1,
+        "tokens by which windows of a long text overlap; -1 = 128; at most half a window",
         "at least -1",
-    )  # fmt: skip
+    )
 
     def check_task(self, task: Task) -> None:
         """Raises InputError for another type of answer, or a metric that compares single spans."""
@@ -181,9 +182,12 @@ class Head(TextSpanHead):
             yield {"prediction": [x.text for x in spans], "spans": [x._asdict() for x in spans]}
 
     def _compare(
-        self, metric: str, references: Sequence[Sequence[str]], words: Sequence[ScoredWords],
+        self,
+        metric: str,
+        references: Sequence[Sequence[str]],
+        words: Sequence[ScoredWords],
         threshold: float,
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         gold = [[[text] for text in one] if self.single else [one] for one in references]
         pred = [[x.text for x in self._spans(one, threshold)] or [""] for one in words]
         return score_span_sets(metric, gold, pred)
@@ -210,9 +214,10 @@ class Head(TextSpanHead):
             distinct.setdefault(span.text.lower(), span)
         if self.drop_substrings:
             return [
-                span for text, span in distinct.items()
+                span
+                for text, span in distinct.items()
                 if not any(_is_substring(text, other) for other in distinct)
-            ]  # fmt: skip
+            ]
         return list(distinct.values())
 
 

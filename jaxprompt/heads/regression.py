@@ -39,9 +39,14 @@ class Head(linear.Head):
         return HeadLayout(head, {"main": module}, self.specials(facts, setup, tokenizer))
 
     def encode(
-        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self,
+        encoder: ExampleEncoder,
+        task: Task,
+        examples: Sequence[Example],
+        *,
+        classes: int,
         targets: bool,
-    ) -> Split:  # fmt: skip
+    ) -> Split:
         """Encodes examples with their numbers."""
         # Any number may be right, so NaN means unknown.
         numbers = [np.nan if example.number is None else example.number for example in examples]

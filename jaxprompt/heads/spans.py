@@ -89,9 +89,14 @@ class TextSpanHead(WindowHead):
         return Example(fields, references=("a",), spans=((0, 1),))
 
     def encode(
-        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self,
+        encoder: ExampleEncoder,
+        task: Task,
+        examples: Sequence[Example],
+        *,
+        classes: int,
         targets: bool,
-    ) -> Split:  # fmt: skip
+    ) -> Split:
         """Encodes questions, each with its text in as many windows as needed."""
         field = task.fields[-1]
         rows, labels, owner, offsets = [], [], [], []
@@ -154,9 +159,10 @@ class Head(TextSpanHead):
     READ_WITH: ClassVar[Mapping[str, str]] = {"no_answer": "threshold"}
 
     stride: int = kinds.option(
-        -1, "tokens by which windows of a long text overlap; -1 = 128; at most half a window",
+        -1,
+        "tokens by which windows of a long text overlap; -1 = 128; at most half a window",
         "at least -1",
-    )  # fmt: skip
+    )
     max_answer: int = kinds.option(30, "tokens of an answer", "at least 1")
     n_best: int = kinds.option(
         20, "number of best starts, and of best ends, that are combined per window", "at least 1"

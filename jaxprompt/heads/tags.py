@@ -109,9 +109,14 @@ class Head(WindowHead):
         return HeadLayout(self, {"main": TagScores(len(setup.task.labels), self.dropout)}, specials)
 
     def encode(
-        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self,
+        encoder: ExampleEncoder,
+        task: Task,
+        examples: Sequence[Example],
+        *,
+        classes: int,
         targets: bool,
-    ) -> Split:  # fmt: skip
+    ) -> Split:
         """Encodes texts, each in as many windows as needed."""
         (field,) = task.fields
         index = {name: number for number, name in enumerate(task.labels)}

@@ -47,9 +47,14 @@ class Head(Kind):
         )
 
     def encode(
-        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self,
+        encoder: ExampleEncoder,
+        task: Task,
+        examples: Sequence[Example],
+        *,
+        classes: int,
         targets: bool,
-    ) -> Split:  # fmt: skip
+    ) -> Split:
         """Encodes examples; with `targets`, including their target texts."""
         unknown, counts = np.full(len(examples), -1, np.int32), np.full(len(examples), classes)
         rows = encoder.encode_all(examples, targets=targets)
@@ -88,8 +93,12 @@ class Head(Kind):
         return measure_pairs(compare, zip(split.references, texts, strict=True))
 
     def answers(
-        self, task: Task, examples: Sequence[Example], split: Split, texts: Sequence[str],
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        split: Split,
+        texts: Sequence[str],
         classes: int,
-    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+    ) -> Iterator[dict[str, Any]]:
         """Yields the texts."""
         return ({"generated": text} for text in texts)

@@ -206,9 +206,15 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     columns = [*names, "no class"][: counts.shape[1]]
     figure = _draw_matrix(
-        shares, counts.astype(str), names, columns, cmap="Blues", vmin=0, dark=0.55,
+        shares,
+        counts.astype(str),
+        names,
+        columns,
+        cmap="Blues",
+        vmin=0,
+        dark=0.55,
         label="share of the true label",
-    )  # fmt: skip
+    )
     figure.axes[0].set(xlabel="predicted label", ylabel="true label")
     return save_figure(figure, path)
 
@@ -218,9 +224,15 @@ def draw_similarity(cosines: np.ndarray, names: Sequence[str], path: Path) -> Pa
     """Plots the matrix of cosine similarities, float [N, N]."""
     texts = np.vectorize("{:.2f}".format)(cosines)
     figure = _draw_matrix(
-        cosines, texts, names, names, cmap="RdBu_r", vmin=-1, dark=0.6,
+        cosines,
+        texts,
+        names,
+        names,
+        cmap="RdBu_r",
+        vmin=-1,
+        dark=0.6,
         label="cosine of the mean tokens",
-    )  # fmt: skip
+    )
     return save_figure(figure, path)
 
 

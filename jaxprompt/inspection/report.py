@@ -46,9 +46,10 @@ def list_instances(findings: Findings, colours: bool) -> str:
     for case in findings.instances.shown if findings.instances else ():
         words = [
             (f"\x1b[31m{escape(word)}\x1b[0m" if colours else f"[{escape(word)}]")
-            if position in case.nearest else escape(word)
+            if position in case.nearest
+            else escape(word)
             for position, word in enumerate(case.tokens)
-        ]  # fmt: skip
+        ]
         lines.append(f"{escape(case.label) or 'unknown class'}: {' '.join(words)}\n")
     return "".join(lines)
 

@@ -51,9 +51,10 @@ def comparison_key(metadata: PromptMetadata) -> dict[str, str]:
         elif name.endswith("layers") and value:
             layers.append(f"{name.removesuffix('layers')}{value}")
     return {
-        "backbone": metadata.backbone.fingerprint[:12], "method": metadata.method,
+        "backbone": metadata.backbone.fingerprint[:12],
+        "method": metadata.method,
         "layers": ", ".join(layers) or "none",
-    }  # fmt: skip
+    }
 
 
 def compare_exports(folder: str) -> Similarity:

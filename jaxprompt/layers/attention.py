@@ -16,9 +16,18 @@ from jaxprompt.types import Array, AttentionMask, LayerCache, Prefix, Tokens
 
 
 def attend(
-    q, k, v, mask: AttentionMask, bias=None, *, scale=None, cap=0.0, kernel="auto", dropout=0.0,
+    q,
+    k,
+    v,
+    mask: AttentionMask,
+    bias=None,
+    *,
+    scale=None,
+    cap=0.0,
+    kernel="auto",
+    dropout=0.0,
     key=None,
-):  # fmt: skip
+):
     """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, N, D]
 
     The softmax is float32. A query whose keys are all masked attends uniformly, so that padding
@@ -45,9 +54,15 @@ def attend(
     if k.shape[2] % sharding.num_shards("act_heads"):
         k, v = (_repeat_key_heads(x, shape[2]) for x in (k, v))
     implementation = kernels.choose_kernel(
-        kernel, sharding.current_target(), dtype=q.dtype, head_dim=q.shape[-1],
-        has_dropout=has_dropout, length=q.shape[1], has_key_mask=has_key_mask, has_cap=cap > 0,
-    )  # fmt: skip
+        kernel,
+        sharding.current_target(),
+        dtype=q.dtype,
+        head_dim=q.shape[-1],
+        has_dropout=has_dropout,
+        length=q.shape[1],
+        has_key_mask=has_key_mask,
+        has_cap=cap > 0,
+    )
     if implementation == "cudnn":
         return kernels.cudnn_attention(q, k, v, mask, bias, scale)
     if implementation == "pallas":
@@ -201,9 +216,17 @@ class MultiHead(nn.Module):
         # A stack's layers are initialised under jax.vmap, which not every kernel supports.
         kernel = "einsum" if self.is_initializing() else self.kernel
         y = attend(
-            q, k, v, mask, bias, scale=self.scale, cap=self.cap, kernel=kernel,
-            dropout=self.dropout, key=key,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            mask,
+            bias,
+            scale=self.scale,
+            cap=self.cap,
+            kernel=kernel,
+            dropout=self.dropout,
+            key=key,
+        )
         return self.out(y)
 
     def probabilities(self, q, k, mask: AttentionMask, bias=None):
@@ -289,10 +312,11 @@ def select_queries(positions, mask: AttentionMask, *states):
     if selected.ndim == 3:
         selected = jnp.broadcast_to(selected, (len(positions), *selected.shape[1:]))
         selected = jnp.take_along_axis(selected, positions[..., None], axis=1)  # [B, M, S]
+
     # The other fields of `AttentionMask` describe all queries, in order.
-    select = lambda leaf: jnp.take_along_axis(
-        leaf, jnp.expand_dims(positions, range(2, leaf.ndim)), 1
-    )
+    def select(leaf):
+        return jnp.take_along_axis(leaf, jnp.expand_dims(positions, range(2, leaf.ndim)), 1)
+
     return AttentionMask(selected, few_queries=True), *jax.tree.map(select, states)
 
 

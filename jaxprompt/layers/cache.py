@@ -52,16 +52,22 @@ def iterate_layers(layers: tuple | StackedLayers, column) -> Iterable[Any]:
     # Always 0, which the compiler does not know: otherwise it would slice before the loop and keep
     # the copies.
     zero = (column < 0).astype(jnp.int32)
-    layer_at = lambda i: jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, zero + i, keepdims=False), layers.tree
-    )
+
+    def layer_at(i):
+        return jax.tree.map(
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, zero + i, keepdims=False), layers.tree
+        )
+
     return map(layer_at, range(layers.length))
 
 
 def step_layers(
-    layer: Any, layers: Iterable[Any], x, caches: Sequence[LayerCache],
+    layer: Any,
+    layers: Iterable[Any],
+    x,
+    caches: Sequence[LayerCache],
     per_layer: Iterable[tuple[Any, ...]],
-):  # fmt: skip
+):
     """Runs one more token of each row through the layers. [B, H] -> [B, H], the caches with it
 
     `layers` are those of `iterate_layers`, `per_layer` the other arguments of each one's `step`.

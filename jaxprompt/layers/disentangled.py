@@ -125,9 +125,17 @@ class Disentangled(Attention):
         return self.key(x), self.value(x)
 
     def __call__(
-        self, x, k, v, mask: AttentionMask, relative=None, positions=None, *, queries=None,
+        self,
+        x,
+        k,
+        v,
+        mask: AttentionMask,
+        relative=None,
+        positions=None,
+        *,
+        queries=None,
         deterministic: bool,
-    ):  # fmt: skip
+    ):
         """Attends from x; the last T keys belong to x, those before them to a prefix.
 
         [B, T, H], [B, S, N, D] x 2, the relative position embeddings [R, H] or None -> [B, T, H].

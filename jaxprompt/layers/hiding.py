@@ -53,7 +53,10 @@ def fill_masks(tokens: Tokens, places: Array, field: str, values: Array) -> tupl
     the tokens, and the new column of each one, int32 [B, T].
     """
     rows = jnp.arange(len(places))[:, None]
-    write = lambda x, new: jnp.asarray(x).at[rows, places].set(new)
+
+    def write(x, new):
+        return jnp.asarray(x).at[rows, places].set(new)
+
     old = jnp.take_along_axis(getattr(tokens, field), places, axis=1)
     tokens = tokens._replace(
         **{field: write(getattr(tokens, field), jnp.where(values < 0, old, values))}

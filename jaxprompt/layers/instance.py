@@ -94,9 +94,15 @@ class InstanceEncoder(nn.Module):
 
 
 def instance_vectors(
-    rows: nn.Module, tokens: Tokens, *, length: int, share: float, kind: str, hidden: int,
+    rows: nn.Module,
+    tokens: Tokens,
+    *,
+    length: int,
+    share: float,
+    kind: str,
+    hidden: int,
     scale: float,
-):  # fmt: skip
+):
     """Computes the vectors of texts: float32 [B, P, width], and a mask, bool [B, P].
 
     Without an encoder there is one per word; with one there are `length` for any text with words.

@@ -25,9 +25,16 @@ _TPU_LANES = 128  # its lengths are multiples of it
 
 
 def choose_kernel(
-    kernel: str, target: Target, *, dtype, head_dim: int, has_dropout: bool, length: int,
-    has_key_mask: bool, has_cap: bool = False,
-) -> str:  # fmt: skip
+    kernel: str,
+    target: Target,
+    *,
+    dtype,
+    head_dim: int,
+    has_dropout: bool,
+    length: int,
+    has_key_mask: bool,
+    has_cap: bool = False,
+) -> str:
     """Returns the kernel for a config's choice: einsum, recompute, cudnn or pallas.
 
     "recompute" is "einsum" with scores that are recomputed in the backward pass. `length` counts
@@ -55,9 +62,15 @@ def has_fused_kernel(
 ) -> bool:
     """Returns whether a target has a fused kernel for a backbone's attention over a text."""
     kernel = choose_kernel(
-        cfg.attention, target, dtype=cfg.dtype, head_dim=head_dim, has_dropout=has_dropout,
-        length=length, has_key_mask=True, has_cap=getattr(cfg, "cap", 0.0) > 0,
-    )  # fmt: skip
+        cfg.attention,
+        target,
+        dtype=cfg.dtype,
+        head_dim=head_dim,
+        has_dropout=has_dropout,
+        length=length,
+        has_key_mask=True,
+        has_cap=getattr(cfg, "cap", 0.0) > 0,
+    )
     return kernel in ("cudnn", "pallas")
 
 
@@ -98,9 +111,16 @@ def cudnn_attention(q, k, v, mask: AttentionMask, bias, scale: float):
     q, k, v, bias, lengths = _batch_all((q, k, v, bias, lengths))
     num_queries, num_keys = lengths or (None, None)
     y = jax.nn.dot_product_attention(
-        q, k, v, bias=bias, scale=scale, is_causal=has_lengths and mask.causal,
-        query_seq_lengths=num_queries, key_value_seq_lengths=num_keys, implementation="cudnn",
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        bias=bias,
+        scale=scale,
+        is_causal=has_lengths and mask.causal,
+        query_seq_lengths=num_queries,
+        key_value_seq_lengths=num_keys,
+        implementation="cudnn",
+    )
     return y[:, num_earlier : num_earlier + queries]
 
 
@@ -120,7 +140,9 @@ def _batch_all_inner(arrays):
 
 @_batch_all_inner.def_vmap
 def _batch_all_rule(size, is_mapped, arrays):
-    broadcast = lambda x, mapped: x if mapped else jnp.broadcast_to(x, (size, *x.shape))
+    def broadcast(x, mapped):
+        return x if mapped else jnp.broadcast_to(x, (size, *x.shape))
+
     return jax.tree.map(broadcast, arrays, *is_mapped), jax.tree.map(lambda _: True, *is_mapped)
 
 
@@ -176,7 +198,9 @@ def pallas_attention(q, k, v, mask: AttentionMask, bias, scale: float, cap: floa
         y = run_kernel(q, k, v, *arrays)
         return y.swapaxes(1, 2)[:, num_earlier : num_earlier + queries]
 
-    join_heads = lambda x: x.reshape(*x.shape[:2], -1)
+    def join_heads(x):
+        return x.reshape(*x.shape[:2], -1)
+
     # q is scaled because the kernel would scale the bias too. The backward pass stores q, k and v
     # with joined heads: a head of 64 would be padded to 128, the width of a TPU's registers.
     q = join_heads(q if scale == 1.0 else q * scale)
@@ -184,9 +208,17 @@ def pallas_attention(q, k, v, mask: AttentionMask, bias, scale: float, cap: floa
 
 
 def _splash(
-    q, k, v, query_segments, key_segments, local=False, *, mask: AttentionMask, offset: int,
+    q,
+    k,
+    v,
+    query_segments,
+    key_segments,
+    local=False,
+    *,
+    mask: AttentionMask,
+    offset: int,
     cap: float,
-):  # fmt: skip
+):
     """Attends row by row, with `offset` keys before those of the causal queries.
 
     [B, N, T, D], [B, G, S, D] x 2, ..., bool [] -> [B, N, T, D]
@@ -197,15 +229,20 @@ def _splash(
     shape = q.shape[2], k.shape[2]
     q_block, kv_block = map(_block, shape)
     blocks = pallas.BlockSizes(
-        block_q=q_block, block_kv=kv_block, block_q_dkv=q_block, block_kv_dkv=kv_block,
-        block_q_dq=q_block, block_kv_dq=kv_block,
-    )  # fmt: skip
+        block_q=q_block,
+        block_kv=kv_block,
+        block_q_dkv=q_block,
+        block_kv_dkv=kv_block,
+        block_q_dq=q_block,
+        block_kv_dq=kv_block,
+    )
 
     def attend(pallas_mask):
         kernel = pallas.make_splash_mha_single_device(
-            pallas.MultiHeadMask([pallas_mask] * q.shape[1]), block_sizes=blocks,
+            pallas.MultiHeadMask([pallas_mask] * q.shape[1]),
+            block_sizes=blocks,
             attn_logits_soft_cap=cap or None,
-        )  # fmt: skip
+        )
         return jax.vmap(lambda q, k, v, a, b: kernel(q, k, v, pallas.SegmentIds(a, b)))
 
     inputs = q, k, v, query_segments, key_segments
@@ -220,7 +257,7 @@ def _splash(
 
 def _window_mask(
     pallas, shape: tuple[int, int], offset: int, window: AttentionWindow, *, causal: bool
-):  # fmt: skip
+):
     num_back = window.columns - 1
     num_ahead = 0 if causal else num_back
     if not window.num_global:
@@ -251,11 +288,18 @@ def _flash(q, k, v, query_segments, key_segments, bias=None, *, causal: bool):
 
     q_block, kv_block = (_block(x.shape[2]) for x in (q, k))
     blocks = pallas.BlockSizes(
-        block_b=1, block_q=q_block, block_k_major=kv_block, block_k=kv_block,
-        block_q_major_dkv=q_block, block_q_dkv=q_block, block_k_major_dkv=kv_block,
+        block_b=1,
+        block_q=q_block,
+        block_k_major=kv_block,
+        block_k=kv_block,
+        block_q_major_dkv=q_block,
+        block_q_dkv=q_block,
+        block_k_major_dkv=kv_block,
         block_k_dkv=kv_block,
-        block_q_dq=q_block, block_k_major_dq=kv_block, block_k_dq=kv_block,
-    )  # fmt: skip
+        block_q_dq=q_block,
+        block_k_major_dq=kv_block,
+        block_k_dq=kv_block,
+    )
 
     def attend_row(q, k, v, query_segments, key_segments, bias):
         ids = pallas.SegmentIds(query_segments[None], key_segments[None])

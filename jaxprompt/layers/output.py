@@ -180,7 +180,10 @@ def _select_share(shares, uniform):
     # A fraction of their sum, which is below 1 for a group, and inexact for all.
     target = (uniform * ends[..., -1])[..., None]
     index = (ends > target).argmax(-1)
-    at_index = lambda x: jnp.take_along_axis(x, index[..., None], axis=-1)
+
+    def at_index(x):
+        return jnp.take_along_axis(x, index[..., None], axis=-1)
+
     # The position inside the share is uniform again, and serves as the next random number.
     position = (target - at_index(ends)) / jnp.maximum(at_index(shares), TINY) + 1.0
     return index, jnp.clip(position[..., 0], 0.0, MAX_UNIFORM)

@@ -86,7 +86,7 @@ def make_prefix(k, v, first: int, layers: int, has_positions: bool) -> Prefix:
 
 def vectors_to_prefix(
     vectors, is_present, interval: tuple[int, int], dims: Dims, has_positions: bool, shared_kv=None
-) -> Prefix:  # fmt: skip
+) -> Prefix:
     """Reshapes vectors of texts to the keys and values of the layers `interval`, half-open.
 
     [B, P, 2 * N * D], bool [B, P] -> k, v [L, B, P, N, D]. They are added to `shared_kv`

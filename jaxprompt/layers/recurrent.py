@@ -39,7 +39,10 @@ class BiLstm(nn.Module):
         # Reverses each sequence; padding stays.
         is_read = columns < ends[:, None]
         reversed_columns = jnp.where(is_read, ends[:, None] - 1 - columns, columns)[..., None]
-        reverse = lambda x: jnp.take_along_axis(x, reversed_columns, axis=1)  # [B, T, E]
+
+        def reverse(x):  # [B, T, E]
+            return jnp.take_along_axis(x, reversed_columns, axis=1)
+
         for layer in range(self.layers):
             init = uniform_init(limit)
             kernel = self.param(f"input{layer}", init, (2, x.shape[-1], gates))

@@ -91,9 +91,11 @@ def _join_prefixes(prefixes: Sequence[Prefix]) -> Prefix:
     # All prefixes of a stream have positions in a bias, or none has.
     has_positions = prefixes[0].positions is not None
     return Prefix(
-        k, v, _concatenate(masks, axis=2, xp=np if is_static else jnp),
+        k,
+        v,
+        _concatenate(masks, axis=2, xp=np if is_static else jnp),
         jnp.arange(k.shape[2]) if has_positions else None,
-    )  # fmt: skip
+    )
 
 
 def _concatenate(arrays: Sequence, axis: int = 1, xp=jnp):

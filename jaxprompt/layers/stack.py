@@ -26,7 +26,9 @@ def init_stack(layer: nn.Module, length: int, *example: Any) -> Callable[[jax.Ar
     """
 
     def init(key: jax.Array) -> dict[str, Any]:
-        init_layer = lambda k: layer.init(k, *example, deterministic=True)["params"]
+        def init_layer(k):
+            return layer.init(k, *example, deterministic=True)["params"]
+
         return jax.vmap(init_layer)(jax.random.split(key, length))
 
     return init
@@ -43,9 +45,22 @@ def declare_param(module: nn.Module, name: str, init: Callable[[jax.Array], Any]
 
 
 def run_stack(
-    layer, params, x, per_layer, *shared, stack, remat, key=None, first=0, last=None,
-    param_indices=None, after_first=None, output_positions=None, frozen_input=False, **flags,
-):  # fmt: skip
+    layer,
+    params,
+    x,
+    per_layer,
+    *shared,
+    stack,
+    remat,
+    key=None,
+    first=0,
+    last=None,
+    param_indices=None,
+    after_first=None,
+    output_positions=None,
+    frozen_input=False,
+    **flags,
+):
     """Applies the layers in turn. -> x [B, T, H], and the layers' other outputs, stacked [L, ...]
 
     `layer(x, part, *shared, **flags)` returns (x, anything) and only has "params" as variables.
@@ -211,9 +226,11 @@ def stack_options(backbone: nn.Module, deterministic: bool) -> dict[str, Any]:
     """Returns the arguments of `run_stack` that a backbone's config sets, in its `__call__`."""
     has_dropout = not deterministic and backbone.has_rng("dropout")
     return dict(
-        stack=backbone.cfg.stack, remat=backbone.cfg.remat, deterministic=deterministic,
+        stack=backbone.cfg.stack,
+        remat=backbone.cfg.remat,
+        deterministic=deterministic,
         key=backbone.make_rng("dropout") if has_dropout else None,
-    )  # fmt: skip
+    )
 
 
 def read_cached_states(states, dtype):

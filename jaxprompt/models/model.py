@@ -98,9 +98,12 @@ class Model(EqualByKey):
         words = self.backbone.bind({"params": params["backbone"]}).words()
         injection = self.prompt.apply(
             # The method does not train the word embeddings, even if the backbone trains.
-            {"params": params.get("prompt", {})}, batch, jax.lax.stop_gradient(words),
-            deterministic=deterministic, rngs=_rngs(key, 0),
-        )  # fmt: skip
+            {"params": params.get("prompt", {})},
+            batch,
+            jax.lax.stop_gradient(words),
+            deterministic=deterministic,
+            rngs=_rngs(key, 0),
+        )
         return cast(
             Injection, injection
         )  # flax has one type for `apply` with and without `mutable`
@@ -137,9 +140,13 @@ class Model(EqualByKey):
         positions = positions + self.prompt.position_shift()
         tokens = Tokens(ids, ids == ids, slot, positions, types, roles)
         prefix_states = self.backbone.apply(
-            {"params": params["backbone"]}, tokens, injection, deterministic=deterministic,
-            rngs=_rngs(key, 4), method="encode_shared_prefix",
-        )  # fmt: skip
+            {"params": params["backbone"]},
+            tokens,
+            injection,
+            deterministic=deterministic,
+            rngs=_rngs(key, 4),
+            method="encode_shared_prefix",
+        )
         prefix = cast(Prefix, prefix_states)  # as in `inject`
         return injection._replace(encoder=injection.encoder._replace(prefix=prefix))
 
@@ -161,19 +168,29 @@ class Model(EqualByKey):
         return self._run(params, batch, deterministic, key, reads_all=True)[0]
 
     def forward(
-        self, params: Params, batch: Batch, *, head="main", deterministic=True, key=None,
+        self,
+        params: Params,
+        batch: Batch,
+        *,
+        head="main",
+        deterministic=True,
+        key=None,
         shared_kv: KeyValues | None = None,
-    ):  # fmt: skip
+    ):
         """Scores the classes. -> [B, C]"""
         reads_all = self.last_layer == "all" or self.heads[head].reads_all
         hidden, batch, injection = self._run(
             params, batch, deterministic, key, reads_all, shared_kv
         )
         return self.heads[head].apply(
-            {"params": params.get("head", {}).get(head, {})}, hidden, batch, injection,
+            {"params": params.get("head", {}).get(head, {})},
+            hidden,
+            batch,
+            injection,
             self.backbone.bind({"params": params["backbone"]}),
-            deterministic=deterministic, rngs=_rngs(key, 2),
-        )  # fmt: skip
+            deterministic=deterministic,
+            rngs=_rngs(key, 2),
+        )
 
     def _run(
         self,
@@ -201,9 +218,13 @@ class Model(EqualByKey):
         drops = not deterministic and (cfg.dropout or cfg.attention_dropout) > 0
         reads = None if reads_all else positions_read(batch, drops=drops and self.varies)
         hidden = self.backbone.apply(
-            {"params": params["backbone"]}, batch, injection, deterministic=deterministic,
-            output_positions=reads, rngs=_rngs(key, 1),
-        )  # fmt: skip
+            {"params": params["backbone"]},
+            batch,
+            injection,
+            deterministic=deterministic,
+            output_positions=reads,
+            rngs=_rngs(key, 1),
+        )
         return hidden, batch if reads is None else renumber_reads(batch), injection
 
 

@@ -163,9 +163,13 @@ def _process_indices(devices: Iterable[jax.Device]) -> tuple[int, ...]:
 
 
 def make_placement(
-    data: int = -1, model: int = 1, *, fsdp: bool = False, slices: int = 1,
+    data: int = -1,
+    model: int = 1,
+    *,
+    fsdp: bool = False,
+    slices: int = 1,
     devices: Sequence[jax.Device] | None = None,
-) -> Placement:  # fmt: skip
+) -> Placement:
     """Arranges devices as a data x model mesh; -1 uses the remaining devices.
 
     `slices` must divide the data axis. Raises InputError if the sizes do not fit the devices.
@@ -208,9 +212,12 @@ def arrange_devices(
         # For devices without slices, such as CPUs, each process counts as a slice.
         by_process = not hasattr(devices[0], "slice_index")
         make_grid = functools.partial(
-            mesh_utils.create_hybrid_device_mesh, (data // slices, model), (slices, 1), devices,
+            mesh_utils.create_hybrid_device_mesh,
+            (data // slices, model),
+            (slices, 1),
+            devices,
             process_is_granule=by_process,
-        )  # fmt: skip
+        )
     try:
         grid = make_grid()
     except RuntimeError:  # for other shapes than the built-in ones, e.g. 64 x 4 on a 16 x 16 torus

@@ -18,10 +18,17 @@ class PublishedCheckpoint(NamedTuple):
 
 def _t5(width: int, layers: int, heads: int, mlp: int, head_dim: int = 64) -> dict[str, Any]:
     return dict(
-        model_type="t5", d_model=width, num_layers=layers, num_heads=heads, d_ff=mlp,
-        d_kv=head_dim, vocab_size=32128, pad_token_id=0, decoder_start_token_id=0,
+        model_type="t5",
+        d_model=width,
+        num_layers=layers,
+        num_heads=heads,
+        d_ff=mlp,
+        d_kv=head_dim,
+        vocab_size=32128,
+        pad_token_id=0,
+        decoder_start_token_id=0,
         dropout_rate=0.1,
-    )  # fmt: skip
+    )
 
 
 # Raffel et al. 2020, appendix and repository.
@@ -89,11 +96,19 @@ def _encoder(
     model_type: str, shape: tuple[int, int, int], vocab: int, **fields: Any
 ) -> dict[str, Any]:
     width, layers, heads = shape
-    return dict(
-        model_type=model_type, vocab_size=vocab, hidden_size=width, num_hidden_layers=layers,
-        num_attention_heads=heads, intermediate_size=4 * width, max_position_embeddings=512,
-        type_vocab_size=2,
-    ) | fields  # fmt: skip
+    return (
+        dict(
+            model_type=model_type,
+            vocab_size=vocab,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+            max_position_embeddings=512,
+            type_vocab_size=2,
+        )
+        | fields
+    )
 
 
 @functools.cache
@@ -145,9 +160,14 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
         add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
     for size, (width, layers, heads) in _GLM.items():
         hf = dict(
-            model_type="glm", vocab_size=50304, hidden_size=width, num_layers=layers,
-            num_attention_heads=heads, max_sequence_length=1024, block_position_encoding=True,
-        )  # fmt: skip
+            model_type="glm",
+            vocab_size=50304,
+            hidden_size=width,
+            num_layers=layers,
+            num_attention_heads=heads,
+            max_sequence_length=1024,
+            block_position_encoding=True,
+        )
         add("THUDM", f"glm-{size}", hf, "lm", bare=False)
     for name, hf in list_llamas().items():
         owner, _, repository = name.partition("/")

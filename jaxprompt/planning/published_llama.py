@@ -13,10 +13,15 @@ _TIED, _UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 def _base(
     model_type: str, vocab: int, positions: int, theta: float, **fields: Any
 ) -> dict[str, Any]:
-    return dict(
-        model_type=model_type, vocab_size=vocab, max_position_embeddings=positions,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
-    ) | fields  # fmt: skip
+    return (
+        dict(
+            model_type=model_type,
+            vocab_size=vocab,
+            max_position_embeddings=positions,
+            rope_parameters={"rope_type": "default", "rope_theta": theta},
+        )
+        | fields
+    )
 
 
 _LLAMA2 = _base("llama", 32000, 4096, 1e4, rms_norm_eps=1e-5) | _UNTIED

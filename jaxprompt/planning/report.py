@@ -25,7 +25,10 @@ def plans_to_json(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -
         "notes": list(run.notes),
         "parameters": {"total": sizes.total, "trained": sizes.trained},
         "batch": {
-            "rows": rows, "length": length, "dtype": dtype, "evaluated": run.config.data.eval_batch,
+            "rows": rows,
+            "length": length,
+            "dtype": dtype,
+            "evaluated": run.config.data.eval_batch,
         },
         "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
         "source": device and device.source,
@@ -33,7 +36,7 @@ def plans_to_json(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -
             name: plan and _plan_to_json(plan, dtype, rows * length, heads)
             for name, plan in plans.items()
         },
-    }  # fmt: skip
+    }
 
 
 def _plan_to_json(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[str, Any]:
@@ -84,17 +87,20 @@ def _compiled_to_json(compiled: Compiled | str, evaluated: Compiled | str | None
     work = compiled.work
     return {
         "bytes": {
-            "arguments": compiled.arguments, "temporary": compiled.temporary,
-            "total": compiled.bytes, "evaluation": evaluated.bytes,
+            "arguments": compiled.arguments,
+            "temporary": compiled.temporary,
+            "total": compiled.bytes,
+            "evaluation": evaluated.bytes,
         },
         "collectives": {
             kind: {
-                "count": work.counts[kind], "bytes": work.sent[kind],
+                "count": work.counts[kind],
+                "bytes": work.sent[kind],
                 "asynchronous": work.overlapped[kind],
             }
             for kind in sorted(work.counts)
         },
-    }  # fmt: skip
+    }
 
 
 # -- text -----------------------------------------------------------------------------------------

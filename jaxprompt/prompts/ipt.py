@@ -134,9 +134,14 @@ class Prompt(Method):
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Computes a prompt per text. -> slots [B, S, E], or k, v [L, B, P, N, D]"""
         vectors, mask = instance_vectors(
-            self.table(), batch.encoder, length=self.length, share=self.utilization,
-            kind=self.encoder, hidden=self.hidden, scale=self.scale,
-        )  # fmt: skip
+            self.table(),
+            batch.encoder,
+            length=self.length,
+            share=self.utilization,
+            kind=self.encoder,
+            hidden=self.hidden,
+            scale=self.scale,
+        )
         if self.shuffled:
             vectors, mask = jnp.roll(vectors, 1, axis=0), jnp.roll(mask, 1, axis=0)
         if self.on == "prompt":

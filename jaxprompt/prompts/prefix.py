@@ -91,9 +91,13 @@ class Prompt(Method):
         if self.start != "text":
             return params
         rows = choose_rows(
-            "text", source.tokenizer, length=max(self.length, self.decoder, self.cross),
-            seed=source.seed, vocab_size=self.dims.vocab, text=self.text,
-        )  # fmt: skip
+            "text",
+            source.tokenizer,
+            length=max(self.length, self.decoder, self.cross),
+            seed=source.seed,
+            vocab_size=self.dims.vocab,
+            text=self.text,
+        )
         ids = [row[0] for row in rows]
         tables = {}
         for place in self._places():
@@ -117,9 +121,12 @@ class Prompt(Method):
 
     def _places(self) -> list[PrefixSpec]:
         return prefix_specs(
-            self.dims, self.shift, encoder=(self.length, self.layers),
-            decoder=(self.decoder, self.decoder_layers), cross=(self.cross, self.cross_layers),
-        )  # fmt: skip
+            self.dims,
+            self.shift,
+            encoder=(self.length, self.layers),
+            decoder=(self.decoder, self.decoder_layers),
+            cross=(self.cross, self.cross_layers),
+        )
 
     def _make(self, place: PrefixSpec, batch_size: int | None) -> Prefix:
         d, std = self.dims, 0.0 if self.start == "zero" else self.scale

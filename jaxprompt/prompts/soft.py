@@ -43,9 +43,10 @@ class Prompt(Method):
     )
     scale: float = kinds.option(0.02, "start=normal: standard deviation", "at least 0")
     top: int = kinds.option(
-        0, "number of tokens to sample from. vocab: the first ids, 0 = all; frequent: 0 = 1,000",
+        0,
+        "number of tokens to sample from. vocab: the first ids, 0 = all; frequent: 0 = 1,000",
         "at least 0",
-    )  # fmt: skip
+    )
     text: str = kinds.option("", "start=text: the text whose words initialise the soft tokens")
     file: str = kinds.option(
         "", "start=file: an .npy array [length, width], an export, or a PEFT adapter"
@@ -72,10 +73,16 @@ class Prompt(Method):
         if self.start == "file":
             return {"table": source.read(self, self.file)}
         rows = choose_rows(
-            self.start, source.tokenizer, length=self.length + self.decoder, seed=source.seed,
-            vocab_size=self.dims.vocab, counts=source.counts, text=self.text, top=self.top,
+            self.start,
+            source.tokenizer,
+            length=self.length + self.decoder,
+            seed=source.seed,
+            vocab_size=self.dims.vocab,
+            counts=source.counts,
+            text=self.text,
+            top=self.top,
             labels=source.labels() if self.start == "labels" else (),
-        )  # fmt: skip
+        )
         # Each id is embedded once, even if several vectors use it.
         ids = sorted({i for row in rows for i in row})
         return warm_start(params, source.embed(ids), [[ids.index(i) for i in row] for row in rows])

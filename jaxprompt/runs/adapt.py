@@ -343,7 +343,10 @@ def count_adapt_flops(
 
     They are three times those of the forward pass: the backward pass has two products for each.
     """
-    step_shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+
+    def step_shape(x):
+        return jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+
     count = make_count_step(without_kernels(adapted.model), adapted.objectives)
     inputs = adapted.trainable, adapted.frozen, jax.tree.map(step_shape, like), jax.random.key(0)
     return 3 * count_flops(with_placement(placement, count), *inputs)
@@ -437,7 +440,9 @@ def make_held_out_scorer(
         )
         for sums in dispatch_ahead(batch_sums):
             # In float64 on the host, because float32 counts stop growing at 2^24.
-            add = lambda old, new: old + np.float64(new)
+            def add(old, new):
+                return old + np.float64(new)
+
             sums = jax.device_get(sums)
             total = jax.tree.map(add, total, sums) if total else jax.tree.map(np.float64, sums)
         return score(total)

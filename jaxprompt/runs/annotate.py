@@ -262,7 +262,10 @@ def annotate_corpus(
     if annotations is None:
         return None
     labelled, confident = annotations.counts([0] * len(thresholds)), annotations.counts(thresholds)
-    by_class = lambda values: dict(zip(annotations.classes, values, strict=True))
+
+    def by_class(values):
+        return dict(zip(annotations.classes, values, strict=True))
+
     return {
         "annotator": annotator.description,
         "corpus": config.corpus.path,

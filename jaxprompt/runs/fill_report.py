@@ -103,7 +103,9 @@ def _inline(
 
 
 def _format_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    clean = lambda subword: tokenizer.convert_tokens_to_string([subword]).strip().removeprefix("##")
+    def clean(subword):
+        return tokenizer.convert_tokens_to_string([subword]).strip().removeprefix("##")
+
     return "|".join(map(clean, _subwords(tokenizer, ids)))
 
 

@@ -456,7 +456,10 @@ def count_ppt_flops(
 
     The backward pass computes no gradients of frozen weights.
     """
-    step_shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+
+    def step_shape(x):
+        return jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+
     step = make_train_step(without_kernels(ppt_model.model), tx, ppt_model.objectives)
     return count_flops(
         with_placement(placement, step), state, ppt_model.frozen, jax.tree.map(step_shape, like)
@@ -725,7 +728,10 @@ class HeldOutScorer:
             # In float64, because float32 sums over many batches lose small terms.
             sums = jax.tree.map(np.float64, jax.device_get(sums))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
-        run_sums = lambda row: jax.tree.map(lambda x: x[row], total)
+
+        def run_sums(row):
+            return jax.tree.map(lambda x: x[row], total)
+
         return [scoring(text.tasks[1])(run_sums(row)) for row, text in enumerate(texts)]
 
 

@@ -51,9 +51,10 @@ def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 20
                 f"{generator_size} and {discriminator_size}; use a generator with the sizes of the "
                 "discriminator"
             )
-    model = lambda backbone, head: Model(
-        backbone, make_prompt("none", backbone.dims), {"main": head}, varies=False
-    )
+
+    def model(backbone, head):
+        return Model(backbone, make_prompt("none", backbone.dims), {"main": head}, varies=False)
+
     return Pair(
         model(generator, TargetHead(block, draws=True)), model(discriminator, ReplacedHead())
     )

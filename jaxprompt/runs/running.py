@@ -179,7 +179,10 @@ def format_start(resume_step: int | None) -> str:
 
 def agree_on(record: RunRecord) -> None:
     """Raises the same InputError on every process if they have read different data."""
-    digest = lambda x: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12]
+
+    def digest(x):
+        return hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12]
+
     processes.check_agreement(
         {f"the {name}": digest(value) for name, value in record.to_json().items()}
     )

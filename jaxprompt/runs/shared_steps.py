@@ -42,7 +42,9 @@ def make_shared_step(
     count: with a zero gradient their momentum would still move them. Schedules advance for all. The
     optimizer must have a group for each head.
     """
-    is_schedule = lambda state: isinstance(state, optax.ScaleByScheduleState | LearningRateState)
+
+    def is_schedule(state):
+        return isinstance(state, optax.ScaleByScheduleState | LearningRateState)
 
     def step(state: TrainState, frozen: Flat, task_batch: TaskBatch):
         new_state, metrics = steps[task_batch.task](state, frozen, task_batch.batch)
@@ -121,9 +123,10 @@ class TaskBatches(Iterator[TaskBatch]):
     def get_state(self) -> dict[str, object]:
         """Returns the position, to be saved as JSON."""
         return {
-            "at": self._number, "shares": {name: float(x) for name, x in self._shares.items()},
+            "at": self._number,
+            "shares": {name: float(x) for name, x in self._shares.items()},
             "streams": {name: stream.get_state() for name, stream in self._streams.items()},
-        }  # fmt: skip
+        }
 
     def set_state(self, state: Mapping[str, object]) -> None:
         """Restores a saved position; raises InputError if the tasks or shares differ."""

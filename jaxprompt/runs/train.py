@@ -332,7 +332,10 @@ def _example_lines(pairs: Sequence[tuple[GridRun, TaskInputs]]) -> list[str]:
         for name, inputs in first_runs.values()
     }
     counts = Counter(line for lines in lines_by_run.values() for line in set(lines))
-    is_common = lambda line: counts[line] == len(lines_by_run)
+
+    def is_common(line):
+        return counts[line] == len(lines_by_run)
+
     lines = list(filter(is_common, next(iter(lines_by_run.values()), [])))
     for name, run_lines in lines_by_run.items():
         lines += [f"{name}: {line}" for line in run_lines if not is_common(line)]

@@ -81,9 +81,12 @@ def right_classes(gold: np.ndarray, pred: np.ndarray, metric_data: MetricData | 
 
 
 def score_predictions(
-    name: str, gold: ArrayLike, pred: ArrayLike, metric_data: MetricData | None = None,
+    name: str,
+    gold: ArrayLike,
+    pred: ArrayLike,
+    metric_data: MetricData | None = None,
     scores: np.ndarray | None = None,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Returns the metric `name` first, and accuracy, as fractions. gold, pred: [examples]
 
     RANKINGS need `scores` [examples, C], and are all returned, without accuracy; see `score_ranks`.
@@ -147,9 +150,12 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
 
 
 def score_tags(
-    name: str, gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]], *,
+    name: str,
+    gold: Sequence[Sequence[str]],
+    pred: Sequence[Sequence[str]],
+    *,
     has_predicates: bool = False,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Returns the metric `name`, its precision and recall, and the accuracy of tags, as fractions.
 
     gold, pred: the tags of each text, in IOB2 unless the metric is accuracy, which is alone. An

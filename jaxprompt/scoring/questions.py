@@ -55,9 +55,12 @@ def score_candidates(
 
 
 def score_best(
-    examples_of: list[list[int]], texts: Sequence[str], gold: np.ndarray, scores: np.ndarray,
+    examples_of: list[list[int]],
+    texts: Sequence[str],
+    gold: np.ndarray,
+    scores: np.ndarray,
     positive: int,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Returns answer_f1: word F1 of each question's best candidate, averaged, as in ReCoRD.
 
     The best has the highest score of the class `positive` minus that of the other, the first of

@@ -138,11 +138,14 @@ def make_bank(
         by_shape.setdefault(shape, []).append(index)
     groups = [
         _make_group(
-            backbone.placement, members, [scorers[i] for i in members],
-            [prompt_params[i] for i in members], [injections[i] for i in members],
+            backbone.placement,
+            members,
+            [scorers[i] for i in members],
+            [prompt_params[i] for i in members],
+            [injections[i] for i in members],
         )
         for members in by_shape.values()
-    ]  # fmt: skip
+    ]
     params = {"backbone": backbone.loaded.params}
     return PromptBank(tuple(prompts), scorers, groups, params, backbone.placement)
 

@@ -151,7 +151,10 @@ def _record_lr(lr_at: Schedule) -> optax.GradientTransformation:
 
 def learning_rates(opt_state: Any) -> dict[str, jnp.ndarray]:
     """Returns the learning rate of the newest update by part: prompt, head, backbone."""
-    is_lr_state = lambda x: isinstance(x, LearningRateState)
+
+    def is_lr_state(x):
+        return isinstance(x, LearningRateState)
+
     lrs = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_lr_state):
         if is_lr_state(leaf):

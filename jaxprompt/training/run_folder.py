@@ -124,7 +124,10 @@ def check_workdir(
     if not saved.keys() & current.keys():
         raise InputError(f"{path} is not the config of a run; use another workdir")
     prefixes = tuple(f"{field}." for field in ignored)
-    is_checked = lambda leaf: not f"{leaf[0]}.".startswith(prefixes)
+
+    def is_checked(leaf):
+        return not f"{leaf[0]}.".startswith(prefixes)
+
     if differing := list_differences(
         dict(filter(is_checked, saved.items())), dict(filter(is_checked, current.items()))
     ):

@@ -164,8 +164,11 @@ def _weighted_sum(terms: Sequence[_Term], objectives: Sequence[Objective], train
 def _next_state(state: TrainState, updates: Flat, opt_state: Any, finite) -> TrainState:
     """Counts a step, and applies its updates if it is `finite`."""
     updated = (optax.apply_updates(state.trainable, updates), opt_state)
+
     # where, not cond: under vmap, as in a grid, one run may be finite and another not.
-    choose = lambda new, old: jnp.where(finite, new, old)
+    def choose(new, old):
+        return jnp.where(finite, new, old)
+
     trainable, opt_state = jax.tree.map(choose, updated, (state.trainable, state.opt_state))
     is_skipped = 1 - finite.astype(jnp.int32)
     return TrainState(

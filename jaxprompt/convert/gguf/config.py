@@ -238,9 +238,12 @@ class _Metadata:
         if factor == 1:
             return {"rope_type": "default"}
         return {
-            "rope_type": "llama3", "factor": factor, "low_freq_factor": low,
-            "high_freq_factor": high, "original_max_position_embeddings": trained,
-        }  # fmt: skip
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": trained,
+        }
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a field; a field with one value per layer must have the same value in all."""

@@ -67,9 +67,10 @@ def _num_types(config: Mapping[str, Any]) -> int:
 
 def _derive(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
     return {
-        "S": _num_types(config), "W": conv_width(config),
+        "S": _num_types(config),
+        "W": conv_width(config),
         "R": 2 * distance_span(config) if read_flag(config, "relative_attention", False) else 0,
-    }  # fmt: skip
+    }
 
 
 def _traits(config: Mapping[str, Any]) -> set[str]:
@@ -170,16 +171,21 @@ def _family(trunk: tuple[Tensor, ...], derive: Derive, traits: Traits) -> Family
         heads={"pooler": _POOLER, "mlm": _mlm(), "mask_decoder": _MASK_DECODER},
         decoder=make_decoder("cls.predictions.decoder.weight"),
         sizes={
-            "V": "vocab_size", "P": "max_position_embeddings", "H": "hidden_size",
-            "N": "num_attention_heads", "F": "intermediate_size", "L": "num_hidden_layers",
-            "E": "embedding_size", "X": "E",
+            "V": "vocab_size",
+            "P": "max_position_embeddings",
+            "H": "hidden_size",
+            "N": "num_attention_heads",
+            "F": "intermediate_size",
+            "L": "num_hidden_layers",
+            "E": "embedding_size",
+            "X": "E",
         },
         classes={"mlm": "ForMaskedLM", "pooler": "ForSequenceClassification"},
         # v3 was trained by replaced-token detection: its MLM head is unused.
         unless=dict.fromkeys(("mlm", "mask_decoder"), "mask_predictions.dense.weight"),
         derive=derive,
         traits=traits,
-    )  # fmt: skip
+    )
 
 
 DEBERTA = _family(

@@ -50,9 +50,14 @@ def _t5_layers(path: str, source: str, *, cross: bool) -> tuple[Tensor, ...]:
         name: str, source: str, into: str, out: str, residual: float = 0.0, when: str = ""
     ) -> Tensor:
         return Tensor(
-            f"{path}/{name}/kernel", (f"{source}.weight",), into + out, (out, into), True,
-            residual=residual, when=when,
-        )  # fmt: skip
+            f"{path}/{name}/kernel",
+            (f"{source}.weight",),
+            into + out,
+            (out, into),
+            True,
+            residual=residual,
+            when=when,
+        )
 
     def attention(name: str, at: str) -> tuple[Tensor, ...]:
         return (

@@ -35,9 +35,14 @@ class SampleSource(abc.ABC):
         """Makes a sample and its label (0 = none), sampled by (seed, visit)."""
 
     def batch(
-        self, indices: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
+        self,
+        indices: Sequence[int],
+        visits: Sequence[int],
+        seed: int,
+        *,
+        size: int,
         share: tuple[int, int] = (0, 1),
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """Builds a batch of `size` samples, or the part `share` (index, number of parts) of it.
 
         Each sample is drawn by (seed, its visit). Missing samples are padding of weight 0.
@@ -61,9 +66,14 @@ class DenoisingSamples(SampleSource):
     """Samples that documents are divided into once; each visit masks a sample at random."""
 
     def __init__(
-        self, corpus: Corpus, documents: Ints, objective: DenoisingObjective, *,
-        packed: bool, pad_id: int,
-    ):  # fmt: skip
+        self,
+        corpus: Corpus,
+        documents: Ints,
+        objective: DenoisingObjective,
+        *,
+        packed: bool,
+        pad_id: int,
+    ):
         """Packs `documents`, in order. Raises InputError if there are none."""
         self._corpus, self._objective = corpus, objective
         self._documents = np.asarray(documents, np.int64)
@@ -71,9 +81,11 @@ class DenoisingSamples(SampleSource):
         lengths = corpus.lengths()[self._documents] + len(objective.end_ids)
         self._packing = pack_documents(lengths, objective.capacity, packed=packed)
         self._widths = dict(
-            length=objective.lengths[0], decoder_length=sum(objective.lengths[1:]),
-            label_width=objective.max_targets, pad_id=pad_id,
-        )  # fmt: skip
+            length=objective.lengths[0],
+            decoder_length=sum(objective.lengths[1:]),
+            label_width=objective.max_targets,
+            pad_id=pad_id,
+        )
 
     def __len__(self) -> int:
         """Returns the number of samples."""
@@ -95,9 +107,14 @@ class ShuffledBatches(BatchStream):
     """
 
     def __init__(
-        self, samples: SampleSource, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
+        self,
+        samples: SampleSource,
+        *,
+        batch: int,
+        seed: int,
+        share: tuple[int, int] = (0, 1),
         prefetch: int = 4,
-    ):  # fmt: skip
+    ):
         """Starts at batch 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
         self._samples, self._batch, self._seed, self._share = samples, batch, seed, share
         # Two, because prefetched batches may be of two epochs.

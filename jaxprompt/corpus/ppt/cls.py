@@ -16,9 +16,14 @@ class Classification:
     """Examples by row; a row is a unit, and nothing is random."""
 
     def __init__(
-        self, corpus: Corpus, units: np.ndarray, labels: np.ndarray, form: Form, classes: int,
+        self,
+        corpus: Corpus,
+        units: np.ndarray,
+        labels: np.ndarray,
+        form: Form,
+        classes: int,
         num_units: int,
-    ):  # fmt: skip
+    ):
         """Takes the numbers of one or more of `num_units` units, and their labels."""
         self._num_units = num_units
         self._corpus, self._units, self._labels, self._form = corpus, units, labels, form

@@ -88,11 +88,13 @@ class Form:
             label_pos = label_pos + shift[label_pos]
         return row._replace(
             ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
-            slot=row.slot.repeat(counts), types=row.types.repeat(counts),
-            roles=row.roles.repeat(counts), label_pos=label_pos,
+            slot=row.slot.repeat(counts),
+            types=row.types.repeat(counts),
+            roles=row.roles.repeat(counts),
+            label_pos=label_pos,
             positions=(row.positions + shift).repeat(counts) + within,
             cut=lengths != full_lengths,
-        )  # fmt: skip
+        )
 
 
 class Forms(NamedTuple):
@@ -105,11 +107,21 @@ class Forms(NamedTuple):
 
 
 def make_forms(
-    pattern: Pattern, tokenizer: Tokenizer, style: str, *, num_slots: int, max_len: int,
-    options: Iterable[int] = (0,), start: int = 0, decoder_slots: int = 0, num_types: int = 1,
-    eos: bool = False, sentinel: str = SENTINEL, answer: str = "",
+    pattern: Pattern,
+    tokenizer: Tokenizer,
+    style: str,
+    *,
+    num_slots: int,
+    max_len: int,
+    options: Iterable[int] = (0,),
+    start: int = 0,
+    decoder_slots: int = 0,
+    num_types: int = 1,
+    eos: bool = False,
+    sentinel: str = SENTINEL,
+    answer: str = "",
     whole: bool = False,
-) -> Forms:  # fmt: skip
+) -> Forms:
     """Lays out a pattern, for each number of options, as for a downstream task with a verbalizer.
 
     `style`, one of STYLES, says whether [mask] is a mask or a sentinel. `start` and `decoder_slots`

@@ -33,10 +33,15 @@ class PptSamples(SampleSource):
         self._order = Shuffle(len(task), 0)
         form = next(iter(forms.forms.values()))
         self._widths = dict(
-            length=layout.length(layout.max_len), decoder_length=form.decoder_length,
-            label_width=form.label_width, pad_id=layout.pad_id, side=layout.side,
-            shift=layout.shift, branches=layout.branches, decoder_shift=layout.decoder_shift,
-        )  # fmt: skip
+            length=layout.length(layout.max_len),
+            decoder_length=form.decoder_length,
+            label_width=form.label_width,
+            pad_id=layout.pad_id,
+            side=layout.side,
+            shift=layout.shift,
+            branches=layout.branches,
+            decoder_shift=layout.decoder_shift,
+        )
 
     def __len__(self) -> int:
         """Returns the number of rows."""

@@ -47,9 +47,15 @@ class Units:
     """The usable units of some documents, numbered consecutively, document after document."""
 
     def __init__(
-        self, corpus: Corpus, documents: Ints, *, min_tokens: int, min_units: int,
-        max_length: int, matched: bool = True,
-    ):  # fmt: skip
+        self,
+        corpus: Corpus,
+        documents: Ints,
+        *,
+        min_tokens: int,
+        min_units: int,
+        max_length: int,
+        matched: bool = True,
+    ):
         """Drops units below `min_tokens`, then documents with fewer than `min_units` units.
 
         The units around a dropped unit are neighbours. Lengths from `max_length` on are treated as

@@ -32,9 +32,14 @@ class TargetHead(Scores):
         targets = _targets(batch)
         chances = jax.random.uniform(self.make_rng("draw"), targets.shape) if self.draws else None
         return score_targets(
-            features, table, bias, targets, block=self.block, uniforms=chances,
+            features,
+            table,
+            bias,
+            targets,
+            block=self.block,
+            uniforms=chances,
             cap=logit_cap(backbone),
-        )  # fmt: skip
+        )
 
 
 class LikeliestHead(Scores):

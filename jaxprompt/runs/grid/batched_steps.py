@@ -118,7 +118,10 @@ def _is_shared_cache(batch: Batch) -> bool:
 
 def _stack_trees(trees: Sequence[_Tree], shardings: _Tree) -> _Tree:
     """Stacks the leaves of trees with the shardings of the tree `shardings`."""
-    stack_leaves = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+    def stack_leaves(*trees):
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
     return jax.jit(stack_leaves, out_shardings=shardings)(*trees)
 
 
@@ -211,18 +214,20 @@ class Programs:
 
     def template(self, runs: int) -> tuple[TrainState, Flat]:
         """Returns shapes of the state and best parameters of runs, to restore a checkpoint."""
-        with_sharding = lambda x, sharding: jax.ShapeDtypeStruct(
-            (runs, *x.shape), x.dtype, sharding=sharding
-        )
+
+        def with_sharding(x, sharding):
+            return jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=sharding)
+
         state = jax.tree.map(with_sharding, self._run_state, self._state_shardings(runs))
         return state, state.trainable
 
     def one_trainable(self) -> Flat:
         """Returns shapes of the trainable parameters of one run."""
         shardings = self.placement.param_shardings(self._run_state.trainable)
-        with_sharding = lambda x, sharding: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=sharding
-        )
+
+        def with_sharding(x, sharding):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
         return jax.tree.map(with_sharding, self._run_state.trainable, shardings)
 
     # -- steps -----------------------------------------------------------------------------------
@@ -354,16 +359,19 @@ class Programs:
     def take(self, state: TrainState, best: Flat, rows: Sequence[int]) -> tuple[TrainState, Flat]:
         """Selects some runs of a state and of the best parameters."""
         shardings = self._state_shardings(len(rows))
-        select = lambda tree, rows: jax.tree.map(lambda x: x[rows], tree)
+
+        def select(tree, rows):
+            return jax.tree.map(lambda x: x[rows], tree)
+
         jitted = jax.jit(select, out_shardings=(shardings, shardings.trainable))
         return jitted((state, best), np.array(rows))
 
     @functools.cached_property
     def _update_best(self):
         def update(best: Flat, trainable: Flat, is_better: jax.Array) -> Flat:
-            select = lambda old, new: jnp.where(
-                is_better.reshape(-1, *[1] * (new.ndim - 1)), new, old
-            )
+            def select(old, new):
+                return jnp.where(is_better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
             return jax.tree.map(select, best, trainable)
 
         return jax.jit(update, donate_argnums=0)

@@ -121,7 +121,10 @@ def init_run(shared: GroupInputs, member: Member) -> tuple[InitialRun, tree.Flat
     )
     tx = build_optimizer(config, weights.trainable, member.plan, member.steps_per_epoch)
     state = make_state(weights.trainable, tx, rng.key_for(config.seed, "dropout", config.rng))
-    is_common = lambda name: name.startswith("backbone/") or BASE.fullmatch(name)
+
+    def is_common(name):
+        return name.startswith("backbone/") or BASE.fullmatch(name)
+
     shared_frozen = {name: value for name, value in weights.frozen.items() if is_common(name)}
     run_frozen = {
         name: value for name, value in weights.frozen.items() if name not in shared_frozen
@@ -191,7 +194,10 @@ def varying_label_words(members: Sequence[Member]) -> dict[str, LabelWordArrays]
     """
     names = [member.run.name for member in members]
     flat, trees = zip(*(jax.tree.flatten(member.words) for member in members), strict=True)
-    all_equal = lambda leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves)
+
+    def all_equal(leaves):
+        return all(np.array_equal(leaves[0], leaf) for leaf in leaves)
+
     if all(map(all_equal, zip(*flat, strict=True))):
         return dict.fromkeys(names, {})
     padded = zip(*map(_pad_leaves, zip(*flat, strict=True)), strict=True)
@@ -210,5 +216,8 @@ def with_label_words(model: Model, words: LabelWordArrays) -> Model:
 def _pad_leaves(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Pads arrays to the largest one with -1, which means no word."""
     size = np.max([np.shape(leaf) for leaf in leaves], axis=0)
-    pad_width = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
+
+    def pad_width(leaf):
+        return [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
+
     return [np.pad(leaf, pad_width(leaf), constant_values=-1) for leaf in leaves]

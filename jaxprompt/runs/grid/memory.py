@@ -39,8 +39,11 @@ def bytes_needed(
     `batch` and `per_run` are those of one run; with `shares_states` cached states count once for
     all runs. Returns None if the device cannot compile such a large program.
     """
+
     # A view, so that the batches of many runs take no memory on the host.
-    repeat = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
+    def repeat(x):
+        return np.broadcast_to(x, (runs, *np.shape(x)))
+
     state, best = programs.template(runs)
     batches = jax.tree.map(repeat, batch)
     placed = programs.put_batch(
