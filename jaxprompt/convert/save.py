@@ -100,15 +100,7 @@ def save_backbone(
     files = split.filename_to_tensors
     # Before anything is written, because transformers may reject the config.
     saved = saved_config(family, config, heads, dtype)
-    card = {**card, "versions": package_versions()}
-    texts = {
-        "README.md": render_backbone_card(Path(folder).name, saved["architectures"][0], card),
-        TRAINING: _json({"run": run, **card}),
-    }
-    if split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        texts["model.safetensors.index.json"] = _json(index)
-
+    texts = _text_files(Path(folder).name, saved, card, run, split)
     target = Path(os.path.abspath(folder))
     partial = target.with_name(f".{target.name}.partial")
 
@@ -200,6 +192,21 @@ def _file_tensors(
                 empty = _FileTensor([], layer, file_shape(tensor, sizes))
                 file_tensors.setdefault(name, empty).parts.append(tensor)
     return file_tensors
+
+
+def _text_files(
+    name: str, config: Mapping[str, Any], card: Mapping[str, Any], run: str, split: Any
+) -> dict[str, str]:
+    """Returns the model card, the training record and the index of several files, by file name."""
+    card = {**card, "versions": package_versions()}
+    texts = {
+        "README.md": render_backbone_card(name, config["architectures"][0], card),
+        TRAINING: _json({"run": run, **card}),
+    }
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        texts["model.safetensors.index.json"] = _json(index)
+    return texts
 
 
 def _split_files(file_tensors: dict[str, _FileTensor], dtype: np.dtype, max_bytes: int) -> Any:
