@@ -91,4 +91,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 def steps_list(text: str) -> tuple[int, ...]:
     """Reads --steps, e.g. 0,30,60. For argparse, as the type of the flag."""
-    return tuple(int(part) for part in text.split(",") if part.strip())
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be steps, e.g. 0,30,60") from None
