@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, overload
 
+from ml_collections import ConfigDict
+
 from jaxprompt.config import kinds
 from jaxprompt.errors import InputError, brief, check_kind, check_known, nearest
 
@@ -158,11 +160,11 @@ def choice(default: type[T], *others: type[Option], note: str) -> T:
     return dataclasses.field(default_factory=default, metadata=declared)
 
 
-def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten_config(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, Any]:
     """Lists the leaves of a ConfigDict, or of nested mappings, by dotted name."""
     leaves: dict[str, Any] = {}
     for key, value in config.items():
-        if hasattr(value, "items"):  # a ConfigDict is not a Mapping
+        if isinstance(value, Mapping | ConfigDict):
             leaves |= flatten_config(value, f"{prefix}{key}.")
         else:
             leaves[prefix + key] = value

@@ -318,8 +318,8 @@ def measure_pairs(
 
     Returns the metrics, {} if all are unknown, and the number of known answers.
     """
-    known = [pair for pair in pairs if pair[0]]
-    return (score(*zip(*known, strict=True)) if known else {}), len(known)
+    labelled = [pair for pair in pairs if pair[0]]
+    return (score(*zip(*labelled, strict=True)) if labelled else {}), len(labelled)
 
 
 def label_table(labels: Sequence[Sequence[int] | np.ndarray], width: int) -> np.ndarray:

@@ -176,11 +176,18 @@ def props(seed, size):
         words, verbs, columns = [], [], [[], []]
         for verb in range(2):
             fillers = [str(w) for w in rng.choice(FILLERS, 8 if number == 0 else 2)]
-            own = [*fillers, pick("beast"), pick("beast"), pick("food"), pick("tool"), pick("food")]
+            sentence = [
+                *fillers,
+                pick("beast"),
+                pick("beast"),
+                pick("food"),
+                pick("tool"),
+                pick("food"),
+            ]
             shared = ["*"] * len(fillers) + ["(A1*", "*)"]
             roles = [*shared, "(A0*)", "(V*)", "(C-A0*)"]
-            words += own
-            verbs += [word if word in TOPICS["tool"] else "-" for word in own]
+            words += sentence
+            verbs += [word if word in TOPICS["tool"] else "-" for word in sentence]
             for column in range(2):
                 columns[column] += roles if column == verb else [*shared, "*", "*", "*"]
         lines += [" ".join(cells) for cells in zip(words, verbs, *columns, strict=True)] + [""]

@@ -81,9 +81,9 @@ def scores(report, name):
 def test_a_masked_lm_is_made_once_and_compared(recipe, backbone, tmp_path, here):
     report = recipe("mlm", f"--backbone={backbone}", "--against", str(backbone))
     result = json.loads((tmp_path / "work" / "mlm" / "result.json").read_text())
-    own, start = scores(report, "mlm"), scores(report, backbone)
-    assert own == pytest.approx(list(result["held_out"].values()), rel=1e-3)
-    assert own[0] < start[0]  # the backbone's own head, on the same rows
+    adapted, initial = scores(report, "mlm"), scores(report, backbone)
+    assert adapted == pytest.approx(list(result["held_out"].values()), rel=1e-3)
+    assert adapted[0] < initial[0]  # the backbone's own head, on the same rows
     assert report.count("\n[CLS]") == 10
     here.clear()
     assert recipe("mlm", f"--backbone={backbone}", "--against", str(backbone)) == report
@@ -158,8 +158,8 @@ def test_the_batch_is_what_gains_speed_and_the_steps_fill_the_minutes(
         speed = speeds[data__batch]
         if speed is None:
             raise subprocess.CalledProcessError(1, "adapt")
-        own = {"tokens_per_second": speed, "steps_per_second": speed / data__batch}
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 12, "time": own}) + "\n")
+        pace = {"tokens_per_second": speed, "steps_per_second": speed / data__batch}
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 12, "time": pace}) + "\n")
 
     monkeypatch.setattr(small, "adapt", adapt)
     monkeypatch.setattr(small, "device", lambda: (kind, count))
@@ -196,14 +196,14 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     work = tmp_path / "work"
     words = [f"--workdir={work}", f"--backbone={backbone}", f"--data={data}"]
     words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
-    own = {
+    overrides = {
         "data.protocol.on_shortage": "use_fewer", "demos.total": 2, "data.max_len": 60,
         "mesh.data": 1,
         "train.total_steps": 2, "train.eval_steps": 1, "train.tracker": "none",
         "task.words": "bad,good",
     }  # fmt: skip
     rows = "--rows=majority;zero_shot;in_context;lm_bff"
-    assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
+    assert paper.main(["dart", "table1", rows, *words, *flags(overrides)]) == 0
     told = capsys.readouterr()
     assert "table1: 6 runs, 0 of them finished" in told.err
     results = {
@@ -216,7 +216,7 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     )
     assert results["majority-sst2,seed=10"]["accuracy"] == pytest.approx(2 / 3)  # no beast
     shot = f"--config={ROOT}/configs/dart/lm_bff.py:sst2,zero_shot"
-    changed = own | {"backbone.path": backbone, "data.source": data / "sst2"}
+    changed = overrides | {"backbone.path": backbone, "data.source": data / "sst2"}
     changed |= {"data.seed": 10}  # of what demos.total shows here in every row
     out, _ = succeed(capsys, "evaluate", shot, *flags(changed), "--split=test")
     assert json.loads(out)["accuracy"] == results["zero_shot-sst2,seed=10"]["accuracy"]
@@ -226,13 +226,13 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
         "data.batch" not in told.out and "data.protocol.on_shortage=use_fewer (raise)" in told.out
     )
     before = (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
-    assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
+    assert paper.main(["dart", "table1", rows, *words, *flags(overrides)]) == 0
     assert "6 runs, 6 of them finished" in capsys.readouterr().err
     assert (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
     other = shutil.copytree(backbone, tmp_path / "other")
     words[1] = f"--backbone={other}"
     with pytest.raises(InputError, match="2 runs failed"):
-        paper.main(["dart", "table1", "--rows=zero_shot;in_context", *words, *flags(own)])
+        paper.main(["dart", "table1", "--rows=zero_shot;in_context", *words, *flags(overrides)])
     assert "contains a run with a different config: backbone.path" in capsys.readouterr().err
 
 

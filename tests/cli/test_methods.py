@@ -167,14 +167,14 @@ def folders(backbone, tmp_path_factory):
 def prepare(folders, data, name, **fields):
     """Fills a config for a case; a listing head takes the place of the one that a method brings."""
     family, method, changes, lr, _ = CASES[name]
-    own = {"optim.lr": lr, "train.total_steps": 60, "train.eval_steps": 20} | changes | fields
+    overrides = {"optim.lr": lr, "train.total_steps": 60, "train.eval_steps": 20} | changes | fields
     c = make_config(folders(family), data, method)
-    if own.get("head.name") == "discriminator":
-        del own["head.name"]
+    if overrides.get("head.name") == "discriminator":
+        del overrides["head.name"]
         c = with_part(c, discriminator)
-    elif "head.name" in own:
-        return make_config(folders(family), data, method, **own)
-    return with_overrides(c, list(own.items()))
+    elif "head.name" in overrides:
+        return make_config(folders(family), data, method, **overrides)
+    return with_overrides(c, list(overrides.items()))
 
 
 def test_every_method_is_run():

@@ -393,15 +393,15 @@ def compare(together: Path, alone: Path) -> None:
     assert {n: found[n] for n in SAME} == {n: right[n] for n in SAME}
     assert found["held_out"] == pytest.approx(right["held_out"], rel=1e-3)
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-3)
-    assert scores(together) == [pytest.approx(own, rel=1e-3) for own in scores(alone)]
+    assert scores(together) == [pytest.approx(value, rel=1e-3) for value in scores(alone)]
     for file in ("config.json", "record.json"):
         given, expected = (json.loads((f / file).read_text()) for f in (together, alone))
         assert given == expected
     lines, others = (read_lines(f / "metrics.jsonl") for f in (together, alone))
-    for own, other in zip(lines, others, strict=True):
-        assert own.keys() == other.keys() and own["time"].keys() == other["time"].keys()
-        if "scores" in own:
-            assert own["scores"] == pytest.approx(other["scores"], rel=1e-3)
+    for line, other in zip(lines, others, strict=True):
+        assert line.keys() == other.keys() and line["time"].keys() == other["time"].keys()
+        if "scores" in line:
+            assert line["scores"] == pytest.approx(other["scores"], rel=1e-3)
 
 
 @pytest.mark.long

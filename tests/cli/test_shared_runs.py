@@ -34,12 +34,12 @@ def folder(tmp_path_factory):
         "tags": (tagged(2, 24), {"task.fields": ["tokens"], "task.tags": "tags",
                                  "head.name": "tags", "head.dropout": 0}),
     }  # fmt: skip
-    for name, (rows, own) in made.items():
+    for name, (rows, fields_of_task) in made.items():
         (folder / name).mkdir()
         write_rows(folder / name / "train.jsonl", rows)
         for part in ("dev", "test"):
             write_rows(folder / name / f"{part}.jsonl", rows[-10:])
-        fields = {"task.name": "custom", "data.source": str(folder / name)} | own
+        fields = {"task.name": "custom", "data.source": str(folder / name)} | fields_of_task
         (folder / f"{name}.json").write_text(json.dumps(fields))
     return folder
 
@@ -64,8 +64,8 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     names = ["topics", "beasts", "tags"]
     assert result["tasks"] == names and list(result["dev"])[0] == "mean"
     metrics = dict.fromkeys(names, "accuracy") | {"tags": "entity_f1"}
-    own = [result["dev"][f"{name}/{metric}"] for name, metric in metrics.items()]
-    assert result["dev"]["mean"] == pytest.approx(np.mean(own))
+    scores = [result["dev"][f"{name}/{metric}"] for name, metric in metrics.items()]
+    assert result["dev"]["mean"] == pytest.approx(np.mean(scores))
     assert result["dev"]["topics/accuracy"] >= 0.7, result
     assert "task topics, template" in err and "% of the steps" in err, err
     out, _ = succeed(capsys, "show", str(workdir))
@@ -148,10 +148,12 @@ def test_soft_tokens_start_from_the_words_of_all_tasks(backbone, folder, tmp_pat
 
 def test_an_epoch_is_of_windows_and_copies(backbone, folder, tmp_path):
     """Two tasks of four copies of each example have the steps that they have one by one."""
-    own = {"demos.per_class": 1, "demos.samples": 4, "data.max_len": 48, "data.multiple": 48}
-    own |= {"head.name": "verbalizer", "task.template": "{text} it was [mask] ."}
-    own |= {"train.total_steps": 0, "train.total_epochs": 2.0}
-    config = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "beasts"), **own)
+    overrides = {"demos.per_class": 1, "demos.samples": 4, "data.max_len": 48, "data.multiple": 48}
+    overrides |= {"head.name": "verbalizer", "task.template": "{text} it was [mask] ."}
+    overrides |= {"train.total_steps": 0, "train.total_epochs": 2.0}
+    config = config_of(
+        backbone, folder, tmp_path / "c.json", tasks=("topics", "beasts"), **overrides
+    )
     tasks = read_tasks(load_config(config.partition("=")[2]))
     units = sum(len(task.splits["train"].rows) for task in tasks.by_name.values())
     assert units == 4 * (48 + 24)
@@ -190,8 +192,8 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys, refused):
 )
 def test_validation_refuses_what_training_does(backbone, folder, tmp_path, capsys, fields, why):
     """And nothing else: the names of parameters are those of all tasks together."""
-    own = {"train.total_steps": 1, "train.eval_steps": 1, "train.test": False}
-    flag = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "beasts"), **own)
+    overrides = {"train.total_steps": 1, "train.eval_steps": 1, "train.test": False}
+    flag = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "beasts"), **overrides)
     words = [f"--config.{name}={value}" for name, value in fields.items()]
     trained = jaxprompt(capsys, "train", flag, f"--workdir={tmp_path / 'run'}", *words)
     validated = jaxprompt(capsys, "validate", flag, *words)
@@ -227,16 +229,16 @@ def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsy
 def test_a_task_whose_fields_were_edited_is_not_gone_on_with(
     backbone, folder, tmp_path, capsys, refused
 ):
-    other, own = folder / "edited.json", json.loads((folder / "beasts.json").read_text())
-    other.write_text(json.dumps(own))
+    other, task_fields = folder / "edited.json", json.loads((folder / "beasts.json").read_text())
+    other.write_text(json.dumps(task_fields))
     fields = {"train.total_steps": 1, "train.eval_steps": 1}
     config = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "edited"), **fields)
     place = [config, f"--workdir={tmp_path / 'run'}"]
     assert jaxprompt(capsys, "train", *place)[0] == 0
     for field, value in {"data.max_len": 16, "data.batch": 4, "head.dropout": 0.5}.items():
-        other.write_text(json.dumps(own | {field: value}))
+        other.write_text(json.dumps(task_fields | {field: value}))
         assert f"tasks.edited.fields.{field} (saved" in refused("train", *place, started=True)
-    other.write_text(json.dumps(own))
+    other.write_text(json.dumps(task_fields))
     assert jaxprompt(capsys, "train", *place)[0] == 0
 
 
@@ -269,7 +271,7 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tasks, own, told",
+    "tasks, changes, message",
     [
         (("topics",), {}, "shared.tasks names 1 task; give 2 or more"),
         (("topics", "../{folder}/topics"), {}, "have the same task name 'topics'"),
@@ -283,11 +285,11 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_line(backbone, folder, tmp_path, tasks, own, told, refused):
-    (folder / "other.json").write_text(json.dumps({"task.name": "custom"} | own))
+def test_bad_input_is_one_line(backbone, folder, tmp_path, tasks, changes, message, refused):
+    (folder / "other.json").write_text(json.dumps({"task.name": "custom"} | changes))
     tasks = [name.format(folder=folder.name) for name in tasks]
     config = config_of(backbone, folder, tmp_path / "c.json", tasks=tasks)
-    assert told in refused("train", config, f"--workdir={tmp_path / 'run'}")
+    assert message in refused("train", config, f"--workdir={tmp_path / 'run'}")
 
 
 def test_a_batch_of_a_task_that_the_mesh_does_not_divide(backbone, folder, tmp_path, refused):
@@ -302,9 +304,9 @@ def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, refu
     """DART's fluency objective would score hidden words by the head of a task."""
     fields = {"task.template": "{text} [soft*4] [mask]", "task.fields": "text"}
     for name in ("one", "two"):
-        own = {"task.name": "custom", "data.source": str(folder / "topics"), **fields}
-        own["task.fields"] = ["text"]
-        (folder / f"{name}.json").write_text(json.dumps(own))
+        task_fields = {"task.name": "custom", "data.source": str(folder / "topics"), **fields}
+        task_fields["task.fields"] = ["text"]
+        (folder / f"{name}.json").write_text(json.dumps(task_fields))
     shared = f"{folder / 'one.json'},{folder / 'two.json'}"
     c = make_config(
         backbone, folder / "topics", "dart",

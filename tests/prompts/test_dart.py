@@ -54,13 +54,13 @@ def make_model(pair, scores="restricted", **fields):
     """Makes DART on the BERT, its numbers random. -> model, params"""
     _, module, weights = pair
     prompt = make_prompt("dart", module.dims, ASKS, length=SLOTS, **fields)
-    counts = tuple(len(own) for own in WORDS)
+    counts = tuple(len(words) for words in WORDS)
     head = LabelRows(counts, scores) if prompt.labels else Classifier(CLASSES)
     model = Model(module, prompt, {"main": head} | prompt.modules())
     params = model.init(jax.random.key(1), weights)
     draw = lambda x: jax.random.normal(jax.random.key(x.size), x.shape) * 0.3
-    own = {name: jax.tree.map(draw, params[name]) for name in ("prompt", "head")}
-    return model, params | own
+    drawn_params = {name: jax.tree.map(draw, params[name]) for name in ("prompt", "head")}
+    return model, params | drawn_params
 
 
 def make_batch(masks=1):
@@ -103,8 +103,10 @@ def torch_loss(theirs, params, batch, seen, weight, full, each):
 
     With a row for each word the score of a class is the mean over its words.
     """
-    own = params["prompt"]
-    table, labels = (torch.tensor(np.array(own[n]), requires_grad=True) for n in ("table", "rows"))
+    prompt_params = params["prompt"]
+    table, labels = (
+        torch.tensor(np.array(prompt_params[n]), requires_grad=True) for n in ("table", "rows")
+    )
     bias = torch.tensor(np.array(params["head"]["main"]["bias"]), requires_grad=True)
     slots = torch.cat([table, labels])
     there = torch.tensor(batch.weights)

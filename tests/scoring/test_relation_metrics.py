@@ -182,12 +182,12 @@ def test_f1_and_f1c_are_those_of_dialogre(seed):
         right = rng.random(total) < 0.6  # of these the first right relation is said
         every = []
         for turns, pairs in DIALOGUES:
-            for *_, own in pairs:
-                every += [next(iter(own))] * (len(turns) if by_turn else 1)
+            for *_, classes in pairs:
+                every += [next(iter(classes))] * (len(turns) if by_turn else 1)
         said = np.where(right, every, said)
-        known = collect_facts(task, examples)
+        facts = collect_facts(task, examples)
         gold = [one.label for one in examples]
-        found = metrics.score_predictions(name, gold, said[places], known)
+        found = metrics.score_predictions(name, gold, said[places], facts)
         assert found[name] == pytest.approx(official(said.tolist()), abs=1e-12)
         assert next(iter(found)) == name
 
@@ -201,14 +201,14 @@ def test_f1c_needs_turns_of_a_pair_not_several_pairs():
 
 def test_f1c_of_whole_dialogues_is_f1():
     task, examples, _ = turns_and_examples(False)
-    known, gold = collect_facts(task, examples), [e.label for e in examples]
-    assert "micro_f1" in metrics.score_predictions("f1c", gold, gold, known)
+    facts, gold = collect_facts(task, examples), [e.label for e in examples]
+    assert "micro_f1" in metrics.score_predictions("f1c", gold, gold, facts)
 
 
 def test_taking_some_of_what_is_known():
-    known = MetricData(("a", "b"), 1, [(0,), (1,)], [(), (1,)], [0, 1], candidates=["x", "y"])
+    facts = MetricData(("a", "b"), 1, [(0,), (1,)], [(), (1,)], [0, 1], candidates=["x", "y"])
     expected = MetricData(("a", "b"), 1, [(1,)], [(1,)], [1], 0, [], ["y"])
-    assert known.select([False, True]) == expected
+    assert facts.select([False, True]) == expected
 
 
 def test_classes_that_semeval_does_not_have():
