@@ -60,6 +60,7 @@ class Case(NamedTuple):
     fields: dict[str, object]
     lr: float
     least: float  # accuracy on 24 rows of three classes; chance passes 0.75 once in 10^5 draws
+    split: str = "test"  # of that accuracy
 
 
 CASES = {
@@ -139,7 +140,7 @@ CASES = {
     "albert": Case("albert", "prefix", UPPER, 0.1, 0.4),
     "deberta": Case("deberta", "prefix", UPPER, 0.1, 0.4),
     "deberta_v2": Case("deberta_v2", "prefix", UPPER, 0.1, 0.4),
-    "modernbert": Case("modernbert", "prefix", UPPER, 0.1, 0.0),
+    "modernbert": Case("modernbert", "prefix", UPPER, 0.1, 0.4, "dev"),
     "t5_cloze": Case("t5", "full", CLOZE, 1e-2, 0.7),
     "t5_target": Case("t5", "full", CLOZE | {"head.span": "target"}, 1e-2, 0.7),
     "t5_text": Case("t5", "full", WORDS | {"task.form": "text"}, 1e-2, 0.7),
@@ -166,7 +167,7 @@ def folders(backbone, tmp_path_factory):
 
 def prepare(folders, data, name, **fields):
     """Fills a config for a case; a listing head takes the place of the one that a method brings."""
-    family, method, changes, lr, _ = CASES[name]
+    family, method, changes, lr, *_ = CASES[name]
     overrides = {"optim.lr": lr, "train.total_steps": 60, "train.eval_steps": 20} | changes | fields
     c = make_config(folders(family), data, method)
     if overrides.get("head.name") == "discriminator":
@@ -186,7 +187,7 @@ def test_every_method_is_run():
 def test_it_learns_exports_and_predicts(name, folders, data, tmp_path, capsys):
     run = serve(capsys, tmp_path, prepare(folders, data, name), data / "test.jsonl")
     assert accuracy(run.rows) == pytest.approx(run.result["test"]["accuracy"])
-    assert run.result["test"]["accuracy"] >= CASES[name].least
+    assert run.result[CASES[name].split]["accuracy"] >= CASES[name].least
     assert run.result["skipped"] == 0
     method = CASES[name].method
     is_whole = method in WHOLE or name == "compose_dart"
