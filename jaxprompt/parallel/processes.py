@@ -24,7 +24,7 @@ from jaxprompt.errors import InputError, first_line, is_of_jax, out_of_memory
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for longer counts as lost
 MAX_TIMEOUT, MAX_PROCESSES = 10**6, 10**5  # seconds to wait, processes of a run
-GRACE_SECONDS = 2  # for which a failing process 0 waits for the others
+GRACE_SECONDS = 2  # for which a failing or refusing process 0 waits for the others
 ACCEPTED, REFUSED = "jaxprompt: accepted", "jaxprompt: refused: "  # answers of process 0
 RETRY_SECONDS = 0.5  # between two tries to reach the coordinator
 ANSWER_SECONDS = 10  # that a connected process waits beyond its timeout
@@ -272,7 +272,7 @@ def _accept_processes(
     """Accepts the other processes and answers them. Returns why they are refused, or ""."""
     connections: dict[int, socket.socket] = {}
     refusal = ""
-    while not refusal and len(connections) < processes - 1:
+    while len(connections) < processes - 1:
         # A second at most, so that processes that ended are noticed meanwhile.
         server.settimeout(min(max(deadline - time.monotonic(), 0.01), 1))
         newcomer = _accept(server, stack)
@@ -284,23 +284,28 @@ def _accept_processes(
         }
         if newcomer:
             number, count, connection = newcomer
+            problem = ""
             if count != processes:
-                refusal = (
+                problem = (
                     f"--processes={count} on process {number}, {processes} on process 0; give the "
                     "same number to all"
                 )
             elif number in connections:
-                refusal = f"--process={number} was given twice; use each of 0 to {processes - 1}"
+                problem = f"--process={number} was given twice; use each of 0 to {processes - 1}"
             # The second process of a number is answered, too.
-            connections[-1 if number in connections else number] = connection
+            connections[-len(connections) if number in connections else number] = connection
+            if problem and not refusal:
+                # Those that connect a little later learn the reason as well.
+                refusal, deadline = problem, min(deadline, time.monotonic() + GRACE_SECONDS)
         elif time.monotonic() > deadline:
             absent = [str(number) for number in range(1, processes) if number not in connections]
             # Many systems give the name of a host an address that only itself can reach, 127.0.1.1.
-            refusal = (
+            refusal = refusal or (
                 f"process {', '.join(absent)} of {processes} did not connect to "
                 f"{server.getsockname()[0]} in time; start all of them, raise --timeout, or give "
                 "another address as --coordinator"
             )
+            break
     for connection in connections.values():
         with contextlib.suppress(OSError):  # it ended just now, which JAX notices
             connection.sendall(f"{REFUSED + refusal if refusal else ACCEPTED}\n".encode())

@@ -261,6 +261,25 @@ def test_process_numbers_that_do_not_fit(second, message):
     assert set(messages) == {message}
 
 
+def test_a_process_that_connects_after_a_refusal_is_told_why():
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        connections = [socket.socket() for _ in range(2)]
+        for connection in map(stack.enter_context, connections):
+            connection.settimeout(20)
+
+        def connect_one_by_one():
+            for number, (connection, count) in enumerate(zip(connections, "43", strict=True), 1):
+                connection.connect(server.getsockname())
+                connection.sendall(f"{number} {count}".encode())
+                time.sleep(0.3)
+
+        threading.Thread(target=connect_one_by_one).start()
+        refusal = processes._accept_processes(server, stack, 3, time.monotonic() + 20)
+        assert refusal.startswith("--processes=4 on process 1, 3 on process 0")
+        answers = {connection.recv(256).decode() for connection in connections}
+    assert answers == {f"{processes.REFUSED}{refusal}\n"}
+
+
 def test_a_restarted_process_replaces_its_predecessor():
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
         address, results = server.getsockname(), []
