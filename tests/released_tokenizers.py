@@ -128,21 +128,21 @@ FORMS: dict[str, Form] = {
 def write_form(folder: Path, name: str) -> Tokenizer:
     """Writes a form of FORMS into a folder. -> it, as the tokenizers library reads the file"""
     model_type, model, normalizing, splitting, specials, config = FORMS[name]
-    made = _trained(model, normalizing, splitting, specials)
-    made.add_special_tokens([
+    tokenizer = _trained(model, normalizing, splitting, specials)
+    tokenizer.add_special_tokens([
         AddedToken(token, lstrip=token == "<mask>", normalized=False) for token in specials
     ])  # fmt: skip
-    made.add_tokens([AddedToken("<code>", normalized=False), AddedToken("ugh", rstrip=True)])
+    tokenizer.add_tokens([AddedToken("<code>", normalized=False), AddedToken("ugh", rstrip=True)])
     first, last = _ends(specials)
     inner, kind = last * 2 if specials == ROBERTA else last, int("[SEP]" in last)
     if first or last:
-        made.post_processor = after.TemplateProcessing(
+        tokenizer.post_processor = after.TemplateProcessing(
             single=" ".join([*first, "$A", *last]),
             pair=" ".join([*first, "$A", *inner, f"$B:{kind}", *(f"{x}:{kind}" for x in last)]),
-            special_tokens=[(x, made.token_to_id(x)) for x in {*first, *last}],
+            special_tokens=[(x, tokenizer.token_to_id(x)) for x in {*first, *last}],
         )
     folder.mkdir(parents=True, exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     if config:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -153,40 +153,40 @@ def _trained(kind: str, normalizing: list[Any], splitting: list[Any], specials: 
     """Trains the model of a form behind the form's steps."""
     common = dict(vocab_size=420, special_tokens=specials, show_progress=False)
     if kind == "WordPiece":
-        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        made.decoder, trainer = decoders.WordPiece(), trainers.WordPieceTrainer(**common)
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.decoder, trainer = decoders.WordPiece(), trainers.WordPieceTrainer(**common)
     elif kind.startswith("bytes"):
-        made = Tokenizer(models.BPE(ignore_merges="whole" in kind))
+        tokenizer = Tokenizer(models.BPE(ignore_merges="whole" in kind))
         alphabet = before.ByteLevel.alphabet()
-        made.decoder = decoders.ByteLevel()
+        tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
     elif kind == "pieces":
-        made = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+        tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
         common["special_tokens"] = [*specials, *(f"<0x{i:02X}>" for i in range(256))]
         steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        made.decoder, trainer = decoders.Sequence(steps), trainers.BpeTrainer(**common)
+        tokenizer.decoder, trainer = decoders.Sequence(steps), trainers.BpeTrainer(**common)
     else:
-        made = Tokenizer(models.Unigram())
+        tokenizer = Tokenizer(models.Unigram())
         unknown = next(token for token in specials if "unk" in token.lower())
-        made.decoder = decoders.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(unk_token=unknown, **common)
     whole = splitting[0] if len(splitting) == 1 else before.Sequence(splitting)
     if normalizing:
-        made.normalizer = (
+        tokenizer.normalizer = (
             normalizing[0] if len(normalizing) == 1 else normalizers.Sequence(normalizing)
         )
     if splitting:
-        made.pre_tokenizer = whole
+        tokenizer.pre_tokenizer = whole
     if kind == "pieces":  # whole texts would be learned
-        made.pre_tokenizer = before.Metaspace(prepend_scheme="always")
-    made.train_from_iterator([TEXT] * 20, trainer)
+        tokenizer.pre_tokenizer = before.Metaspace(prepend_scheme="always")
+    tokenizer.train_from_iterator([TEXT] * 20, trainer)
     if kind != "pieces":
-        return made
-    state = json.loads(made.to_str()) | {"pre_tokenizer": None, "added_tokens": []}
-    made = Tokenizer.from_str(json.dumps(state))
+        return tokenizer
+    state = json.loads(tokenizer.to_str()) | {"pre_tokenizer": None, "added_tokens": []}
+    tokenizer = Tokenizer.from_str(json.dumps(state))
     if splitting:
-        made.pre_tokenizer = whole
-    return made
+        tokenizer.pre_tokenizer = whole
+    return tokenizer
 
 
 def _ends(specials: list[str]) -> tuple[list[str], list[str]]:

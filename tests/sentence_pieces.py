@@ -27,28 +27,30 @@ def write_pieces(folder: Path, kind: str, chat: str = "") -> Path:
     from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
     from tokenizers import pre_tokenizers as before
 
-    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    made.pre_tokenizer = before.Metaspace(prepend_scheme="always", split=True)
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = before.Metaspace(prepend_scheme="always", split=True)
     specials = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=specials, show_progress=False)
-    made.train_from_iterator([TEXT] * 20, trainer)
-    made = Tokenizer.from_str(json.dumps(json.loads(made.to_str()) | {"pre_tokenizer": None}))
+    tokenizer.train_from_iterator([TEXT] * 20, trainer)
+    tokenizer = Tokenizer.from_str(
+        json.dumps(json.loads(tokenizer.to_str()) | {"pre_tokenizer": None})
+    )
     replaced = normalizers.Replace(" ", "▁")
     if kind in ("always", "first", "never"):
-        made.pre_tokenizer = before.Metaspace(prepend_scheme=kind, split=False)
+        tokenizer.pre_tokenizer = before.Metaspace(prepend_scheme=kind, split=False)
     elif kind == "gemma":
-        made.normalizer = replaced
-        made.pre_tokenizer = before.Split(" ", "merged_with_previous")
+        tokenizer.normalizer = replaced
+        tokenizer.pre_tokenizer = before.Split(" ", "merged_with_previous")
     else:
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replaced])
-    made.decoder = decoders.Sequence(
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replaced])
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     folder.mkdir(parents=True, exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     about = dict(
         tokenizer_class="LlamaTokenizer" if kind == "llama" else "PreTrainedTokenizerFast",
         bos_token="<s>", eos_token="</s>", unk_token="<unk>", add_bos_token=True, legacy=True,

@@ -56,9 +56,9 @@ def put(leaves: Any, where: Any) -> Any:
 def open_config(path: str, place: Placement, **fields: Any) -> RunConfig:
     """Loads a config with fields changed ("backbone__path") and the mesh of a placement."""
     mesh = place.mesh.shape
-    own = {"mesh.data": mesh["data"], "mesh.model": mesh["model"], "mesh.fsdp": place.fsdp}
-    own |= {name.replace("__", "."): value for name, value in fields.items()}
-    return load_config(path, [(name, str(value)) for name, value in own.items()])
+    mesh_fields = {"mesh.data": mesh["data"], "mesh.model": mesh["model"], "mesh.fsdp": place.fsdp}
+    mesh_fields |= {name.replace("__", "."): value for name, value in fields.items()}
+    return load_config(path, [(name, str(value)) for name, value in mesh_fields.items()])
 
 
 def compile_train(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any, Any]:
@@ -79,8 +79,8 @@ def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple
     many = lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=place.replicated)
     state, batch = (jax.tree.map(many, part) for part in (shapes.state, shapes.batch))
     over = dataclasses.replace(place, maps_runs=True)
-    given = state, shapes.frozen, batch, PerRun({}, {})
-    return compile_for(place, with_placement(over, step), *given, donate_argnums=0), shapes, c
+    arguments = state, shapes.frozen, batch, PerRun({}, {})
+    return compile_for(place, with_placement(over, step), *arguments, donate_argnums=0), shapes, c
 
 
 def compile_scores(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any]:
@@ -89,8 +89,8 @@ def compile_scores(path: str, place: Placement, **fields: Any) -> tuple[Compiled
     run = open_run(c)
     shapes = step_shapes(run, place, as_it_runs=True)
     step = make_eval_step(dataclasses.replace(run.model, backbone=_module(run, place)))
-    given = shapes.state.trainable, shapes.frozen, shapes.batch
-    return compile_for(place, with_placement(place, step), *given), shapes, c
+    arguments = shapes.state.trainable, shapes.frozen, shapes.batch
+    return compile_for(place, with_placement(place, step), *arguments), shapes, c
 
 
 def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any]:
@@ -101,8 +101,8 @@ def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compile
     model = Model(_module(run, place), run.model.prompt, {"main": TargetScores()})
     step = make_generate_step(model, **WRITES)
     prompt = {n: x for n, x in shapes.state.trainable.items() if n.startswith("prompt/")}
-    given = prompt, shapes.frozen, shapes.batch
-    return compile_for(place, with_placement(place, step), *given), shapes, c
+    arguments = prompt, shapes.frozen, shapes.batch
+    return compile_for(place, with_placement(place, step), *arguments), shapes, c
 
 
 def _module(run: Any, place: Placement) -> Any:
@@ -116,17 +116,17 @@ def _module(run: Any, place: Placement) -> Any:
 def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tuple[Compiled, Any]:
     """Compiles a step of a backbone's own pre-training, all weights float32."""
     c = open_config(path, place, backbone__path=name, **fields)
-    known, head = published_checkpoints()[name], NEEDS[c.objective.name][1]
+    published, head = published_checkpoints()[name], NEEDS[c.objective.name][1]
     open_as = lambda hf, family, heads: (
         backbone_from_config(c.backbone.replace({"family": family}), Path(name), hf, heads).module
     )
-    module = open_as(known.hf, "", (head,))
+    module = open_as(published.hf, "", (head,))
     module = module.clone(
         cfg=dataclasses.replace(module.cfg, rows=place.padded_vocab(module.cfg.vocab))
     )
     wide = lambda module: tree.unflatten(backbone_shapes(module))["backbone"]
     if head == "rtd":
-        small = open_as(generator_config(known.hf), "electra", ("mlm",))
+        small = open_as(generator_config(published.hf), "electra", ("mlm",))
         small = small.clone(cfg=dataclasses.replace(small.cfg, rows=module.cfg.rows))
         model, objectives = make_pair(small, module), make_objectives()
         params = {"backbone": wide(module), "generator": untie_embeddings(wide(small))}
@@ -160,9 +160,9 @@ def _rows(c: RunConfig) -> Batch:
     rows, length = c.data.batch, c.data.max_len
     reads, inner = _reads(c.objective, length)
 
-    def tokens(width: int, told: bool) -> Tokens:
+    def tokens(width: int, has_lengths: bool) -> Tokens:
         ids = np.zeros((rows, width), np.int32)
-        lengths = np.full(rows, width, np.int32) if told else None
+        lengths = np.full(rows, width, np.int32) if has_lengths else None
         return Tokens(ids, ids == 0, ids, ids, ids, ids.astype(np.int8), None, lengths)
 
     read, flat = np.zeros((rows, reads), np.int32), np.zeros(rows, np.int32)

@@ -65,8 +65,8 @@ NARROW = dict(backbone__dtype="bfloat16", backbone__dropout=0.0)
 def tell(record_property):
     """Checks a program and records its row of the table."""
 
-    def tell(work, name, device, place, found, trained, frozen, kernel):
-        compiled, data, model = found, place.mesh.shape["data"], place.mesh.shape["model"]
+    def tell(work, name, device, place, actual, trained, frozen, kernel):
+        compiled, data, model = actual, place.mesh.shape["data"], place.mesh.shape["model"]
         sent, counts = compiled.work.sent, compiled.work.counts
         gib = [f"{size / 2**30:.2f} GiB" for size in (compiled.arguments, compiled.temporary)]
         said = ", ".join(
@@ -158,8 +158,8 @@ WINDOWS = (
 )
 # All of them for one TPU and one GPU, the first for each.
 CASES = [
-    (on, *own) for on in ON
-    for own in {"v5e": OTHERS + WINDOWS, "h100": OTHERS}.get(on, OTHERS[:1])
+    (on, *case) for on in ON
+    for case in {"v5e": OTHERS + WINDOWS, "h100": OTHERS}.get(on, OTHERS[:1])
 ]  # fmt: skip
 STEPS = {"train": compile_train, "grid": compile_grid, "scores": compile_scores,
          "writing": compile_writing}  # fmt: skip

@@ -44,16 +44,16 @@ def asked(theirs, folder, *texts):
     """
     from transformers import AutoTokenizer
 
-    given = AutoTokenizer.from_pretrained(folder)(
+    inputs = AutoTokenizer.from_pretrained(folder)(
         *texts, return_tensors="pt", return_offsets_mapping=True
     )
-    length = given.input_ids.shape[1]
+    length = inputs.input_ids.shape[1]
     with torch.no_grad():
         output = theirs.base_model(
-            given.input_ids, past_key_values=theirs.get_prompt(1),
+            inputs.input_ids, past_key_values=theirs.get_prompt(1),
             attention_mask=torch.ones(1, 3 + length), token_type_ids=torch.zeros(1, length).long(),
         )  # fmt: skip
-    return output, given.offset_mapping[0].tolist(), given.sequence_ids(0)
+    return output, inputs.offset_mapping[0].tolist(), inputs.sequence_ids(0)
 
 
 def test_tags_of_an_adapter_are_those_of_peft(folder, tmp_path):
@@ -61,7 +61,7 @@ def test_tags_of_an_adapter_are_those_of_peft(folder, tmp_path):
     backbone, prompt = jp.load_backbone(str(folder)), jp.load_prompt(tmp_path)
     task = jp.task("tokens", tags="tags", labels=TAGS)
     model = jp.attach(backbone, prompt, task=task, max_len=40)
-    found = jp.predict(model, [{"tokens": WORDS}])[0]["prediction"]
+    predictions = jp.predict(model, [{"tokens": WORDS}])[0]["prediction"]
     # The space in front of the first word is that of a tokenizer that takes words.
     output, offsets, _ = asked(theirs, folder, " " + " ".join(WORDS))
     best = output.logits[0].argmax(-1).tolist()
@@ -70,7 +70,7 @@ def test_tags_of_an_adapter_are_those_of_peft(folder, tmp_path):
     ends = [end for _, end in offsets[1:]]
     firsts = [1 + next(i for i, end in enumerate(ends) if end >= begin) for begin in begins]
     expected = [TAGS[best[i]] for i in firsts]
-    assert found == expected and len(set(expected)) > 1
+    assert predictions == expected and len(set(expected)) > 1
     # A tagger's layer is none on the pooled state.
     with pytest.raises(jp.InputError, match="head.name=tags does not support"):
         jp.attach(backbone, prompt, task=jp.task("text", labels=TAGS), max_len=40)
@@ -81,15 +81,15 @@ def test_spans_of_an_adapter_are_those_of_peft(folder, tmp_path):
     backbone, prompt = jp.load_backbone(str(folder)), jp.load_prompt(tmp_path)
     model = jp.attach(backbone, prompt, task="squad", max_len=60)
     question, context = "what eats rice", " ".join(WORDS)
-    found = jp.predict(model, [{"question": question, "context": context}])[0]
+    predictions = jp.predict(model, [{"question": question, "context": context}])[0]
     output, offsets, parts = asked(theirs, folder, question, context)
     starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
-    inside = [i for i, own in enumerate(parts) if own == 1]
+    inside = [i for i, part in enumerate(parts) if part == 1]
     first, last = max(
         ((i, j) for i in inside for j in inside if i <= j),
         key=lambda at: starts[at[0]] + ends[at[1]],
     )
-    assert found["prediction"] == context[offsets[first][0] : offsets[last][1]].strip()
+    assert predictions["prediction"] == context[offsets[first][0] : offsets[last][1]].strip()
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_other_heads_are_refused(tmp_path, task_type, names):
     head = dict.fromkeys(names, np.ones((3, 8), np.float32))
     about = dict(base="x", layers=2, heads=2, task_type=task_type)
     write_peft(tmp_path, prefix=(k, k), head=head, **about)
-    told = f"task_type='{task_type}' with {', '.join(sorted(names))}, which is not supported"
-    with pytest.raises(jp.InputError, match=told):
+    message = f"task_type='{task_type}' with {', '.join(sorted(names))}, which is not supported"
+    with pytest.raises(jp.InputError, match=message):
         jp.load_prompt(tmp_path)
 
 
@@ -117,7 +117,7 @@ def test_a_prefix_that_peft_gives_to_the_decoder_is_refused_on_a_t5(tmp_path):
     setting = peft.PrefixTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=3)
     base = transformers.AutoModel.from_pretrained(backbone)
     peft.get_peft_model(base, setting).save_pretrained(tmp_path / "adapter")
-    asked = jp.task("text", labels=("a", "b"), words=("lion", "rice"), template="{text} [mask]")
+    task = jp.task("text", labels=("a", "b"), words=("lion", "rice"), template="{text} [mask]")
     opened, prompt = jp.load_backbone(str(backbone)), jp.load_prompt(tmp_path / "adapter")
     with pytest.raises(jp.InputError, match="submodules=1, which PEFT uses in the decoder of a t5"):
-        jp.attach(opened, prompt, task=asked, head=jp.verbalizer(), max_len=16)
+        jp.attach(opened, prompt, task=task, head=jp.verbalizer(), max_len=16)

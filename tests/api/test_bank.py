@@ -30,7 +30,7 @@ def prompts(backbone, rows, small):
         {"question": row["text"], "a": "a cat", "b": "old bread", "answer": number % 2}
         for number, row in enumerate(rows[0][:20])
     ]
-    made = {
+    cases = {
         "prefix": (jp.prefix(4), {}, sentences),
         "upper": (jp.prefix(6, layers="2-2"), {"head": jp.linear(pooler="mean")}, sentences),
         "soft": (jp.soft(3), {}, sentences),
@@ -53,17 +53,17 @@ def prompts(backbone, rows, small):
             ([{**row, "stars": len(row["text"]) % 5} for row in part] for part in sentences),
         ),
     }  # fmt: skip
-    found = {}
-    for name, (method, fields, (train, dev)) in made.items():
+    results = {}
+    for name, (method, fields, (train, dev)) in cases.items():
         trained = jp.train(backbone, train, dev, method=method, **small | fields)
-        found[name] = trained.prompt, dev
-    return found
+        results[name] = trained.prompt, dev
+    return results
 
 
 @pytest.fixture(scope="module")
 def bank(backbone, prompts):
-    own = {name: prompt for name, (prompt, _) in prompts.items()}
-    return jp.attach(backbone, own, by="task", batch=16)
+    by_name = {name: prompt for name, (prompt, _) in prompts.items()}
+    return jp.attach(backbone, by_name, by="task", batch=16)
 
 
 @pytest.fixture(scope="module")
@@ -77,52 +77,61 @@ def mixed(prompts):
 def test_listed_classes_of_other_numbers(rows, small, tmp_path):
     """Each has a bias for its own classes, beside rows that are read at more places."""
     backbone = jp.load_backbone(make_backbone(tmp_path / "disc", "discriminator"))
-    own = {"head": jp.discriminator(bias=True), "method": jp.prefix(2)} | small
-    prompts, given = {}, []
+    fields = {"head": jp.discriminator(bias=True), "method": jp.prefix(2)} | small
+    prompts, rows_of_both = {}, []
     for name, labels in (("three", TOPICS), ("two", ["food", "tool"])):
         train, dev = ([row for row in part if row["label"] in labels] for part in rows)
-        prompts[name] = jp.train(backbone, train[:12], dev[:6], **own).prompt
-        given += [{"task": name, **row} for row in dev[:4]]
-    found = jp.predict(jp.attach(backbone, prompts, by="task", batch=8), given)
+        prompts[name] = jp.train(backbone, train[:12], dev[:6], **fields).prompt
+        rows_of_both += [{"task": name, **row} for row in dev[:4]]
+    predictions = jp.predict(jp.attach(backbone, prompts, by="task", batch=8), rows_of_both)
     for name, prompt in prompts.items():
-        mine = [row for row in given if row["task"] == name]
-        right = jp.predict(jp.attach(backbone, prompt), mine)
-        assert close([own for own, row in zip(found, given, strict=True) if row in mine], right)
+        matching = [row for row in rows_of_both if row["task"] == name]
+        right = jp.predict(jp.attach(backbone, prompt), matching)
+        assert close(
+            [
+                prediction
+                for prediction, row in zip(predictions, rows_of_both, strict=True)
+                if row in matching
+            ],
+            right,
+        )
 
 
-def close(found, right):
+def close(actual, right):
     """Compares answers, numbers within 1e-6."""
     if isinstance(right, dict):
-        return found.keys() == right.keys() and all(close(found[k], right[k]) for k in right)
+        return actual.keys() == right.keys() and all(close(actual[k], right[k]) for k in right)
     if isinstance(right, list):
-        return len(found) == len(right) and all(map(close, found, right))
-    return found == pytest.approx(right, abs=1e-6) if isinstance(right, float) else found == right
+        return len(actual) == len(right) and all(map(close, actual, right))
+    return actual == pytest.approx(right, abs=1e-6) if isinstance(right, float) else actual == right
 
 
 def test_answers_are_those_of_each_prompt_alone(backbone, prompts, bank, mixed):
-    found = jp.predict(bank, mixed)
+    predictions = jp.predict(bank, mixed)
     assert len(bank.bank.groups) == 2  # choices take rows of their own
     measured = jp.evaluate(bank, mixed)
     for name, (prompt, rows) in prompts.items():
         alone = jp.attach(backbone, prompt)
-        mine = [i for i, row in enumerate(mixed) if row["task"] == name]
-        own = [{k: v for k, v in mixed[i].items() if k != "task"} for i in mine]
-        assert close([found[i] for i in mine], jp.predict(alone, own)), name
+        indices = [i for i, row in enumerate(mixed) if row["task"] == name]
+        task_rows = [{k: v for k, v in mixed[i].items() if k != "task"} for i in indices]
+        assert close([predictions[i] for i in indices], jp.predict(alone, task_rows)), name
         assert close(measured[name], jp.evaluate(alone, rows)), name
     # A prompt that nobody asked is there all the same.
     first = next(iter(prompts))
-    found = jp.evaluate(bank, [row for row in mixed if row["task"] == first])
-    assert found.keys() == prompts.keys() and found[first]["examples"] > 0
-    assert all(own == {"examples": 0} for name, own in found.items() if name != first)
+    predictions = jp.evaluate(bank, [row for row in mixed if row["task"] == first])
+    assert predictions.keys() == prompts.keys() and predictions[first]["examples"] > 0
+    assert all(
+        task_scores == {"examples": 0} for name, task_scores in predictions.items() if name != first
+    )
 
 
 def test_a_mesh_answers_as_one_device(prompts, folder, bank, mixed):
     """Examples on four devices, heads and widths on two."""
     spread = jp.load_backbone(str(folder), mesh=(4, 2))
-    own = {name: prompt for name, (prompt, _) in prompts.items()}
-    found = jp.predict(jp.attach(spread, own, by="task", batch=16), mixed)
-    assert [list(row) for row in found] == [list(row) for row in jp.predict(bank, mixed)]
-    assert close(found, jp.predict(bank, mixed))
+    by_name = {name: prompt for name, (prompt, _) in prompts.items()}
+    predictions = jp.predict(jp.attach(spread, by_name, by="task", batch=16), mixed)
+    assert [list(row) for row in predictions] == [list(row) for row in jp.predict(bank, mixed)]
+    assert close(predictions, jp.predict(bank, mixed))
 
 
 def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path, capsys):
@@ -132,15 +141,15 @@ def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path,
         run = tmp_path / ("seed=0" if name == "soft" else name)
         jp.save_prompt(prompt, run / "export")
         flags.append(f"--prompt={'soft=' * (name == 'soft')}{run / 'export'}")
-    given = write_rows(tmp_path / "in.jsonl", mixed)
-    code, out, err = jaxprompt(capsys, "predict", *flags, f"--input={given}", "--prefix=p_")
+    path = write_rows(tmp_path / "in.jsonl", mixed)
+    code, out, err = jaxprompt(capsys, "predict", *flags, f"--input={path}", "--prefix=p_")
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
     assert [{k: line[k] for k in row} for line, row in zip(lines, mixed, strict=True)] == mixed
-    own = [{k[2:]: v for k, v in line.items() if k.startswith("p_")} for line in lines]
-    assert close(own, jp.predict(bank, mixed))
+    answers = [{k[2:]: v for k, v in line.items() if k.startswith("p_")} for line in lines]
+    assert close(answers, jp.predict(bank, mixed))
     assert "tags: entity_f1" in err and "on 8 of 8 examples, those with a label" in err
-    code, out, err = jaxprompt(capsys, "evaluate", *flags, f"--input={given}")
+    code, out, err = jaxprompt(capsys, "evaluate", *flags, f"--input={path}")
     assert code == 0, err
     assert close(json.loads(out), jp.evaluate(bank, mixed))
     broken = write_rows(tmp_path / "broken.jsonl", [mixed[0], {"task": "sort", "text": "a cat"}])
@@ -152,9 +161,9 @@ def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path,
     assert code == 0 and "unknown prompt" in json.loads(out.splitlines()[1])["p_error"], err
     assert read_lines(broken)[0].items() <= json.loads(out.splitlines()[0]).items()
     # A question that leaves no room for its text.
-    asked = next(row for row in mixed if row["task"] == "spans")
-    long = asked | {"question": "why " * 200}
-    broken = write_rows(tmp_path / "long.jsonl", [asked, long])
+    question = next(row for row in mixed if row["task"] == "spans")
+    long = question | {"question": "why " * 200}
+    broken = write_rows(tmp_path / "long.jsonl", [question, long])
     code, out, err = jaxprompt(
         capsys, "predict", *flags, f"--input={broken}", "--on-error=skip", "--prefix=p_"
     )
@@ -165,7 +174,7 @@ def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path,
 
 
 @pytest.mark.parametrize(
-    "command, flags, told",
+    "command, flags, message",
     [
         ("predict", "--prompt=a --prompt=b --input={}", "--prompt is given 2 times, and --column"),
         ("predict", "--prompt=x/a --prompt=y/a/export --column=t --input={}", "both called 'a'"),
@@ -178,10 +187,10 @@ def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path,
         ("evaluate", "--prompt=a --column=t --config.seed=1", "remove --config.*"),
     ],
 )
-def test_flags_that_do_not_go_together(command, flags, told, tmp_path, capsys):
-    given = write_rows(tmp_path / "in.jsonl", [{"t": "a", "text": "b"}])
-    code, out, err = jaxprompt(capsys, command, *flags.format(given).split())
-    assert code == 2 and not out and told in err, err
+def test_flags_that_do_not_go_together(command, flags, message, tmp_path, capsys):
+    path = write_rows(tmp_path / "in.jsonl", [{"t": "a", "text": "b"}])
+    code, out, err = jaxprompt(capsys, command, *flags.format(path).split())
+    assert code == 2 and not out and message in err, err
 
 
 def test_a_number_names_a_prompt():
@@ -211,8 +220,8 @@ def test_what_makes_no_bank_is_named(backbone, prompts, rows):
     with pytest.raises(jp.InputError, match="a dict, e.g."):
         jp.attach(backbone, [first, first])
     other = {**first.card, "backbone": {**first.card["backbone"], "fingerprint": "0" * 64}}
-    told = "prompt other: the prompt was trained on the weights 0{12}"
-    with pytest.raises(jp.InputError, match=told):
+    message = "prompt other: the prompt was trained on the weights 0{12}"
+    with pytest.raises(jp.InputError, match=message):
         jp.attach(backbone, {"first": first, "other": jp.Prompt(first.tensors, other)})
     strange = {**first.card, "backbone": {**first.card["backbone"], "family": "electra"}}
     with pytest.raises(jp.InputError, match="prompt other: .* on electra"):
@@ -227,17 +236,17 @@ def test_what_makes_no_bank_is_named(backbone, prompts, rows):
 
 
 @pytest.mark.parametrize(
-    "writes, reads, tensors, told",
+    "writes, reads, tensors, message",
     [
         (True, False, {}, "prompt a generates text, which a bank does not support"),
         (False, True, {}, "prompt a is computed from each text"),
         (False, False, {"backbone/norm/scale": 1}, "prompt a has tuned backbone weights"),
     ],
 )
-def test_what_a_bank_does_not_support_is_named(writes, reads, tensors, told):
+def test_what_a_bank_does_not_support_is_named(writes, reads, tensors, message):
     model = SimpleNamespace(prompt=SimpleNamespace(reads=reads))
     scorer = SimpleNamespace(head=SimpleNamespace(WRITES=writes), model=model)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         _check_supported("a", SimpleNamespace(tensors=tensors), scorer)
 
 
@@ -259,8 +268,8 @@ def changed(prompt, length, **fields):
         name: spread(x[:, :length] if name in ("prompt/k", "prompt/v") else x)
         for name, x in prompt.tensors.items()
     }
-    own = prompt.card["prompt"] | {"length": length} | fields
-    return jp.Prompt(tensors, {**prompt.card, "prompt": own})
+    prompt_fields = prompt.card["prompt"] | {"length": length} | fields
+    return jp.Prompt(tensors, {**prompt.card, "prompt": prompt_fields})
 
 
 @pytest.mark.long
@@ -274,10 +283,10 @@ def test_prefixes_stand_where_they_do_alone(family, shelves, rows, small, tmp_pa
     }  # fmt: skip
     mixed = [{"task": name, **row} for row in rows[1][:8] for name in prompts]
     bank = jp.attach(backbone, prompts, by="task", batch=16)
-    found = jp.predict(bank, mixed)
+    predictions = jp.predict(bank, mixed)
     for number, (name, prompt) in enumerate(prompts.items()):
         alone = jp.predict(jp.attach(backbone, prompt), rows[1][:8])
-        assert close(found[number :: len(prompts)], alone), name
+        assert close(predictions[number :: len(prompts)], alone), name
     assert len(bank.bank.groups) == shelves
 
 
@@ -287,7 +296,7 @@ def test_decoders_answer_as_each_prompt_alone(family, rows, small, tmp_path):
     backbone = jp.load_backbone(str(make_backbone(tmp_path / family, family)))
     layout = {"words": tuple(TOPICS), "template": "{text} : [mask]"}
     placed = layout | {"template": "[soft] {text} : [mask]"}
-    made = {
+    cases = {
         "prefix": (jp.prefix(3), {"head": jp.verbalizer()} | layout),
         "longer": (jp.prefix(5), {"head": jp.linear()}),
         "soft": (jp.soft(2), {"head": jp.verbalizer(scores="full")} | placed),
@@ -297,10 +306,10 @@ def test_decoders_answer_as_each_prompt_alone(family, rows, small, tmp_path):
     }  # fmt: skip
     prompts = {
         name: jp.train(backbone, *rows, method=method, **small | fields).prompt
-        for name, (method, fields) in made.items()
+        for name, (method, fields) in cases.items()
     }
     mixed = [{"task": name, **row} for row in rows[1][:8] for name in prompts]
-    found = jp.predict(jp.attach(backbone, prompts, by="task", batch=16), mixed)
+    predictions = jp.predict(jp.attach(backbone, prompts, by="task", batch=16), mixed)
     for number, (name, prompt) in enumerate(prompts.items()):
         alone = jp.predict(jp.attach(backbone, prompt), rows[1][:8])
-        assert close(found[number :: len(prompts)], alone), name
+        assert close(predictions[number :: len(prompts)], alone), name

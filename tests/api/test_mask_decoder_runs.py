@@ -39,21 +39,21 @@ def decoding(tmp_path_factory):
 def test_heads_of_both_kinds_share_a_bank(decoding, rows, small):
     """What reads words reads the decoder's states, a linear head those of the last layer."""
     backbone = jp.load_backbone(str(decoding))
-    made = {
+    cases = {
         "words": (jp.soft(2), {"head": jp.verbalizer()} | WORDS),
         "classes": (jp.soft(2), {"head": jp.linear()}),
         "deep": (jp.prefix(3), {"head": jp.verbalizer()} | WORDS | {"template": "{text} [mask]"}),
     }
     prompts = {
         name: jp.train(backbone, *rows, method=method, **small | fields).prompt
-        for name, (method, fields) in made.items()
+        for name, (method, fields) in cases.items()
     }
     mixed = [{"task": name, **row} for row in rows[1][:6] for name in prompts]
     bank = jp.attach(backbone, prompts, by="task", batch=16)
-    found = jp.predict(bank, mixed)
+    predictions = jp.predict(bank, mixed)
     for number, (name, prompt) in enumerate(prompts.items()):
         model = jp.attach(backbone, prompt)
-        assert close(found[number :: len(prompts)], jp.predict(model, rows[1][:6])), name
+        assert close(predictions[number :: len(prompts)], jp.predict(model, rows[1][:6])), name
         assert model.scorer.model.backbone.cfg.decodes == (name != "classes")
 
 

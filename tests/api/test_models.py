@@ -30,14 +30,14 @@ def model(backbone, trained):
 
 def test_predictions_are_those_of_the_command(model, trained, texts, tmp_path, capsys):
     jp.save_prompt(trained.prompt, tmp_path / "export")
-    given = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    path = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in texts])
     out = tmp_path / "out.jsonl"
-    words = [f"--prompt={tmp_path / 'export'}", f"--input={given}", f"--output={out}"]
+    words = [f"--prompt={tmp_path / 'export'}", f"--input={path}", f"--output={out}"]
     assert jaxprompt(capsys, "predict", *words)[0] == 0
-    told = [{k: v for k, v in line.items() if k != "text"} for line in read_lines(out)]
-    assert jp.predict(model, texts) == told
-    assert jp.predict(model, texts[0]) == told[:1]
-    assert jp.predict(model, given) == told
+    command_rows = [{k: v for k, v in line.items() if k != "text"} for line in read_lines(out)]
+    assert jp.predict(model, texts) == command_rows
+    assert jp.predict(model, texts[0]) == command_rows[:1]
+    assert jp.predict(model, path) == command_rows
     assert jp.predict(model, []) == []
 
 
@@ -63,10 +63,10 @@ def by_number(rows, tmp_path_factory):
     """The dev rows as `datasets` writes them: numbers, with names of another order. -> a file"""
     datasets = pytest.importorskip("datasets")
     names = ["tool", "beast", "food"]
-    own = [{"text": row["text"], "label": names.index(row["label"])} for row in rows[1]]
+    indexed = [{"text": row["text"], "label": names.index(row["label"])} for row in rows[1]]
     kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
     path = tmp_path_factory.mktemp("numbers") / "dev.parquet"
-    datasets.Dataset.from_list(own, features=datasets.Features(kinds)).to_parquet(path)
+    datasets.Dataset.from_list(indexed, features=datasets.Features(kinds)).to_parquet(path)
     return path
 
 
@@ -76,8 +76,8 @@ def test_numbers_of_classes_are_read_by_the_names_of_their_file(
     datasets = pytest.importorskip("datasets")
     expected = jp.evaluate(model, rows[1])
     assert jp.evaluate(model, by_number) == expected
-    held = datasets.Dataset.from_parquet(str(by_number))
-    assert jp.evaluate(model, held) == expected
+    dataset = datasets.Dataset.from_parquet(str(by_number))
+    assert jp.evaluate(model, dataset) == expected
     # As training reads them.
     assert list(make_rows(by_number, "dev", model.scorer.task)) == rows[1]
     folder = tmp_path / "export"
@@ -89,8 +89,8 @@ def test_numbers_of_classes_are_read_by_the_names_of_their_file(
     other = dataclasses.replace(trained.prompt, card=relabelled(trained.prompt.card))
     for prompts in ({"a": trained.prompt, "b": other}, {"b": other, "a": trained.prompt}):
         bank = jp.attach(backbone, prompts)
-        found = jp.evaluate(bank, held.add_column("prompt", ["a"] * len(held)))["a"]
-        assert found["accuracy"] == expected["accuracy"]
+        scores = jp.evaluate(bank, dataset.add_column("prompt", ["a"] * len(dataset)))["a"]
+        assert scores["accuracy"] == expected["accuracy"]
 
 
 def relabelled(card):
@@ -118,16 +118,16 @@ def test_scores_are_a_pure_function(model, rows):
     plain = jp.scores(model.params, model, batch)
     compiled = jax.jit(jp.scores, static_argnums=1)(model.params, model, batch)
     np.testing.assert_allclose(plain, compiled, atol=1e-5)
-    told = [list(row["scores"].values()) for row in jp.predict(model, rows[1][:6])]
-    np.testing.assert_allclose(jax.nn.softmax(plain), told, atol=1e-5)
+    command_scores = [list(row["scores"].values()) for row in jp.predict(model, rows[1][:6])]
+    np.testing.assert_allclose(jax.nn.softmax(plain), command_scores, atol=1e-5)
 
 
 def test_scores_have_gradients_by_the_prompt(model, rows):
     batch = model.encode(rows[1][:6])
 
     def loss(prompt):
-        found = jp.scores({**model.params, "prompt": prompt}, model, batch)
-        return -jax.nn.log_softmax(found)[jnp.arange(6), batch.labels].mean()
+        actual = jp.scores({**model.params, "prompt": prompt}, model, batch)
+        return -jax.nn.log_softmax(actual)[jnp.arange(6), batch.labels].mean()
 
     prompt = model.params["prompt"]
     slope = jax.grad(loss)(prompt)
@@ -146,8 +146,8 @@ def test_scores_map_over_prompts(model, rows):
     mapped = jax.vmap(lambda prompt: jp.scores({**model.params, "prompt": prompt}, model, batch))
     both = mapped(two)
     for number, factor in enumerate((1.0, 0.5)):
-        own = jax.tree.map(lambda x, f=factor: f * x, model.params["prompt"])
-        alone = jp.scores({**model.params, "prompt": own}, model, batch)
+        scaled = jax.tree.map(lambda x, f=factor: f * x, model.params["prompt"])
+        alone = jp.scores({**model.params, "prompt": scaled}, model, batch)
         np.testing.assert_allclose(both[number], alone, atol=1e-5)
 
 
@@ -195,14 +195,14 @@ def test_a_prefix_of_pefts_scores_as_there(family, folder, texts, tmp_path):
 def test_an_adapter_of_another_head_grouping_is_named(tmp_path):
     """Two heads of keys serve the four of the Llama, and the adapter has one for each."""
     backbone = jp.load_backbone(make_backbone(tmp_path / "llama", "llama"))
-    own = dict(task="topics", head=jp.verbalizer(), max_len=48)
+    fields = dict(task="topics", head=jp.verbalizer(), max_len=48)
     for heads in (2, 4):
         k = np.ones((2, 3, heads, 8), np.float32)
         about = dict(base="x", layers=2, heads=heads, task_type="CAUSAL_LM")
         write_peft(tmp_path / f"of {heads}", prefix=(k, k), **about)
-    jp.attach(backbone, jp.load_prompt(tmp_path / "of 2"), **own)
+    jp.attach(backbone, jp.load_prompt(tmp_path / "of 2"), **fields)
     with refused(r"of 4: prompt/k is \[2, 3, 4, 8\], but the backbone needs \[2, 3, 2, 8\]"):
-        jp.attach(backbone, jp.load_prompt(tmp_path / "of 4"), **own)
+        jp.attach(backbone, jp.load_prompt(tmp_path / "of 4"), **fields)
 
 
 def test_a_prefix_for_a_family_that_reads_none_in_torch_is_refused(tmp_path):
@@ -237,20 +237,20 @@ def test_soft_tokens_of_an_array_stand_in_front(backbone, folder, texts, tmp_pat
         "text", labels=LABELS, words=("cat", "rice", "saw"), template="[soft] [cls] {text} [mask]"
     )
     model = jp.attach(backbone, prompt, task=task, head=jp.verbalizer(), max_len=40)
-    found = our_scores(model, texts)
-    assert found.shape == (30, 3)
+    actual = our_scores(model, texts)
+    assert actual.shape == (30, 3)
     np.save(tmp_path / "other.npy", 0 * rows)
     other = jp.attach(
         backbone, jp.load_prompt(tmp_path / "other.npy"), task=task, head=jp.verbalizer(),
         max_len=40,
     )  # fmt: skip
-    assert np.abs(found - our_scores(other, texts)).max() > 1e-3
+    assert np.abs(actual - our_scores(other, texts)).max() > 1e-3
     jp.save_prompt(model.prompt, tmp_path / "again.npy", "npy")
     assert np.array_equal(np.load(tmp_path / "again.npy"), rows)
 
 
-def refused(*told):
-    return pytest.raises(jp.InputError, match=".*".join(told))
+def refused(*messages):
+    return pytest.raises(jp.InputError, match=".*".join(messages))
 
 
 @pytest.mark.long
@@ -268,8 +268,8 @@ def test_none_is_the_backbone_by_itself(backbone, folder, rows, tmp_path, capsys
     where = f"--config={ROOT / 'configs/base.py'}:zero_shot"
     code, out, err = jaxprompt(capsys, "evaluate", where, "--split=dev", *words)
     assert code == 0, err
-    found = jp.evaluate(model, rows[1])
-    assert found["accuracy"] == pytest.approx(json.loads(out)["accuracy"])
+    scores = jp.evaluate(model, rows[1])
+    assert scores["accuracy"] == pytest.approx(json.loads(out)["accuracy"])
     assert model.params.keys() == {"backbone"}
     with pytest.raises(jp.InputError, match="a backbone by itself.*give task="):
         jp.attach(backbone, None)
@@ -331,16 +331,16 @@ def test_plain_soft_tokens_are_divided_as_their_backbone(tmp_path):
     task = jp.task(
         "text", labels=("beast", "tool"), words=("cat", "saw"), template="{text} about [mask] ."
     )
-    found = []
+    results = []
     for rescale in (1.0, 100.0):
         backbone = jp.load_backbone(str(path), rescale=rescale)
         bare = jp.load_prompt(str(tmp_path / "soft.npy"))
         model = jp.attach(backbone, bare, task=task, head=jp.verbalizer())
         (answer,) = jp.predict(model, ["a new hammer"])
-        found.append(list(answer["scores"].values()))
+        results.append(list(answer["scores"].values()))
         jp.save_prompt(model.prompt, tmp_path / f"{rescale}.npy", "npy")
         np.testing.assert_allclose(np.load(tmp_path / f"{rescale}.npy"), rows, rtol=1e-6)
-    np.testing.assert_allclose(*found, rtol=1e-4)
+    np.testing.assert_allclose(*results, rtol=1e-4)
 
 
 # -- the package ----------------------------------------------------------------------------------
@@ -368,9 +368,9 @@ def test_a_second_prediction_compiles_nothing(backbone, trained, texts, head):
     scoring_step.cache_clear()
     words = ("beast", "food", "tool")
     task = jp.task("text", labels=words, words=words, template="{text} about [mask] .")
-    own = dict(task=task, head=jp.verbalizer(), max_len=24)
-    given = (trained.prompt, {}) if head == "linear" else (None, own)
-    attach = lambda: jp.attach(backbone, given[0], **given[1])
+    fields = dict(task=task, head=jp.verbalizer(), max_len=24)
+    start = (trained.prompt, {}) if head == "linear" else (None, fields)
+    attach = lambda: jp.attach(backbone, start[0], **start[1])
     model, counts = attach(), []
     listen = lambda name, _, **__: counts.append(name) if "backend_compile" in name else None
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -386,7 +386,7 @@ def test_a_second_prediction_compiles_nothing(backbone, trained, texts, head):
 
 def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp_path):
     """A path in the place of what is loaded, a head in that of a method, and the like."""
-    for call, told in (
+    for call, message in (
         (lambda: jp.attach(backbone, "runs/a"), "prompt='runs/a' is a str; give the result of jp."),
         (lambda: jp.attach("x", trained.prompt), "backbone='x' is a str; give jp.load_backbone"),
         (lambda: jp.train(backbone, *rows, method="prefix"), "method='prefix' is not a method"),
@@ -404,7 +404,7 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
         (lambda: jp.generate(trained.prompt, ["a"]), "is a Prompt; give the result of attach"),
         (lambda: jp.load_prompt(trained), "give the path of a prompt; "),
     ):
-        with pytest.raises(jp.InputError, match=re.escape(told)):
+        with pytest.raises(jp.InputError, match=re.escape(message)):
             call()
     assert not (tmp_path / "x").exists()
 

@@ -27,9 +27,9 @@ def numbered(rows):
 def test_the_numbers_of_a_data_set_are_its_own_classes(backbone, numbered, small):
     assert set(NAMES) == set(TOPICS)
     steps = {**small, "steps": 60, "multiple": 24}
-    found = jp.train(backbone, *numbered, method=jp.prefix(4, lr=3e-2), **steps)
-    assert found.prompt.card["task"]["labels"] == NAMES
-    model = jp.attach(backbone, found.prompt)
+    trained = jp.train(backbone, *numbered, method=jp.prefix(4, lr=3e-2), **steps)
+    assert trained.prompt.card["task"]["labels"] == NAMES
+    model = jp.attach(backbone, trained.prompt)
     right = jp.evaluate(model, numbered[1])
     assert right["accuracy"] > 0.6
     assert jp.evaluate(model, list(numbered[1])) == right
@@ -40,8 +40,8 @@ def test_the_numbers_of_a_data_set_are_its_own_classes(backbone, numbered, small
 
 def test_classes_that_the_rows_lack_keep_their_numbers(backbone, numbered, small):
     part = numbered[0].filter(lambda row: NAMES[row["label"]] != "tool")
-    found = jp.train(backbone, part, numbered[1], method=jp.prefix(4), **small)
-    assert found.prompt.card["task"]["labels"] == NAMES
+    trained = jp.train(backbone, part, numbered[1], method=jp.prefix(4), **small)
+    assert trained.prompt.card["task"]["labels"] == NAMES
 
 
 def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
@@ -50,16 +50,16 @@ def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
     more = [*rows[0], {"text": "a text", "label": -1}]
     parts = {"train": datasets.Dataset.from_list(more, features=kind), "dev": rows[1]}
     c = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
-    given = {name: make_rows(part, name, TASK) for name, part in parts.items()}
-    found = read_examples(c, in_memory=given)
-    assert found.task.labels == tuple(NAMES) and len(found.splits["train"]) == len(rows[0])
-    (note,) = (line for line in found.notes if "left out" in line)
+    split_rows = {name: make_rows(part, name, TASK) for name, part in parts.items()}
+    examples = read_examples(c, in_memory=split_rows)
+    assert examples.task.labels == tuple(NAMES) and len(examples.splits["train"]) == len(rows[0])
+    (note,) = (line for line in examples.notes if "left out" in line)
     assert note.endswith(f"train 1 of {len(more)}")
     # In rows without names -1 is a class like any other, and it is said that it may be none.
     signs = [{"text": "a", "label": value} for value in (0, -1, 1, -1)]
-    found = read_examples(c, in_memory={name: make_rows(signs, name, TASK) for name in parts})
-    assert found.task.labels == ("-1", "0", "1")
-    assert any("-1 is read as a class (2 of 4 training" in line for line in found.notes)
+    examples = read_examples(c, in_memory={name: make_rows(signs, name, TASK) for name in parts})
+    assert examples.task.labels == ("-1", "0", "1")
+    assert any("-1 is read as a class (2 of 4 training" in line for line in examples.notes)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
 def test_a_class_of_minus_one_is_noted_but_for_two_signs(labels, is_odd):
     c = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
     signs = [{"text": f"text {i}", "label": value} for i, value in enumerate(labels)]
-    found = read_examples(
+    examples = read_examples(
         c, in_memory={name: make_rows(signs, name, TASK) for name in ("train", "dev")}
     )
-    assert any("-1 is read as a class" in line for line in found.notes) is is_odd
+    assert any("-1 is read as a class" in line for line in examples.notes) is is_odd
 
 
 def test_a_file_is_evaluated_by_its_path(backbone, trained, rows, tmp_path):
@@ -84,8 +84,8 @@ def test_a_file_is_evaluated_by_its_path(backbone, trained, rows, tmp_path):
 
 def test_a_streaming_data_set_is_read(numbered):
     stream = numbered[0].to_iterable_dataset()
-    found, whole = (make_rows(given, "train", TASK) for given in (stream, numbered[0]))
-    assert list(found) == list(whole) and found.classes == whole.classes == tuple(NAMES)
+    actual, whole = (make_rows(source, "train", TASK) for source in (stream, numbered[0]))
+    assert list(actual) == list(whole) and actual.classes == whole.classes == tuple(NAMES)
 
 
 def test_arrays_in_cells_are_lists(tmp_path):
@@ -97,14 +97,14 @@ def test_arrays_in_cells_are_lists(tmp_path):
     pandas.DataFrame([row]).to_parquet(tmp_path / "rows.parquet")
     frame = pandas.read_parquet(tmp_path / "rows.parquet")
     assert isinstance(frame["tokens"][0], np.ndarray)
-    for given in (frame, [dict(frame.iloc[0])]):
-        assert list(make_rows(given, "train", TASK)) == [row]
+    for source in (frame, [dict(frame.iloc[0])]):
+        assert list(make_rows(source, "train", TASK)) == [row]
     task = custom_task(fields=("tokens",), tags="tags", labels=("X",))
     (record,) = make_records(frame, task)
     assert record.example.words == ("Ada", "lives")
-    own = custom_task(fields=("tokens",), target="texts")
-    (found,) = make_rows(frame.assign(tokens="a text"), "train", own)
-    assert read_example(own, found, "x:1").references == ("u", "v")
+    text_task = custom_task(fields=("tokens",), target="texts")
+    (actual,) = make_rows(frame.assign(tokens="a text"), "train", text_task)
+    assert read_example(text_task, actual, "x:1").references == ("u", "v")
 
 
 def test_tags_that_are_numbers_with_names():
@@ -129,7 +129,7 @@ def test_a_column_without_a_name_is_refused():
 def test_the_format_of_a_data_set_changes_nothing(form, numbered):
     """Its class names went with the format "torch", whose labels are tensors."""
     plain, formatted = (
-        make_rows(given, "train", TASK) for given in (numbered[0], numbered[0].with_format(form))
+        make_rows(source, "train", TASK) for source in (numbered[0], numbered[0].with_format(form))
     )
     assert list(formatted) == list(plain) and formatted.classes == plain.classes
     streaming = numbered[0].to_iterable_dataset().with_format("numpy")
@@ -141,5 +141,5 @@ def test_a_text_that_is_none_is_named_by_its_number():
         make_records(["a good text", None], TASK)
     with pytest.raises(jp.InputError, match=r"^text 1: nan is not a string"):
         make_records(iter([float("nan"), "a"]), TASK)
-    found = make_records((text for text in "ab"), TASK)
-    assert [record.row for record in found] == [{"text": "a"}, {"text": "b"}]
+    actual = make_records((text for text in "ab"), TASK)
+    assert [record.row for record in actual] == [{"text": "a"}, {"text": "b"}]

@@ -105,17 +105,17 @@ def alone(folder, *words):
 
 def inputs_of(batch, names, length=None):
     """Takes the inputs of a program out of a batch, cut to `length` tokens."""
-    found = {}
+    results = {}
     for name in names:
         stream, _, field = name.rpartition("decoder_")
         if name.startswith("decoder_"):
-            found[name] = getattr(batch.decoder, field)
+            results[name] = getattr(batch.decoder, field)
         elif name in batch.encoder._fields:
             array = getattr(batch.encoder, name)
-            found[name] = array[:, :length] if array.ndim == 2 else array
+            results[name] = array[:, :length] if array.ndim == 2 else array
         else:
-            found[name] = getattr(batch, name)
-    return found
+            results[name] = getattr(batch, name)
+    return results
 
 
 def read(folder):
@@ -159,10 +159,10 @@ def test_it_scores_batches_of_any_size_and_length(case, written, models, texts):
         longest = int(batch.encoder.mask.any(0).nonzero()[0].max()) + 1
         assert longest != shape[1]
         for length in (longest, batch.encoder.ids.shape[1]):
-            found = program.call(weights, inputs_of(batch, names, length))
-            assert found.shape == (count, 3) and found.dtype == np.float32
+            actual = program.call(weights, inputs_of(batch, names, length))
+            assert actual.shape == (count, 3) and actual.dtype == np.float32
             expected = chances(model, texts[:count])
-            np.testing.assert_allclose(jax.nn.softmax(found), expected, atol=1e-5)
+            np.testing.assert_allclose(jax.nn.softmax(actual), expected, atol=1e-5)
     assert np.ptp(chances(model, texts), axis=0).max() > 1e-3  # the texts matter
 
 
@@ -188,9 +188,9 @@ def test_its_card_lists_what_the_scores_depend_on(case, written, models):
     assert {spec["name"] for spec in card["inputs"]} == INPUTS[case]
     assert [name for name in weights if name.startswith("prompt/")]
     plain = lambda aval: [size if isinstance(size, int) else str(size) for size in aval.shape]
-    told = [(weights[name].dtype.name, list(weights[name].shape)) for name in sorted(weights)]
-    told += [(spec["dtype"], spec["shape"]) for spec in card["inputs"]]
-    assert told == [(aval.dtype.name, plain(aval)) for aval in program.in_avals]
+    shapes = [(weights[name].dtype.name, list(weights[name].shape)) for name in sorted(weights)]
+    shapes += [(spec["dtype"], spec["shape"]) for spec in card["inputs"]]
+    assert shapes == [(aval.dtype.name, plain(aval)) for aval in program.in_avals]
     assert all(spec["meaning"] for spec in card["inputs"])
     assert card["output"]["meaning"] == "scores of the classes before the softmax"
     assert card["output"]["shape"] == ["b", 3] == plain(program.out_avals[0])
@@ -241,12 +241,12 @@ def test_a_prompt_is_saved_so_with_the_backbone_of_its_card(trained, written, tm
 def test_the_command_writes_it(folder, rows, trained, tmp_path, capsys):
     for name, part in zip(("train", "dev"), rows, strict=True):
         write_rows(tmp_path / f"{name}.jsonl", part)
-    given = {
+    fields = {
         "backbone.path": folder, "task.name": "custom", "task.fields": "text",
         "data.source": tmp_path, "data.max_len": 24, "data.multiple": 24, "data.batch": 16,
         "train.total_epochs": 0, "train.total_steps": 3, "prompt.length": 4, "mesh.data": 1,
     }  # fmt: skip
-    words = [f"--config.{name}={value}" for name, value in given.items()]
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
     run = f"--workdir={tmp_path / 'run'}"
     assert jaxprompt(capsys, "train", "--config=base", run, *words)[0] == 0
     code, out, _ = jaxprompt(capsys, "export", run, f"--stablehlo={tmp_path / 'scorer'}")
@@ -261,8 +261,8 @@ def test_the_command_writes_it(folder, rows, trained, tmp_path, capsys):
 # -- what is refused ------------------------------------------------------------------------------
 
 
-def refused(*told):
-    return pytest.raises(jp.InputError, match=".*".join(told))
+def refused(*messages):
+    return pytest.raises(jp.InputError, match=".*".join(messages))
 
 
 def soft_prompt(folder, width=32):
@@ -282,10 +282,10 @@ def test_a_window_is_masked_at_any_length(backbones, tmp_path):
         exported = jax.export.deserialize((tmp_path / "x/scorer.stablehlo").read_bytes())
         weights = load_file(tmp_path / "x/scorer.safetensors")
         card = json.loads((tmp_path / "x/scorer.json").read_text())
-        names = [given["name"] for given in card["inputs"]]
-        found = exported.call(weights, inputs_of(batch, names))
+        names = [argument["name"] for argument in card["inputs"]]
+        actual = exported.call(weights, inputs_of(batch, names))
         expected = jp.scores(model.params, model, batch)
-        np.testing.assert_allclose(found, expected[:, : found.shape[1]], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(actual, expected[:, : actual.shape[1]], rtol=0, atol=1e-5)
 
 
 def test_a_discriminators_scores_are_before_the_sigmoid_of_each(backbones, texts, tmp_path):
@@ -297,8 +297,8 @@ def test_a_discriminators_scores_are_before_the_sigmoid_of_each(backbones, texts
     assert read(folder)[2]["output"]["meaning"].endswith("before the sigmoid of each")
     rows = [{"text": text} for text in texts[:2]]
     scores = np.asarray(jp.scores(model.params, model, model.encode(rows)))
-    found = [list(own["scores"].values()) for own in jp.predict(model, rows)]
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-scores)), rtol=0, atol=1e-6)
+    actual = [list(row["scores"].values()) for row in jp.predict(model, rows)]
+    np.testing.assert_allclose(actual, 1 / (1 + np.exp(-scores)), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["deberta", "deberta_v2"])
@@ -350,11 +350,15 @@ def test_files_of_others_stay(models, tmp_path):
     with refused("contains run.py, which is not part of this --stablehlo export"):
         write_stablehlo(model, folder)
     assert (folder / "run.py").read_text() == "# mine" and len(list(folder.iterdir())) == 1
-    own = tmp_path / "own"
-    jp.save_prompt(model.prompt, own)  # an export may stand beside
+    other_folder = tmp_path / "own"
+    jp.save_prompt(model.prompt, other_folder)  # an export may stand beside
     for _ in range(2):
-        write_stablehlo(model, own)
-    assert {path.name for path in own.iterdir()} == {*FILES, "prompt.json", "prompt.safetensors"}
+        write_stablehlo(model, other_folder)
+    assert {path.name for path in other_folder.iterdir()} == {
+        *FILES,
+        "prompt.json",
+        "prompt.safetensors",
+    }
     words = (f"--workdir={tmp_path}", "--config=configs/base.py:prefix", f"--stablehlo={folder}")
     with refused("contains run.py"):  # before the run is read
         export_command.main(words)

@@ -24,21 +24,21 @@ def test_it_learns_what_the_command_learns(trained, folder, rows, tmp_path, caps
     data.mkdir()
     for name, part in zip(("train", "dev"), rows, strict=True):
         write_rows(data / f"{name}.jsonl", part)
-    given = {
+    fields = {
         "backbone.path": folder, "task.name": "custom", "task.fields": "text", "data.source": data,
         "data.max_len": 24, "data.multiple": 24, "data.batch": 16, "train.total_epochs": 0,
         "train.total_steps": 3, "prompt.length": 4, "mesh.data": 1,
     }  # fmt: skip
-    words = [f"--config.{name}={value}" for name, value in given.items()]
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
     run = ["--config=base", f"--workdir={tmp_path / 'run'}"]
     assert jaxprompt(capsys, "train", *run, *words)[0] == 0
     assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'run'}")[0] == 0
-    told = jp.load_prompt(tmp_path / "run" / "export")
-    assert equal(trained.prompt.tensors, told.tensors)
+    exported = jp.load_prompt(tmp_path / "run" / "export")
+    assert equal(trained.prompt.tensors, exported.tensors)
     assert trained.result["dev"] == read_result(tmp_path / "run").dev
     of = ("method", "hyper", "prompt", "head", "task", "template", "layout", "metrics")
     for name in of:
-        assert trained.prompt.card[name] == told.card[name]
+        assert trained.prompt.card[name] == exported.card[name]
     assert trained.workdir is None
 
 
@@ -97,8 +97,8 @@ def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
 
 @pytest.mark.long
 def test_dev_is_drawn_from_train_where_it_is_asked_for(backbone, rows, small):
-    drawn = jp.train(backbone, rows[0], method=jp.prefix(4), protocol="holdout", size=12, **small)
-    assert drawn.result["best_step"] == 3
+    trained = jp.train(backbone, rows[0], method=jp.prefix(4), protocol="holdout", size=12, **small)
+    assert trained.result["best_step"] == 3
 
 
 @pytest.mark.long
@@ -119,8 +119,8 @@ def test_methods_and_heads_bring_their_own_fields(backbone, rows, small):
 
 
 def test_numbers_of_numpy_are_numbers(backbone, rows, small):
-    given = small | {"lr": np.float32(0.5), "seed": np.int64(1)}
-    run = jp.train(backbone, *rows, method=jp.prefix(np.int64(3)), **given)
+    numbers = small | {"lr": np.float32(0.5), "seed": np.int64(1)}
+    run = jp.train(backbone, *rows, method=jp.prefix(np.int64(3)), **numbers)
     assert run.result["seed"] == 1 and run.prompt.card["hyper"]["length"] == 3
 
 
@@ -135,9 +135,9 @@ def test_a_text_to_text_backbone_learns_and_writes(tmp_path, rows, small):
         t5, titles, titles, task=task, method=jp.soft(4), head=jp.text(), max_new_tokens=4, **small
     )
     model = jp.attach(t5, run.prompt)
-    found = jp.predict(model, titles[:3])
-    assert [list(row) for row in found] == [["generated"]] * 3
-    assert jp.generate(model, titles[:3]) == [row["generated"] for row in found]
+    predictions = jp.predict(model, titles[:3])
+    assert [list(row) for row in predictions] == [["generated"]] * 3
+    assert jp.generate(model, titles[:3]) == [row["generated"] for row in predictions]
     longer = jp.generate(model, titles[:3], max_new_tokens=8, num_beams=2)
     assert len(longer) == 3
     early = [jp.generate(model, titles[:3], num_beams=2, early_stopping=x) for x in (True, "true")]
@@ -153,8 +153,8 @@ def test_ctrl_c_says_what_is_kept(backbone, rows, small, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(RunLog, "progress", interrupt)
     folder = tmp_path / "run" if keeps else None
-    told = f"the same call resumes {folder}" if keeps else "nothing is kept without a workdir"
-    with pytest.raises(KeyboardInterrupt, match=f"^stopped; {told}$"):
+    message = f"the same call resumes {folder}" if keeps else "nothing is kept without a workdir"
+    with pytest.raises(KeyboardInterrupt, match=f"^stopped; {message}$"):
         jp.train(backbone, *rows[:2], workdir=folder, **small)
     assert ("nothing is saved" if not keeps else "saved, run the same") in capsys.readouterr().err
 
@@ -187,11 +187,11 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_named(case, backbone, rows, small):
-    changes, told = WRONG[case]
+    changes, message = WRONG[case]
     changes = {name: x() if callable(x) else x for name, x in changes.items()}
-    given = dict(train=rows[0], dev=rows[1]) | small | changes
-    with pytest.raises(jp.InputError, match=told):
-        jp.train(backbone, **given)
+    fields = dict(train=rows[0], dev=rows[1]) | small | changes
+    with pytest.raises(jp.InputError, match=message):
+        jp.train(backbone, **fields)
 
 
 def test_a_backbone_has_its_own_fields(folder):

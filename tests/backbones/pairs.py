@@ -173,20 +173,20 @@ def layer_of(stack, i):
     return jax.tree.map(lambda leaf: leaf[i], stack)
 
 
-def assert_near(found, expected, tolerance, mask=None):
+def assert_near(actual, expected, tolerance, mask=None):
     """Compares by the greatest absolute difference."""
-    found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
-    assert found.shape == expected.shape
-    error = np.abs(found - expected)
+    actual, expected = np.asarray(actual, np.float32), np.asarray(expected, np.float32)
+    assert actual.shape == expected.shape
+    error = np.abs(actual - expected)
     worst = (error if mask is None else error[np.asarray(mask)]).max()
     assert worst <= tolerance, worst
 
 
-def assert_near_in_16_bits(found, expected, mask):
+def assert_near_in_16_bits(actual, expected, mask):
     """Compares bfloat16, which keeps 8 bits: states of size 1 to 4 move by hundredths."""
-    assert found.dtype == jnp.bfloat16
-    assert_near(found, expected, BF16_MAX, mask)
-    assert np.abs(np.float32(found) - np.asarray(expected))[mask].mean() <= 0.01
+    assert actual.dtype == jnp.bfloat16
+    assert_near(actual, expected, BF16_MAX, mask)
+    assert np.abs(np.float32(actual) - np.asarray(expected))[mask].mean() <= 0.01
 
 
 def primitives(jaxpr):

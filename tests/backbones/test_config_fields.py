@@ -103,8 +103,8 @@ def test_every_field(kind, name):
     hf.setdefault("decoder_start_token_id", 0)
     before, changed = make(kind, hf), hf | {name: other(name, hf[name])}
     ignored = name in ELSEWHERE | DERIVED or (name in PADS and "roberta" not in kind)
-    told = kind == "mt5" or kind in MODEL_TYPES  # what one family's model types differ in
-    ignored &= not (told and name == "model_type")
+    is_distinct = kind == "mt5" or kind in MODEL_TYPES  # what one family's model types differ in
+    ignored &= not (is_distinct and name == "model_type")
     try:
         after = make(kind, changed)
     except InputError as error:
@@ -124,11 +124,11 @@ def test_a_field_that_is_absent_is_what_transformers_takes(kind):
         for name in hf.keys() - {"model_type"}:
             cut = {field: value for field, value in hf.items() if field != name}
             try:
-                found = make(kind, cut)
+                actual = make(kind, cut)
             except InputError as error:
                 assert name in str(error)
                 continue
-            assert found == make(kind, AutoConfig.for_model(**cut).to_dict()), name
+            assert actual == make(kind, AutoConfig.for_model(**cut).to_dict()), name
 
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)

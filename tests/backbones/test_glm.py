@@ -74,9 +74,9 @@ def expected_logits(model, fronts=None, shift=0, blanks=BLANKS):
     ]
 
 
-def check(found, expected, tolerance=1e-5):
-    for row, own in zip(found, expected, strict=True):
-        assert_near(row[: len(own)], own.detach(), tolerance)
+def check(actual, expected, tolerance=1e-5):
+    for row, reference in zip(actual, expected, strict=True):
+        assert_near(row[: len(reference)], reference.detach(), tolerance)
 
 
 @pytest.mark.parametrize("side, stack", [("right", "unroll"), ("left", "scan")])
@@ -120,20 +120,22 @@ def test_input_and_answer_attend_to_a_prefix(pair):
     prompt = make_prompt("prefix", module.dims, length=length, shift=False)
     ours = Model(module, prompt, {"main": Classifier(3)})
     whole = make_params(ours, params)
-    found = jit(lambda p, b: attend_prompt(ours, p, b))(whole, batch)
-    assert set(found) == {"encoder", "decoder"}
+    actual = jit(lambda p, b: attend_prompt(ours, p, b))(whole, batch)
+    assert set(actual) == {"encoder", "decoder"}
     table = torch.tensor(np.asarray(whole["prompt"]["table"]))  # [L, 2, P, N, D]
     for i, (source, answer, blank) in enumerate(zip(SOURCES, ANSWERS, BLANKS, strict=True)):
         model(torch.tensor(source), torch.tensor(answer), blank, [(k, v) for k, v in table])
         layers = model.transformer["layers"]
-        mass = np.stack([own.probs[..., :length].sum(-1).numpy() for own in layers])  # [L, N, T]
+        mass = np.stack(
+            [layer.probs[..., :length].sum(-1).numpy() for layer in layers]
+        )  # [L, N, T]
         inside, written = np.split(mass, [len(source)], axis=-1)
-        assert_near(found["encoder"].tokens[i], inside.mean(-1), 1e-5)
-        assert_near(found["decoder"].tokens[i], written.mean(-1), 1e-5)
-        assert_near(found["decoder"].read[i], written[..., 0], 1e-5)
+        assert_near(actual["encoder"].tokens[i], inside.mean(-1), 1e-5)
+        assert_near(actual["decoder"].tokens[i], written.mean(-1), 1e-5)
+        assert_near(actual["decoder"].read[i], written[..., 0], 1e-5)
         even = length / (length + len(source) + 1 + np.arange(len(answer)))
-        assert_near(found["decoder"].uniform[i], even.mean(), 1e-6)
-    assert np.isnan(found["encoder"].read).all()
+        assert_near(actual["decoder"].uniform[i], even.mean(), 1e-6)
+    assert np.isnan(actual["encoder"].read).all()
 
 
 def test_gradients(pair):
@@ -142,23 +144,24 @@ def test_gradients(pair):
     model.zero_grad()
     said = expected_logits(model)
     sum(
-        (own * torch.tensor(w[: len(own)])).sum() for own, w in zip(said, weights, strict=True)
+        (output * torch.tensor(w[: len(output)])).sum()
+        for output, w in zip(said, weights, strict=True)
     ).backward()
     real = batch.decoder.mask[..., None]
 
     def loss(params):
         _, logits = module.apply({"params": params}, batch, Injection(), method=states_and_logits)
-        own = jnp.where(real, logits, 0)[:, :4]
-        return (own * weights).sum()
+        masked = jnp.where(real, logits, 0)[:, :4]
+        return (masked * weights).sum()
 
-    found = jit(jax.grad(loss))(params)
-    own = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    assert_near(found["embed"]["word"]["table"], own["word_embeddings.weight"], 3e-4)
+    actual = jit(jax.grad(loss))(params)
+    torch_grads = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    assert_near(actual["embed"]["word"]["table"], torch_grads["word_embeddings.weight"], 3e-4)
     for name, ours in (("position", "position"), ("block_position", "inner")):
-        theirs = own[f"transformer.{name}_embeddings.weight"]
-        assert_near(found["embed"][ours]["table"], theirs, 3e-4)
-    fused = own["transformer.layers.1.attention.query_key_value.weight"]
-    parts = [found["layers"]["attention"][x]["kernel"][1] for x in ("query", "key", "value")]
+        theirs = torch_grads[f"transformer.{name}_embeddings.weight"]
+        assert_near(actual["embed"][ours]["table"], theirs, 3e-4)
+    fused = torch_grads["transformer.layers.1.attention.query_key_value.weight"]
+    parts = [actual["layers"]["attention"][x]["kernel"][1] for x in ("query", "key", "value")]
     assert_near(np.concatenate([np.asarray(x).reshape(32, 32).T for x in parts]), fused, 3e-4)
 
 
@@ -172,16 +175,16 @@ def test_a_token_at_a_time_is_the_whole_at_once(pair):
 
     def one_by_one(module):
         x, cache = module.prefill(batch, Injection(), 3)
-        layers, found = module.reading_layers(), [x[:, -1]]
+        layers, actual = module.reading_layers(), [x[:, -1]]
         first = cache.self_attention[0].mask.shape[1] - 3
         for i in range(1, 4):
             at = np.full(3, i, np.int32)
             x, cache = module.extend(layers, said[:, i], at, cache, first + i - 1)
-            found.append(x)
-        return jnp.stack(found, 1)
+            actual.append(x)
+        return jnp.stack(actual, 1)
 
-    found = jit(lambda p: module.apply({"params": p}, method=one_by_one))(params)
-    assert_near(found, expected, 1e-5)
+    actual = jit(lambda p: module.apply({"params": p}, method=one_by_one))(params)
+    assert_near(actual, expected, 1e-5)
 
 
 def test_an_answer_longer_than_the_positions_is_refused(pair):

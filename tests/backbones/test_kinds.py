@@ -124,9 +124,9 @@ def test_states_logits_and_gradients(folder, tmp_path, kind):
     # Saved in the weights' place, gradients come back by our names.
     (tmp_path / "config.json").write_text(json.dumps(pair.config))
     tensors = load_file(where / "model.safetensors")
-    found = {n: p.grad for n, p in pair.torch.named_parameters() if p.grad is not None}
+    actual = {n: p.grad for n, p in pair.torch.named_parameters() if p.grad is not None}
     save_file(
-        {n: found[n].numpy() if n in found else 0 * x for n, x in tensors.items()},
+        {n: actual[n].numpy() if n in actual else 0 * x for n, x in tensors.items()},
         tmp_path / "model.safetensors",
     )
     expected = load_backbone(tmp_path, family, pair.config).params
@@ -138,8 +138,8 @@ def test_states_logits_and_gradients(folder, tmp_path, kind):
     # A key's bias moves all scores of a query alike: by distances apart, its gradient is rounding.
     gradients, expected = flatten(gradients), flatten(expected)
     assert gradients.keys() == expected.keys()
-    for path, own in expected.items():
-        assert_near(gradients[path], own, 1e-4 * max(np.abs(own).max(), 1e-2))
+    for path, reference in expected.items():
+        assert_near(gradients[path], reference, 1e-4 * max(np.abs(reference).max(), 1e-2))
 
 
 @pytest.mark.parametrize("kind", ["v1", "v3"])
@@ -154,8 +154,8 @@ def test_a_classifiers_pooler_is_read_and_written(tmp_path, kind):
     assert report.heads == ("pooler",)
     assert report.unused == ("classifier.bias", "classifier.weight")
     x = np.random.default_rng(0).normal(size=(2, 3, 16)).astype(np.float32)
-    found = module.apply({"params": params}, x[:, 0], method="pool")
-    assert_near(found, model.pooler(torch.tensor(x)).detach(), 1e-5)
+    actual = module.apply({"params": params}, x[:, 0], method="pool")
+    assert_near(actual, model.pooler(torch.tensor(x)).detach(), 1e-5)
     save_backbone(
         tmp_path / "out", family, read_config(tmp_path / "in"), params, tokenizer=tmp_path / "in",
         card=CARD, run="r",

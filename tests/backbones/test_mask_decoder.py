@@ -46,14 +46,16 @@ def decode(model, table, batch):
         input_ids=ids, attention_mask=mask, position_ids=places, output_hidden_states=True
     )
     below = out.hidden_states[-2]
-    own = dict(relative_pos=encoder.get_rel_pos(below), rel_embeddings=encoder.get_rel_embedding())
+    relative = dict(
+        relative_pos=encoder.get_rel_pos(below), rel_embeddings=encoder.get_rel_embedding()
+    )
     wide = encoder.get_attention_mask(mask)
-    found = below + table[places]
+    actual = below + table[places]
     for _ in range(2):
-        found, _ = encoder.layer[-1](below, wide, query_states=found, **own)
+        actual, _ = encoder.layer[-1](below, wide, query_states=actual, **relative)
     if model.config.legacy:
-        return found, model.cls(found)
-    return found, model.lm_predictions(found, model.deberta.embeddings.word_embeddings)
+        return actual, model.cls(actual)
+    return actual, model.lm_predictions(actual, model.deberta.embeddings.word_embeddings)
 
 
 def scores(module, batch, reads=None):
@@ -74,18 +76,18 @@ def test_states_logits_and_gradients_are_those_of_the_released_code(tmp_path, ki
     states, logits = decode(model, table, batch)
     words = with_lm_states(module)
     run = lambda params: words.apply({"params": params}, batch, method=scores)
-    found = jit(run)(params)
-    assert_near(found[0], states.detach(), 1e-4, mask)
-    assert_near(found[1], logits.detach(), 1e-4, mask)
+    actual = jit(run)(params)
+    assert_near(actual[0], states.detach(), 1e-4, mask)
+    assert_near(actual[1], logits.detach(), 1e-4, mask)
     # Of heads that read no words the states are the last layer's, as in transformers.
     plain = module.apply({"params": params}, batch, Injection(), deterministic=True)
-    assert np.abs(np.asarray(plain) - np.asarray(found[0]))[mask].max() > 0.1
+    assert np.abs(np.asarray(plain) - np.asarray(actual[0]))[mask].max() > 0.1
     weigh = np.random.default_rng(0).normal(size=logits.shape) * mask[..., None] / 10
     (logits * torch.tensor(weigh).float()).sum().backward()
-    own = jit(jax.grad(lambda params: (run(params)[1] * weigh).sum()))(params)
-    assert_near(own["mask_decoder"]["table"], table.grad, 1e-4 * float(table.grad.abs().max()))
+    grads = jit(jax.grad(lambda params: (run(params)[1] * weigh).sum()))(params)
+    assert_near(grads["mask_decoder"]["table"], table.grad, 1e-4 * float(table.grad.abs().max()))
     up = model.deberta.encoder.layer[-1].intermediate.dense.weight.grad
-    assert_near(own["layers"]["mlp"]["up"]["kernel"][-1], up.T, 1e-4 * float(up.abs().max()))
+    assert_near(grads["layers"]["mlp"]["up"]["kernel"][-1], up.T, 1e-4 * float(up.abs().max()))
 
 
 @pytest.mark.long
@@ -120,9 +122,9 @@ def test_states_that_are_kept_enter_it(tmp_path):
     )
     whole = run(module, batch)
     for skip in range(1, module.dims.layers + 1):
-        kept = module.apply({"params": params}, batch, skip, method="enter")
+        states = module.apply({"params": params}, batch, skip, method="enter")
         rest = module.clone(cfg=dataclasses.replace(module.cfg, skip=skip))
-        assert_near(run(rest, batch._replace(cached=kept)), whole, 1e-5, batch.encoder.mask)
+        assert_near(run(rest, batch._replace(cached=states)), whole, 1e-5, batch.encoder.mask)
 
 
 def test_positions_of_the_input_are_none_of_a_decoders(tmp_path):

@@ -234,6 +234,6 @@ def test_replaced_token_logits_are_not_rounded_in_16_bits():
     module, params = make_tiny("electra")
     module = module.clone(cfg=dataclasses.replace(module.cfg, dtype=jnp.bfloat16))
     hidden = np.random.default_rng(0).normal(size=(4, 64, module.cfg.width)).astype(jnp.bfloat16)
-    found = module.apply({"params": params}, hidden, method="rtd")
-    assert found.dtype == jnp.float32
-    assert len(np.unique(found)) > len(np.unique(found.astype(jnp.bfloat16)))
+    actual = module.apply({"params": params}, hidden, method="rtd")
+    assert actual.dtype == jnp.float32
+    assert len(np.unique(actual)) > len(np.unique(actual.astype(jnp.bfloat16)))

@@ -25,14 +25,14 @@ AUTO = {
 
 def read_torch(folder, name):
     """Reads a folder. -> (model, names of keys that are missing or unexpected)"""
-    model, told = getattr(transformers, name).from_pretrained(
+    model, report = getattr(transformers, name).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    assert not told["mismatched_keys"]
+    assert not report["mismatched_keys"]
     with torch.no_grad():
         for parameter in model.parameters():  # torch rounds by where a tensor begins
             parameter.data = parameter.data.clone()
-    return model.eval(), sorted([*told["missing_keys"], *told["unexpected_keys"]])
+    return model.eval(), sorted([*report["missing_keys"], *report["unexpected_keys"]])
 
 
 def run_torch(model, batch):
@@ -81,11 +81,11 @@ def test_torch_loads_and_scores_it_alike(tmp_path, kind):
     before, _ = read_torch(tmp_path / "in", name)
     after, astray = read_torch(tmp_path / "out", AUTO.get(kind, "AutoModelForMaskedLM"))
     assert type(after) is type(before) and not astray
-    expected, found = run_torch(before, batch), run_torch(after, batch)
-    np.testing.assert_array_equal(found, expected)
+    expected, actual = run_torch(before, batch), run_torch(after, batch)
+    np.testing.assert_array_equal(actual, expected)
     assert expected.std() > 0.03  # 1e-4 of numbers like these means something
     module, params, _ = read_ours(tmp_path / "out", family)
-    assert_near(compiled(module, scores)(params, batch), found, MODEL)
+    assert_near(compiled(module, scores)(params, batch), actual, MODEL)
 
 
 def test_a_pooler_beside_the_head_is_kept_though_torchs_masked_lm_has_none(tmp_path):

@@ -119,10 +119,10 @@ def blend(batch: Batch) -> Batch:
 
 def take_apart(batch: Batch, hidden):
     """Lists the states of each document, [T, H], in the order of the rows."""
-    found = []
+    results = []
     for row, states in zip(batch.read.segments, hidden, strict=True):
-        found += [states[row == number] for number in range(1, row.max() + 1)]
-    return found
+        results += [states[row == number] for number in range(1, row.max() + 1)]
+    return results
 
 
 @pytest.fixture(params=families())
@@ -159,8 +159,8 @@ def test_without_segments_documents_see_each_other(family):
     mixed = run(family, "none", "mixed")[2]
     gaps = np.abs(hidden - mixed).max(-1)
     first = batch.read.segments == 1
-    seen = ~first & (batch.read.segments > 0)
-    assert gaps[seen].min() > 1e-3
+    visible = ~first & (batch.read.segments > 0)
+    assert gaps[visible].min() > 1e-3
     single = [len(row) == 1 for row in ROWS]
     assert gaps[single][batch.read.mask[single]].max() < 1e-5
 
@@ -172,8 +172,8 @@ def test_a_decoder_reads_the_source_of_its_document_alone():
     batch, _, hidden, _ = run("t5", "none", "packed")
     ids = np.where(batch.encoder.segments == 2, 9, batch.encoder.ids)
     other = batch._replace(encoder=batch.encoder._replace(ids=ids))
-    (_, found), _ = compiled("t5", "none")(params, other)
-    moved = np.abs(hidden - np.asarray(found)).max(-1)
+    (_, actual), _ = compiled("t5", "none")(params, other)
+    moved = np.abs(hidden - np.asarray(actual)).max(-1)
     segments = batch.decoder.segments
     assert moved[segments == 2].min() > 1e-3
     assert not moved[(segments > 0) & (segments != 2)].any()
@@ -188,8 +188,8 @@ def test_a_mesh_changes_nothing(of):
     flat = flatten({"backbone": params})
     params = unflatten(put_global(flat, placement.param_shardings(flat)))["backbone"]
     step = jax.jit(with_placement(placement, program), compiler_options=QUICK)
-    (found, states), more = step(params, put_batch(placement, batch))
-    assert_close((found, states, more), (value, hidden, grads))
+    (actual, states), more = step(params, put_batch(placement, batch))
+    assert_close((actual, states, more), (value, hidden, grads))
     assert len(put_batch(placement, batch).encoder.segments.sharding.device_set) == 4
 
 
@@ -199,10 +199,10 @@ def test_layers_go_on_from_kept_states(of):
     _, params, module, injection = make_program(of, "none")
     batch, _, hidden, _ = run(of, "none", "packed")
     weights = {"params": params}
-    kept = jit(lambda batch: module.apply(weights, batch, 1, method="enter"))(batch)
+    states = jit(lambda batch: module.apply(weights, batch, 1, method="enter"))(batch)
     upper = module.clone(cfg=dataclasses.replace(module.cfg, skip=1))
     go_on = jit(lambda batch: upper.apply(weights, batch, injection, deterministic=True))
-    assert_close(np.asarray(go_on(batch._replace(cached=kept))), hidden)
+    assert_close(np.asarray(go_on(batch._replace(cached=states))), hidden)
     narrow = _narrow(batch)
     assert narrow.encoder.segments.shape == narrow.encoder.ids.shape == (len(ROWS), 1)
 
@@ -227,11 +227,11 @@ def test_a_row_that_is_one_text_has_the_program_without_segments(family, monkeyp
         program, params, *_ = make_program.__wrapped__(family, "prefix")
         return jax.jit(program).lower(params, batch).as_text()
 
-    found = text()
+    actual = text()
     for module in (bert, t5):
         monkeypatch.setattr(
             module, "bidirectional_mask", lambda queries, keys: AttentionMask(keys.mask)
         )
     for module in (gpt2, t5):
         monkeypatch.setattr(module, "causal_mask", plainly_before)
-    assert text() == found
+    assert text() == actual

@@ -40,16 +40,16 @@ def test_logits_on_real_sentences(shared, smollm):
     rows = [tokenizer(text)["input_ids"][:WIDTH] for text in sentences(shared)]
     worst, same, total = 0.0, 0, 0
     for at in range(0, COUNT, BATCH):
-        own = rows[at : at + BATCH]
-        mask = np.arange(WIDTH) < np.array([[len(row)] for row in own])
+        batch_rows = rows[at : at + BATCH]
+        mask = np.arange(WIDTH) < np.array([[len(row)] for row in batch_rows])
         ids = np.zeros(mask.shape, np.int32)
-        ids[mask] = np.concatenate(own)
-        _, found = run(params, make_batch(make_tokens(ids, mask)), Injection())
+        ids[mask] = np.concatenate(batch_rows)
+        _, actual = run(params, make_batch(make_tokens(ids, mask)), Injection())
         with torch.no_grad():
-            given = torch.tensor(ids).long(), torch.tensor(mask).long()
-            expected = theirs(input_ids=given[0], attention_mask=given[1]).logits.numpy()
-        found = np.asarray(found)[mask]
-        worst = max(worst, np.abs(found - expected[mask]).max())
-        same += (found.argmax(-1) == expected[mask].argmax(-1)).sum()
-        total += len(found)
+            inputs = torch.tensor(ids).long(), torch.tensor(mask).long()
+            expected = theirs(input_ids=inputs[0], attention_mask=inputs[1]).logits.numpy()
+        actual = np.asarray(actual)[mask]
+        worst = max(worst, np.abs(actual - expected[mask]).max())
+        same += (actual.argmax(-1) == expected[mask].argmax(-1)).sum()
+        total += len(actual)
     assert worst <= 1e-3 and same == total > 3000, (worst, same, total)

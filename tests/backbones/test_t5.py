@@ -212,16 +212,16 @@ def test_branches_are_rows_of_their_own(pairs, prompt):
 
 def before_norm(module, batch):
     """Returns what the last norms of both stacks are given."""
-    kept = {}
+    captured = {}
 
     def intercept(call, args, kwargs, context):
         if context.module.name in ("norm", "decoder_norm"):
-            kept[context.module.name] = args[0]
+            captured[context.module.name] = args[0]
         return call(*args, **kwargs)
 
     with nn.intercept_methods(intercept):
         module(batch, Injection(), deterministic=True)
-    return kept
+    return captured
 
 
 @pytest.mark.long
@@ -232,8 +232,8 @@ def test_rescale_leaves_the_function_as_it_is(pairs, kind):
     hidden, logits = run(pair, batch)
     module, params, report = read_ours(pair.folder, "t5", rescale=100.0)
     assert module.cfg.eps == pytest.approx(pair.module.cfg.eps / 100**2)
-    found = run(pair, batch, module=module, params=params)
-    for one, other in zip(found, (hidden, logits), strict=True):
+    actual = run(pair, batch, module=module, params=params)
+    for one, other in zip(actual, (hidden, logits), strict=True):
         assert_near(one, other, 1e-5 * np.abs(other).max())
     before = compiled(pair.module, before_norm)(pair.params, batch)
     divided = compiled(module, before_norm)(params, batch)

@@ -43,11 +43,11 @@ def test_each_count_shows_demonstrations(field):
 
 def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
     """Not by that of the training, and none of dev."""
-    given, shown = {"train": TRAIN, "dev": DEV}, {}
+    splits, shown = {"train": TRAIN, "dev": DEV}, {}
     for seed, data_seed in ((0, 0), (1, 0), (0, 1)):
         c = config(demos__per_class=1, demos__samples=4, data__seed=data_seed)
         c = c.replace({"seed": seed})
-        demos = make_demos(c, TASK, given)
+        demos = make_demos(c, TASK, splits)
         assert demos.settings.seed == data_seed and demos.pool == TRAIN
         shown[seed, data_seed] = demos.sample(DEV)
     assert shown[0, 0] == shown[1, 0] != shown[0, 1]
@@ -77,7 +77,7 @@ def test_demonstrations_that_fit_are_let_through(fields):
     check_all(config(**{"demos__per_class": 1} | fields))
 
 
-@pytest.mark.parametrize("fields, given, told", [
+@pytest.mark.parametrize("fields, splits, message", [
     ({"demos__total": 2}, {}, "demos.per_class=1 and demos.total=2; set one"),
     ({"demos__similar": 0.99}, {}, "demos.encoder is empty"),
     ({}, {"reads": False}, "shows label words, which head.name=verbalizer does not use"),
@@ -88,17 +88,17 @@ def test_demonstrations_that_fit_are_let_through(fields):
     ({}, {"parts": (SOFT, MARKED)}, r"without \|marked"),
     ({}, {"mask": False}, r"writes label words at \[mask\]"),
 ])  # fmt: skip
-def test_demonstrations_that_do_not_fit_are_refused(fields, given, told):
-    with pytest.raises(InputError, match=told):
-        check_all(config(**{"demos__per_class": 1} | fields), **given)
-    if given:
-        check_all(config(), **given)  # where none are shown nothing is asked
+def test_demonstrations_that_do_not_fit_are_refused(fields, splits, message):
+    with pytest.raises(InputError, match=message):
+        check_all(config(**{"demos__per_class": 1} | fields), **splits)
+    if splits:
+        check_all(config(), **splits)  # where none are shown nothing is asked
 
 
 def metadata_with_demos(**changes):
     c = config(demos__per_class=1, demos__samples=2, data__seed=5)
-    made = demos_metadata(make_demos(c, TASK, {"train": TRAIN}))
-    demos = json.loads(json.dumps(dataclasses.asdict(made))) | changes
+    metadata = demos_metadata(make_demos(c, TASK, {"train": TRAIN}))
+    demos = json.loads(json.dumps(dataclasses.asdict(metadata))) | changes
     task = {"fields": list(TASK.fields), "labels": list(TASK.labels), "derive": {}}
     return make_metadata(task=task, demos=demos)
 

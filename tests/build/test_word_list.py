@@ -19,10 +19,10 @@ def make(tokenizer, words=WORDS, spaced=True):
 
 
 def test_words_of_one_token_are_classes(bert, roberta):
-    made = make(bert)
-    assert made.labels == ("Paris", "1990", "Rome")
-    assert made.values == ("Paris|paris", "1990", "Rome")
-    assert made.message() == (
+    words = make(bert)
+    assert words.labels == ("Paris", "1990", "Rome")
+    assert words.values == ("Paris|paris", "1990", "Rome")
+    assert words.message() == (
         "task.vocabulary: 3 classes of 7 words; 3 are not one token and left out, 1 are the token "
         "of an earlier word"
     )

@@ -150,8 +150,8 @@ def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
     base, sums = rng.key_for(0, "held out"), np.zeros(4)
     for number, batch in enumerate(held_out(workdir)):
         key = jax.random.fold_in(jax.random.fold_in(base, number), 0)
-        drawn = np.asarray(draw(batch, key))
-        ids, labels = rtd.replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
+        sampled = np.asarray(draw(batch, key))
+        ids, labels = rtd.replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, sampled)
         logits = torch_logits(discriminator, batch, input_ids=ids)
         labels, mask = torch.tensor(labels).float(), torch.tensor(batch.encoder.mask)
         each = torch.nn.functional.binary_cross_entropy_with_logits(

@@ -123,12 +123,12 @@ def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     table = annotations.probabilities.astype(np.float32)
     best, highest, limits = table.argmax(1), table.max(1), np.array([0.95, 0.5, 0.5, 0.5, 0.7])
     labels = np.bincount(best[highest > 0], minlength=5)
-    kept = np.bincount(best[highest > limits[best]], minlength=5)
-    assert 0 < kept.sum() < labels.sum()
+    counts = np.bincount(best[highest > limits[best]], minlength=5)
+    assert 0 < counts.sum() < labels.sum()
     by_class = lambda values: dict(zip(STARS, values.tolist(), strict=True))
     expected = {
-        "units": UNITS, "left_out": 2, "labels": by_class(labels), "kept": by_class(kept),
-        "thresholds": by_class(limits), "kept_share": pytest.approx(kept.sum() / UNITS),
+        "units": UNITS, "left_out": 2, "labels": by_class(labels), "kept": by_class(counts),
+        "thresholds": by_class(limits), "kept_share": pytest.approx(counts.sum() / UNITS),
         "output": str(output),
     }  # fmt: skip
     result = result_of(printed)
@@ -146,11 +146,11 @@ def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, 
     out, _ = succeed(capsys, *words)
     assert np.isfinite(json.loads(out)["held_out"]["loss"])
     labels = json.loads((tmp_path / "run/record.json").read_text())["labels"]
-    kept = list(json.loads(annotated[2])["kept"].values())
-    annotator, *counts = labels[: 1 + len(kept)]  # and digests of where they stand
+    num_kept = list(json.loads(annotated[2])["kept"].values())
+    annotator, *counts = labels[: 1 + len(num_kept)]  # and digests of where they stand
     assert annotator == Annotations(annotated[1]).annotator
-    assert all(count <= most for count, most in zip(counts, kept, strict=True))
-    assert 0 < sum(counts) < sum(kept)  # without those of held-out documents
+    assert all(count <= most for count, most in zip(counts, num_kept, strict=True))
+    assert 0 < sum(counts) < sum(num_kept)  # without those of held-out documents
 
 
 # -- cut off, and on other devices ----------------------------------------------------------------
@@ -191,9 +191,9 @@ def test_it_goes_on_where_it_was_cut_off(annotated, words, tmp_path, capsys, mon
 
 def assert_close(output, expected) -> None:
     """Compares labels up to the order of sums."""
-    found, expected = Annotations(output), Annotations(expected)
-    assert found.annotator == expected.annotator
-    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-3)
+    actual, expected = Annotations(output), Annotations(expected)
+    assert actual.annotator == expected.annotator
+    np.testing.assert_allclose(actual.probabilities, expected.probabilities, atol=1e-3)
 
 
 @pytest.mark.long

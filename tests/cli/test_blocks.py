@@ -170,9 +170,9 @@ def test_usual_names_suggest_ours(field, meant):
 
 
 def test_synonyms_mean_fields_that_are_there_and_hide_none():
-    known = {*read().leaves(), *option_fields()}
-    assert set(SYNONYMS.values()) <= known
-    assert not set(SYNONYMS) & known
+    fields = {*read().leaves(), *option_fields()}
+    assert set(SYNONYMS.values()) <= fields
+    assert not set(SYNONYMS) & fields
 
 
 def test_a_total_that_is_given_takes_the_place_of_the_configs_own():

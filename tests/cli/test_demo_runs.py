@@ -213,7 +213,7 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
     tokenizer, words = scorer.tokenizer, [f" {name}" for name in NAMES]
     words = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words]
     model = LlamaForCausalLM.from_pretrained(llama).eval()
-    known = {row["text"]: row["label"] for row in read_lines(data / "train.jsonl")}
+    labels = {row["text"]: row["label"] for row in read_lines(data / "train.jsonl")}
     orders = set()
     for line in read_lines(out)[:5]:
         example = Example({"text": line["text"]})
@@ -222,7 +222,7 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
         assert query == f"{line['text']} about" and len(set(shown)) == count
         for demo in shown:
             text, label = demo.split(" about ")
-            assert known[text] == label
+            assert labels[text] == label
         orders.add(tuple(shown))
         start = tokenizer("\n".join([*shown, query]))["input_ids"]
         assert row[0].ids.tolist() == start

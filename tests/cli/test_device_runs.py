@@ -55,10 +55,10 @@ def train(config, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
 
     def call(workdir: Path, number: int, mesh, devices: int, ends=(0, -1, -1)) -> Processes:
-        seen = logs / f"{len(list(logs.iterdir()))}"
-        words = [SCRIPT, seen, *map(int, ends), "train", f"--config={config}"]
+        log = logs / f"{len(list(logs.iterdir()))}"
+        words = [SCRIPT, log, *map(int, ends), "train", f"--config={config}"]
         words += [f"--workdir={workdir}", *mesh_flags(mesh)]
-        with Processes(seen, devices=devices) as processes:
+        with Processes(log, devices=devices) as processes:
             processes.start_all(number, words) if number > 1 else processes.start(words)
             if ends[0] == signal.SIGKILL:
                 assert processes.all[ends[2]].wait(120) == -signal.SIGKILL
@@ -66,7 +66,7 @@ def train(config, tmp_path_factory):
                 assert processes.wait() == [0] * number, processes.told()
         processes.batches = [
             [set(line) - {-1} for line in read_lines(path)]
-            for path in sorted(seen.glob("batches-*.jsonl"))
+            for path in sorted(log.glob("batches-*.jsonl"))
         ]
         return processes
 

@@ -72,9 +72,9 @@ def test_a_folder_that_holds_other_files_is_refused_before_anything_is_computed(
         raise AssertionError("read before the folder was checked")
 
     monkeypatch.setattr("jaxprompt.serving.export.pack_run", compute)
-    for given in (folder, backbone):
-        line = refused("export", place, f"--peft={given}")
-        assert line.startswith(f"{given} contains ") and line.endswith("or give another folder")
+    for path in (folder, backbone):
+        line = refused("export", place, f"--peft={path}")
+        assert line.startswith(f"{path} contains ") and line.endswith("or give another folder")
     assert before == [files(folder), files(backbone)]
 
 
@@ -185,8 +185,8 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
         backbone={"revision": "v2", "family": family, "dims": scorer.model.prompt.dims._asdict()},
     )
     if PLACES[family, template]:
-        found = make_peft_arguments(scorer, tensors, metadata)
-        assert found["soft"].shape == (4, 32) and found["revision"] == "v2"
+        actual = make_peft_arguments(scorer, tensors, metadata)
+        assert actual["soft"].shape == (4, 32) and actual["revision"] == "v2"
     else:
         with pytest.raises(InputError, match="PEFT puts soft tokens before.*use prompt.safe"):
             make_peft_arguments(scorer, tensors, metadata)

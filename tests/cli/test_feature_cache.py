@@ -47,8 +47,8 @@ SPARED = {"bert_head", "bert_mlm", "t5_head"}  # of all tokens
 
 @pytest.fixture(scope="module")
 def folders(dropping, tmp_path_factory):
-    made = {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2")}
-    return made | {"bert": dropping}
+    backbones = {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2")}
+    return backbones | {"bert": dropping}
 
 
 def start(folder, *args, **fields):
@@ -202,10 +202,10 @@ def grid_of(folder, *args, **fields):
 
 def same_ends(folder, expected, rtol=1e-6):
     """Compares results and losses of all runs of two grids, in float32."""
-    mine, others = results(folder), results(expected)
-    assert mine.keys() == others.keys() and mine
-    for name in mine:
-        assert {n: mine[name][n] for n in SAME} == {n: others[name][n] for n in SAME}
+    results_here, others = results(folder), results(expected)
+    assert results_here.keys() == others.keys() and results_here
+    for name in results_here:
+        assert {n: results_here[name][n] for n in SAME} == {n: others[name][n] for n in SAME}
         np.testing.assert_allclose(losses(folder / name), losses(expected / name), rtol=rtol)
 
 
@@ -257,14 +257,14 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
         folder = grid_of(tmp_path / "grid", *args, **fields | DISK)
     err = capsys.readouterr().err
     assert "stopped by SIGTERM" in err and not results(folder) and "earlier" not in err
-    kept = sorted(path.relative_to(folder / "kept") for path in folder.glob("kept/*/*.states"))
+    stores = sorted(path.relative_to(folder / "kept") for path in folder.glob("kept/*/*.states"))
     # Rows 0 to 15 are the train split of both, with rows 40 to 45 as dev, and both have one test.
-    assert sorted(path.name for path in kept) == ["dev.states", "test.states", "train.states"]
-    times = [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
+    assert sorted(path.name for path in stores) == ["dev.states", "test.states", "train.states"]
+    times = [(folder / "kept" / path).stat().st_mtime_ns for path in stores]
     grid_of(folder, *args, **fields | DISK)
     err = capsys.readouterr().err
     assert "resumed at step" in err and "(3 reused from an earlier run)" in err
-    assert times == [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
+    assert times == [(folder / "kept" / path).stat().st_mtime_ns for path in stores]
     same_ends(folder, whole)
     assert not (folder / "kept" / "train.states").exists()
 

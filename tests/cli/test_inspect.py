@@ -99,8 +99,8 @@ def test_every_run_has_its_page(name, runs, inspected, capsys):
     counts = np.array(report["confusion"]["counts"])
     assert code == 0 and counts.sum() == 30
     assert np.trace(counts) / 30 == pytest.approx(json.loads(measured)["accuracy"])
-    drawn = {"pca-4.png", "tsne-4.png", "ratio.png", "confusion.png", "curves.png"}
-    assert drawn <= set(pictures(workdir))
+    expected_pictures = {"pca-4.png", "tsne-4.png", "ratio.png", "confusion.png", "curves.png"}
+    assert expected_pictures <= set(pictures(workdir))
     kinds = [row["kind"] for row in report["rows"]]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     rows = {} if "prefix" in name or name == "head alone" else {"soft token": 4}

@@ -89,13 +89,16 @@ def test_inspect_compares_the_words_of_a_text_with_its_prompt(
 def check_cosines(backbone, workdir, case):
     """Compares the rows of a text's first words with its embeddings."""
     table = load_file(workdir / "export/prompt.safetensors")["prompt/words/table"]
-    seen = unpack_ids(json.loads((workdir / "record.json").read_text())["seen"]).tolist()
+    trained_ids = unpack_ids(json.loads((workdir / "record.json").read_text())["seen"]).tolist()
     words = load_file(backbone / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
     vocab = (backbone / "vocab.txt").read_text("utf-8").splitlines()
     ids = [vocab.index(token) for token in case["tokens"]]
-    rows = np.stack([
-        table[seen.index(i)] if i in seen else hash_vectors(i, 32, 0.1, np) for i in ids[:4]
-    ])  # fmt: skip
+    rows = np.stack(
+        [
+            table[trained_ids.index(i)] if i in trained_ids else hash_vectors(i, 32, 0.1, np)
+            for i in ids[:4]
+        ]
+    )
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     cosines = (unit(words[ids]) @ unit(rows).T).max(1)
     np.testing.assert_allclose(case["cosines"], cosines, atol=1e-5)
@@ -111,11 +114,11 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, run, topics, tmp_path, 
     assert f"prompt initialised from {topics / 'export'}\n" in log
     before, after = (load_file(f / "export/prompt.safetensors") for f in (topics, workdir))
     record = json.loads((workdir / "record.json").read_text())
-    seen = len(unpack_ids(record["seen"])) if "seen" in record else 0
+    num_seen = len(unpack_ids(record["seen"])) if "seen" in record else 0
     for name in [n for n in after if n.startswith("prompt/")]:
-        part = slice(seen) if name.endswith("table") else slice(None)  # those of words
+        part = slice(num_seen) if name.endswith("table") else slice(None)  # those of words
         np.testing.assert_allclose(after[name][part], before[name][part], atol=1e-3)
-    assert fields or seen > 40
+    assert fields or num_seen > 40
     assert "prompt/words/base" not in after
     assert ("prompt/words/table" in after) == (not fields)
     # Another export in its place is refused; where it moved can be said.

@@ -59,9 +59,9 @@ def recipe(corpus, tmp_path, monkeypatch, capsys):
         for stage in ("mlm", "rtd", "span_corruption", "prefix_lm"):
             (tmp_path / "work").mkdir(exist_ok=True)
             (tmp_path / "work" / f"{stage}.json").write_text(json.dumps(PLAN))
-        given = ["--corpus", str(corpus), "--workdir", str(tmp_path / "work"), "--minutes=0.01"]
-        given += ["--config.data.max_len=24", "--config.corpus.held_out=0.2"]
-        monkeypatch.setattr("sys.argv", ["small.py", *words, *given])
+        argv = ["--corpus", str(corpus), "--workdir", str(tmp_path / "work"), "--minutes=0.01"]
+        argv += ["--config.data.max_len=24", "--config.corpus.held_out=0.2"]
+        monkeypatch.setattr("sys.argv", ["small.py", *words, *argv])
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "set by the tests")
         small.main()
         report = (tmp_path / "work" / "report.md").read_text()
@@ -109,32 +109,32 @@ def test_a_t5_is_made_from_nothing(recipe, tmp_path, here):
 
 
 def test_scratch_takes_the_shape_alone(backbone, tmp_path):
-    given = dict(kind="mlm", corpus="x", backbone=str(backbone), scratch=True)
-    (stage,) = small.stages(SimpleNamespace(**given), tmp_path)
+    fields = dict(kind="mlm", corpus="x", backbone=str(backbone), scratch=True)
+    (stage,) = small.stages(SimpleNamespace(**fields), tmp_path)
     assert stage.fields["backbone.init"] == backbone / "config.json"
     assert stage.fields["backbone.path"] == str(backbone)  # for the tokenizer
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, message",
     [
         (["--minutes=0"], "--minutes=0 must be above 0"),
         (["--steps=3"], "unknown flag --steps=3"),
     ],
 )
-def test_bad_flags(monkeypatch, capsys, words, told):
-    given = ["small.py", "mlm", "--corpus=x", "--workdir=y", *words]
-    monkeypatch.setattr("sys.argv", given)
+def test_bad_flags(monkeypatch, capsys, words, message):
+    argv = ["small.py", "mlm", "--corpus=x", "--workdir=y", *words]
+    monkeypatch.setattr("sys.argv", argv)
     with pytest.raises(SystemExit) as end:
         small.main()
-    assert end.value.code == 2 and told in capsys.readouterr().err
+    assert end.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_what_a_verb_refuses_ends_the_recipe(monkeypatch, tmp_path, backbone, capsys):
     work = tmp_path / "work"
-    given = ["small.py", "mlm", "--corpus", str(tmp_path / "none"), "--workdir", str(work)]
-    given += ["--config.data.max_len=24"]
-    monkeypatch.setattr("sys.argv", [*given, f"--backbone={backbone}"])
+    argv = ["small.py", "mlm", "--corpus", str(tmp_path / "none"), "--workdir", str(work)]
+    argv += ["--config.data.max_len=24"]
+    monkeypatch.setattr("sys.argv", [*argv, f"--backbone={backbone}"])
     with pytest.raises(SystemExit) as end:
         small.main()
     assert end.value.code == 2 and "none" in capsys.readouterr().err
@@ -204,8 +204,8 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     }  # fmt: skip
     rows = "--rows=majority;zero_shot;in_context;lm_bff"
     assert paper.main(["dart", "table1", rows, *words, *flags(overrides)]) == 0
-    told = capsys.readouterr()
-    assert "table1: 6 runs, 0 of them finished" in told.err
+    output = capsys.readouterr()
+    assert "table1: 6 runs, 0 of them finished" in output.err
     results = {
         path.parent.name: json.loads(path.read_text())["test"]
         for path in work.glob("*/result.json")
@@ -220,10 +220,11 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     changed |= {"data.seed": 10}  # of what demos.total shows here in every row
     out, _ = succeed(capsys, "evaluate", shot, *flags(changed), "--split=test")
     assert json.loads(out)["accuracy"] == results["zero_shot-sst2,seed=10"]["accuracy"]
-    head, *lines = told.out.split("\n\n")[1].splitlines()[2:]
+    head, *lines = output.out.split("\n\n")[1].splitlines()[2:]
     assert head == "| majority | 66.7 ± 0.0 [50.9] |" and len(lines) == 3
     assert (
-        "data.batch" not in told.out and "data.protocol.on_shortage=use_fewer (raise)" in told.out
+        "data.batch" not in output.out
+        and "data.protocol.on_shortage=use_fewer (raise)" in output.out
     )
     before = (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
     assert paper.main(["dart", "table1", rows, *words, *flags(overrides)]) == 0
@@ -248,21 +249,21 @@ def test_examples_are_those_of_the_task(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SPLITS", {"train": (0, 60), "dev": (1, 20), "test": (1, 20)})
     settings = {"corpus.path": str(corpus), "backbone.path": str(backbone), "data.max_len": "48"}
     settings |= {"backbone.dtype": "float32", "prompt.length": "2", "ppt.matched": "False"}
-    found = module.write_examples("nsp", list(settings.items()), str(tmp_path / "out"))
-    assert found == {"train": 60, "dev": 20, "test": 20}
-    lines = {split: (tmp_path / "out/nsp" / f"{split}.jsonl").read_text() for split in found}
+    actual = module.write_examples("nsp", list(settings.items()), str(tmp_path / "out"))
+    assert actual == {"train": 60, "dev": 20, "test": 20}
+    lines = {split: (tmp_path / "out/nsp" / f"{split}.jsonl").read_text() for split in actual}
     rows = {split: list(map(json.loads, text.splitlines())) for split, text in lines.items()}
 
     document = {unit: i for i, text in enumerate(texts) for unit in text.split("\n")}
     units = [text.split("\n") for text in texts]
     beside = {frozenset(pair) for text in units for pair in zip(text[:-1], text[1:], strict=True)}
-    learned, held = set(), set()
-    for split, count in found.items():
+    learned, held_out = set(), set()
+    for split, count in actual.items():
         assert len(rows[split]) == count and {row["label"] for row in rows[split]} == {0, 1, 2}
         for row in rows[split]:
             first, second = row["text"].split("? ")
-            (learned if split == "train" else held).update((document[first], document[second]))
+            (learned if split == "train" else held_out).update((document[first], document[second]))
             assert (frozenset((first, second)) in beside) == (row["label"] == 2)
             assert (document[first] == document[second]) == (row["label"] > 0)
-    assert not learned & held
+    assert not learned & held_out
     assert lines["dev"] != lines["test"]

@@ -36,7 +36,7 @@ def test_every_name_is_listed_and_shown(command, names, capsys):
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, message",
     [
         (("methods", "prefix"), ("prompt.length = 20", "prompt.shift = True", "jp.prefix(")),
         (("methods", "full"), ("--config=base:full", "lr=5e-05")),
@@ -46,9 +46,9 @@ def test_every_name_is_listed_and_shown(command, names, capsys):
         (("backbones", "google/t5-v1_1-xl"), ("2048", "--config.backbone.path=google/t5-v1_1-xl")),
     ],
 )
-def test_what_is_shown(words, told, capsys):
+def test_what_is_shown(words, message, capsys):
     out, _ = succeed(capsys, *words)
-    for text in told:
+    for text in message:
         assert text in out
 
 

@@ -387,10 +387,10 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     result, workdir, rows, err = serve(capsys, tmp_path, c, data / "test.jsonl")
     assert f"prompt initialised from {first / 'export'}" in err
     assert result["trained"] == 2 * 32 + 32 * 3 + 3
-    held, before = (load_file(run / "export/prompt.safetensors") for run in (workdir, first))
+    exported, before = (load_file(run / "export/prompt.safetensors") for run in (workdir, first))
     for name in ("prompt/k", "prompt/v"):
-        np.testing.assert_array_equal(held[name], before[name])
-    assert held["prompt/slots"].shape == (2, 32)
+        np.testing.assert_array_equal(exported[name], before[name])
+    assert exported["prompt/slots"].shape == (2, 32)
     _, metadata = read_export(str(workdir / "export"))
     assert metadata.prompt.name == "constant" and metadata.method == "compose"
     assert metadata.init.path == str(first / "export")

@@ -31,13 +31,13 @@ PPT = sorted((ROOT / "configs/ppt").glob("*t5_*.py"))
 
 @pytest.mark.long
 def test_a_device_without_bfloat16_holds_float32_in_its_place(capsys):
-    found = {}
+    results = {}
     for device in ("v100-32", "v5e"):
         words = (*ELECTRA, f"--devices=1x {device}", "--limit=1", "--format=json")
-        found[device] = json.loads(jaxprompt(capsys, "plan", *words)[1])
-    old, new = (found[name]["plans"]["as configured"]["bytes"] for name in found)
+        results[device] = json.loads(jaxprompt(capsys, "plan", *words)[1])
+    old, new = (results[name]["plans"]["as configured"]["bytes"] for name in results)
     assert old["frozen"] == new["frozen"] and old["activations"] > 1.3 * new["activations"]
-    assert "v100-32 has no bfloat16" in found["v100-32"]["notes"][-1]
+    assert "v100-32 has no bfloat16" in results["v100-32"]["notes"][-1]
 
 
 @pytest.mark.default_cases("mt5_small", "t5_xxl")
@@ -57,10 +57,10 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
     """Without text it must know how many tokens a decoder is fed, and how many are read."""
     case, fields = CASES[name], fields_of(tmp_path_factory, name)
     text = {"corpus.path": "", "ppt.annotations": ""}
-    given = [(field, str(value)) for field, value in (fields | text).items()]
-    c = load_config(f"{ROOT}/configs/ppt/{case.task}.py:{case.kind}", given)
-    run, asked = open_run(c), ppt.open_task(c, make_placement(1, 1))
-    form = asked.forms.forms[max(asked.forms.forms)]
+    overrides = [(field, str(value)) for field, value in (fields | text).items()]
+    c = load_config(f"{ROOT}/configs/ppt/{case.task}.py:{case.kind}", overrides)
+    run, task = open_run(c), ppt.open_task(c, make_placement(1, 1))
+    form = task.forms.forms[max(task.forms.forms)]
     assert run.batch.encoder.ids.shape == (BATCH, -(-fields["data.max_len"] // 8) * 8)
     assert run.batch.label_pos.shape == (BATCH, form.label_width)
     if form.decoder_length:
@@ -92,31 +92,31 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
     work = DeviceWork(0.0, Counter({"all-reduce": 3}), Counter({"all-reduce": 2**20}),
                 Counter({"all-reduce": 2}))  # fmt: skip
     said = [Compiled(2**30, 20 * 2**30, 21 * 2**30, work, ""), "the compiler failed: too large"]
-    asked = []
+    calls = []
 
     def compiled(run, plan):
-        asked.append(plan.mesh)
-        return plan._replace(compiled=said[len(asked) - 1], evaluated=said[0])
+        calls.append(plan.mesh)
+        return plan._replace(compiled=said[len(calls) - 1], evaluated=said[0])
 
     monkeypatch.setattr("jaxprompt.planning.search.compile_plan", compiled)
     monkeypatch.setattr("jaxprompt.planning.compilers._is_importable", lambda module: True)
     # What stands in for the compiler is in this process.
     monkeypatch.setattr(
-        "jaxprompt.cli.plan.in_child_process", lambda _, function, *given: function(*given)
+        "jaxprompt.cli.plan.in_child_process", lambda _, function, *arguments: function(*arguments)
     )
     words = (*ELECTRA, "--devices=2x v5e", "--limit=2", "--compiler=tpu")
     out, _ = succeed(capsys, "plan", *words, "--config.mesh.data=1")
-    assert len(asked) == len(set(asked)) == 2
+    assert len(calls) == len(set(calls)) == 2
     lines = {line[:26].strip(): line[26:].split() for line in out.splitlines() if line}
     assert lines["fits"] == ["NO", "NO", "NO"]
     assert lines["temporary"] == ["20", "GiB", "refused", "20", "GiB"]
     assert "3x 1 MiB, 2 asynchronous" in out.split("sent per device, compiled")[1]
     assert "the compiler failed: too large" in out and "estimated: by that of the CPU" in out
-    asked.clear()
+    calls.clear()
     code, out, _ = jaxprompt(capsys, "plan", *words, "--config.mesh.data=1", "--format=json")
-    own = json.loads(out)["plans"]["as configured"]
-    assert own["compiled"]["bytes"]["total"] == 21 * 2**30 and not own["fits"]
-    assert own["compiled"]["collectives"]["all-reduce"] == {
+    configured = json.loads(out)["plans"]["as configured"]
+    assert configured["compiled"]["bytes"]["total"] == 21 * 2**30 and not configured["fits"]
+    assert configured["compiled"]["collectives"]["all-reduce"] == {
         "count": 3, "bytes": 2**20, "asynchronous": 2,
     }  # fmt: skip
 

@@ -155,5 +155,5 @@ def test_what_the_page_writes_trains_and_predicts(tmp_path):
         "--config.train.eval_steps=2", "--config.train.tracker=none", "--config.train.test=False",
     )  # fmt: skip
     call("export", "--workdir=run")
-    found = json.loads(call("predict", "--prompt=run/export", "--text=the cat"))
-    assert found["prediction"] in TOPICS
+    document = json.loads(call("predict", "--prompt=run/export", "--text=the cat"))
+    assert document["prediction"] in TOPICS

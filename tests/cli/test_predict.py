@@ -43,8 +43,8 @@ def predict(capsys, monkeypatch):
     return call
 
 
-def close(found: list[dict], expected: list[dict]) -> bool:
-    pairs = zip(found, expected, strict=True)
+def close(actual: list[dict], expected: list[dict]) -> bool:
+    pairs = zip(actual, expected, strict=True)
     return all(
         a["prediction"] == b["prediction"]
         and np.allclose(list(a["scores"].values()), list(b["scores"].values()), rtol=0, atol=1e-6)
@@ -105,8 +105,8 @@ def test_a_column_of_the_input_is_never_lost(prompt, predict, refused, monkeypat
     row = {"text": "a cat", "score": 7, "id": "x", "prediction": "tool", "error": "old"}
     skip = ("--on-error=skip",)
     for number, (name, words) in enumerate({"score": (), "prediction": (), "error": skip}.items()):
-        given = {"text": "a cat", name: row[name]}
-        text = say([*[{"text": "a dog"}] * number, given])
+        fields = {"text": "a cat", name: row[name]}
+        text = say([*[{"text": "a dog"}] * number, fields])
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
         line = refused("predict", f"--prompt={prompt}", *words)
         assert f"stdin:{number + 1}: the input already has a column '{name}'" in line
@@ -147,9 +147,9 @@ def test_each_line_of_the_input_has_one_in_its_place(way, prompt, tmp_path, caps
     assert (code, out) == (2, "") and f"{name}:3: broken JSON" in err
     code, out, err = call("--on-error=skip")
     assert code == 0
-    found = out.split("\n")
-    assert found.pop() == "" and len(found) == len(lines)
-    for number, (line, answer) in enumerate(zip(lines, found, strict=True), 1):
+    actual = out.split("\n")
+    assert actual.pop() == "" and len(actual) == len(lines)
+    for number, (line, answer) in enumerate(zip(lines, actual, strict=True), 1):
         if not line.strip():
             assert answer == ""
             continue
@@ -161,7 +161,7 @@ def test_each_line_of_the_input_has_one_in_its_place(way, prompt, tmp_path, caps
             assert row["prediction"] in TOPICS and "error" not in row
             assert row["text"] in ("a cat", "plain words", "a saw")
     if way == "stdin":
-        assert json.loads(found[5]) | {"error": ""} == {"txt": "a dog", "id": 4, "error": ""}
+        assert json.loads(actual[5]) | {"error": ""} == {"txt": "a dog", "id": 4, "error": ""}
     said = f"4 of {len(lines)} lines cannot be read, the first is {name}:3: broken JSON"
     assert err.startswith(said) and err.count("\n") == 1
 

@@ -126,9 +126,9 @@ def made_of(workdir) -> Path:
 def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys):
     """The prompt stands downstream where it stood: the same accuracy, from texts."""
     workdir = pretrained(tmp_path_factory, "cls-bert")
-    _, held = split_held_out(40, 0.2, 0)
+    _, held_out = split_held_out(40, 0.2, 0)
     documents = corpus_texts()
-    texts = [t for i in held for t in documents[i].splitlines() if len(t.split()) >= 4]
+    texts = [t for i in held_out for t in documents[i].splitlines() if len(t.split()) >= 4]
     file = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     words = ["predict", f"--workdir={workdir}", f"--input={file}", f"--output={tmp_path / 'out'}"]
     succeed(capsys, *words)
@@ -142,7 +142,9 @@ def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys)
 def label_of(text: str) -> str:
     """Tells the word for the topic of a text."""
     (label,) = {
-        word for word, own in zip(MEANT, TOPICS.values(), strict=True) if {*own} & {*text.split()}
+        word
+        for word, topic in zip(MEANT, TOPICS.values(), strict=True)
+        if {*topic} & {*text.split()}
     }
     return label
 
@@ -153,11 +155,11 @@ def label_of(text: str) -> str:
 def assert_same_end(workdir, whole) -> None:
     """Compares metrics, result and prompt."""
     lines = (read_lines(folder / "metrics.jsonl") for folder in (workdir, whole))
-    found, expected = (list(map(timeless, own)) for own in lines)
-    assert found == expected
+    actual, expected = (list(map(timeless, part)) for part in lines)
+    assert actual == expected
     assert timeless(result_of(workdir)) == timeless(result_of(whole))
-    found, expected = (w / "export/prompt.safetensors" for w in (workdir, whole))
-    assert found.read_bytes() == expected.read_bytes()
+    actual, expected = (w / "export/prompt.safetensors" for w in (workdir, whole))
+    assert actual.read_bytes() == expected.read_bytes()
 
 
 @pytest.mark.long
@@ -334,8 +336,8 @@ def test_patterns_that_a_backbone_cannot_read(start):
 
 
 def test_an_answer_with_sentinels_that_a_glm_has_not(start):
-    told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM has no sentinels"
-    assert told in start("nsp-glm", task__answer="[mask] {label} [mask]")
+    message = "task.answer='[mask] {label} [mask]' has [mask], but a GLM has no sentinels"
+    assert message in start("nsp-glm", task__answer="[mask] {label} [mask]")
 
 
 def test_the_folder_of_the_text_is_no_workdir(refused, tmp_path_factory, tmp_path):
@@ -389,14 +391,14 @@ def grid(command, tmp_path_factory):
 
 def compare(together: Path, alone: Path) -> None:
     """Compares a run of a grid with the same run alone."""
-    found, right = (json.loads((f / "result.json").read_text()) for f in (together, alone))
-    assert {n: found[n] for n in SAME} == {n: right[n] for n in SAME}
-    assert found["held_out"] == pytest.approx(right["held_out"], rel=1e-3)
+    actual, right = (json.loads((f / "result.json").read_text()) for f in (together, alone))
+    assert {n: actual[n] for n in SAME} == {n: right[n] for n in SAME}
+    assert actual["held_out"] == pytest.approx(right["held_out"], rel=1e-3)
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-3)
     assert scores(together) == [pytest.approx(value, rel=1e-3) for value in scores(alone)]
     for file in ("config.json", "record.json"):
-        given, expected = (json.loads((f / file).read_text()) for f in (together, alone))
-        assert given == expected
+        actual, expected = (json.loads((f / file).read_text()) for f in (together, alone))
+        assert actual == expected
     lines, others = (read_lines(f / "metrics.jsonl") for f in (together, alone))
     for line, other in zip(lines, others, strict=True):
         assert line.keys() == other.keys() and line["time"].keys() == other["time"].keys()
@@ -406,8 +408,8 @@ def compare(together: Path, alone: Path) -> None:
 
 @pytest.mark.long
 def test_every_run_is_as_if_alone(command, grid, tmp_path, capsys):
-    own = dict(ppt__task="nss", seed=1, **ALONE)
-    succeed(capsys, *command(tmp_path / "alone", **own))
+    fields = dict(ppt__task="nss", seed=1, **ALONE)
+    succeed(capsys, *command(tmp_path / "alone", **fields))
     compare(grid / "task=nss,seed=1", tmp_path / "alone")
 
 

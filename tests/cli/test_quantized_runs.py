@@ -38,8 +38,8 @@ def served(whole, data, tmp_path_factory):
 
 def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys, refused):
     c = make_config(whole, data, "prefix", backbone__quantize="int8", **LEARNS)
-    result, workdir, told = train_and_export(capsys, tmp_path, c)
-    assert result["test"]["accuracy"] >= 0.8 and ", weights int8-" in told
+    result, workdir, output = train_and_export(capsys, tmp_path, c)
+    assert result["test"]["accuracy"] >= 0.8 and ", weights int8-" in output
     plain = make_config(whole, data, "prefix", train__total_steps=1)
     plain = train_prompt(plain, str(tmp_path / "plain")).to_json()
     assert result["total"] == plain["total"] and result["trained"] == plain["trained"]
@@ -63,15 +63,15 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
     assert jaxprompt(capsys, "export", f"--config={config}", f"--workdir={workdir}")[0] == 0
     prompt = jp.load_prompt(workdir / "export")
     rows = read_lines(data / "test.jsonl")
-    own = jp.attach(jp.load_backbone(whole, quantize="int4"), prompt)
-    found = [row["scores"] for row in jp.predict(own, rows)]
+    quantized = jp.attach(jp.load_backbone(whole, quantize="int4"), prompt)
+    actual = [row["scores"] for row in jp.predict(quantized, rows)]
     expected = split_scores(c, workdir, "test")
-    scores = np.array([list(row.values()) for row in found])
+    scores = np.array([list(row.values()) for row in actual])
     probs = np.exp(expected - expected.max(1, keepdims=True))
     np.testing.assert_allclose(scores, probs / probs.sum(1, keepdims=True), atol=1e-5)
     for other in ("none", "int8"):
-        told = f"quantize='int4', but the backbone is loaded with quantize='{other}'; use"
-        with pytest.raises(InputError, match=told):
+        message = f"quantize='int4', but the backbone is loaded with quantize='{other}'; use"
+        with pytest.raises(InputError, match=message):
             jp.attach(jp.load_backbone(whole, quantize=other), prompt)
 
 

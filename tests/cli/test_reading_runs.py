@@ -85,11 +85,11 @@ def recompute(kind, backbone, slots, row):
     tokenizer, model = load(backbone), torch_model(kind, backbone)
     article, letters = row["article"], "abcd" if kind == "bert" else "ABCD"
     pairs = list(zip(letters, row["options"], strict=False))
-    asked = f" {article} ? {row['question']}"
+    question = f" {article} ? {row['question']}"
     if kind == "bert":
-        text = asked + " " + "".join(f"{name} . {text} ." for name, text in pairs) + " :"
+        text = question + " " + "".join(f"{name} . {text} ." for name, text in pairs) + " :"
     else:
-        text = asked + "?" + "".join(f"{name}. {text}." for name, text in pairs)
+        text = question + "?" + "".join(f"{name}. {text}." for name, text in pairs)
         text += "? The correct one is"
     (ids,) = encode_texts(tokenizer, [text])
     words = [tokenizer.convert_tokens_to_ids(name) for name, _ in pairs]
@@ -113,17 +113,17 @@ def test_scores_are_those_of_torch(tuned, reading, capsys):
     """Of 2 to 4 options: no other is given, and probabilities are over those that there are."""
     kind, backbone, workdir, result = tuned
     rows = read_lines(reading / "test.jsonl")
-    given = f"--input={reading / 'test.jsonl'}"
-    out, _ = succeed(capsys, "predict", f"--workdir={workdir}", given)
-    found = [json.loads(line) for line in out.splitlines()]
+    flag = f"--input={reading / 'test.jsonl'}"
+    out, _ = succeed(capsys, "predict", f"--workdir={workdir}", flag)
+    actual = [json.loads(line) for line in out.splitlines()]
     slots = load_file(workdir / "export/prompt.safetensors")["prompt/slots"]
     right = []
-    for row, own in zip(rows, found, strict=True):
+    for row, prediction in zip(rows, actual, strict=True):
         expected = recompute(kind, backbone, slots, row)
-        assert list(own["scores"]) == ["A", "B", "C", "D"][: len(row["options"])]
-        np.testing.assert_allclose(list(own["scores"].values()), np.exp(expected), atol=1e-5)
+        assert list(prediction["scores"]) == ["A", "B", "C", "D"][: len(row["options"])]
+        np.testing.assert_allclose(list(prediction["scores"].values()), np.exp(expected), atol=1e-5)
         right.append(row["options"][expected.argmax()] == row["answer"])
-        assert own["prediction"] == "ABCD"[expected.argmax()]
+        assert prediction["prediction"] == "ABCD"[expected.argmax()]
     assert {len(row["options"]) for row in rows} == {2, 3, 4}
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}", "--split=test")
     out, _ = succeed(capsys, "evaluate", *place)
@@ -153,10 +153,15 @@ def test_what_a_config_says_of_options_and_words():
         ("race", "unified", "true"): (said["task.option"], True),
     }
     for (name, form, spaced), expected in cases.items():
-        own = "" if name in ("c3", "sst2") and form == "cloze" else "a"
-        given = {"task.name": name, "task.form": form, "task.fields": own, "task.spaced": spaced}
-        given |= said if spaced else {}
-        fields = given | {"head.name": "verbalizer"}
+        field = "" if name in ("c3", "sst2") and form == "cloze" else "a"
+        overrides = {
+            "task.name": name,
+            "task.form": form,
+            "task.fields": field,
+            "task.spaced": spaced,
+        }
+        overrides |= said if spaced else {}
+        fields = overrides | {"head.name": "verbalizer"}
         c = load_config(str(ROOT / "configs/base.py"), list(fields.items()))
         task = apply_form(c, read_task(c.task))
         assert (task.option, task.spaced) == expected, (name, form, spaced)

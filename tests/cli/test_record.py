@@ -54,30 +54,30 @@ def other_eps(folder):
 @pytest.mark.parametrize("spoil, name", [(reverse_words, "tokenizer"), (other_eps, "config.json")])
 def test_a_backbone_is_more_than_its_weights(spoil, name, place, backbone, tmp_path, refused):
     """Another tokenizer or another function beside the same weights would answer otherwise."""
-    own = [*flags({"backbone.path": tmp_path / "other"})]
+    argv = [*flags({"backbone.path": tmp_path / "other"})]
     assert main(["export", *again()[1:]]) == 0
     copy = shutil.copytree(backbone, tmp_path / "other")
-    assert main(["evaluate", *again()[1:], *own]) == 0  # the same, elsewhere
+    assert main(["evaluate", *again()[1:], *argv]) == 0  # the same, elsewhere
     spoil(copy)
-    told = f"with another {name} for these weights"
+    message = f"with another {name} for these weights"
     for command in ("train", "evaluate", "export"):
-        assert told in refused(command, *again()[1:], *own)
-    given = ("predict", "--workdir=run", "--text=the cat", f"--backbone={copy}")
-    assert told in refused(*given) and main([*given, "--force"]) == 0
+        assert message in refused(command, *again()[1:], *argv)
+    predict_command = ("predict", "--workdir=run", "--text=the cat", f"--backbone={copy}")
+    assert message in refused(*predict_command) and main([*predict_command, "--force"]) == 0
 
 
 def test_an_export_of_an_earlier_step_is_told(place, refused):
     """As of a run that was cut, exported, and went on."""
     assert main(["export", *again()[1:]]) == 0
-    given = ("predict", "--workdir=run", "--text=the cat")
-    assert main([*given]) == 0
+    command = ("predict", "--workdir=run", "--text=the cat")
+    assert main([*command]) == 0
     edit(place / "run/result.json", best_step=1)
-    line = refused(*given)
+    line = refused(*command)
     assert "run/export is from step " in line and "the best step of the run is 1" in line
     (place / "run/result.json").unlink()  # as of one that is still at work
-    assert main([*given]) == 0
+    assert main([*command]) == 0
     (place / "run/checkpoints/99/best").mkdir(parents=True)
-    assert "the best step of the run is 99" in refused(*given)
+    assert "the best step of the run is 99" in refused(*command)
     assert main(["predict", "--prompt=run/export", "--text=the cat"]) == 0
 
 
@@ -96,10 +96,10 @@ def test_what_the_weights_decide_is_not_compared(backbone):
 
 def test_what_differs_by_process_or_machine_is_summed_up_alike():
     """The biases of a Qwen, which are a set, and the last digit of the rates of turns."""
-    found = identity._digest({"biases": frozenset({"query", "key", "value"}), "at": ((1 / 3,),)})
+    actual = identity._digest({"biases": frozenset({"query", "key", "value"}), "at": ((1 / 3,),)})
     near = 1 / 3 + 2**-52
-    assert found == identity._digest({"biases": ["key", "query", "value"], "at": [[near]]})
-    assert found != identity._digest({"biases": ["key", "query", "value"], "at": [[0.334]]})
+    assert actual == identity._digest({"biases": ["key", "query", "value"], "at": [[near]]})
+    assert actual != identity._digest({"biases": ["key", "query", "value"], "at": [[0.334]]})
 
 
 def test_a_token_without_an_embedding_is_refused(place, backbone, tmp_path, refused):
@@ -107,9 +107,9 @@ def test_a_token_without_an_embedding_is_refused(place, backbone, tmp_path, refu
     with (copy / "vocab.txt").open("a") as file:
         file.write("zebra\n")
     main(["export", *again()[1:]])
-    given = ("predict", "--workdir=run", f"--backbone={copy}", "--force")
-    assert "gives 'zebra' the id" in refused(*given, "--text=the zebra")
-    assert main([*given, "--text=the cat"]) == 0
+    command = ("predict", "--workdir=run", f"--backbone={copy}", "--force")
+    assert "gives 'zebra' the id" in refused(*command, "--text=the zebra")
+    assert main([*command, "--text=the cat"]) == 0
 
 
 def test_words_without_an_embedding_are_refused(backbone, data, tmp_path, refused):
@@ -121,9 +121,9 @@ def test_words_without_an_embedding_are_refused(backbone, data, tmp_path, refuse
     words = {"head.name": "verbalizer", "task.words": "cat,zebra,dog"}
     words |= {"task.template": "{text} [mask]"}
     starts = {"prompt.start": "text", "prompt.text": "the zebra"}
-    for method, own in (("prefix", words), ("soft", starts), ("prefix", starts)):
-        given = ("validate", f"--config=configs/base.py:{method}", *flags(fields | own))
-        assert "gives 'zebra' the id" in refused(*given), (method, own)
+    for method, reason in (("prefix", words), ("soft", starts), ("prefix", starts)):
+        command = ("validate", f"--config=configs/base.py:{method}", *flags(fields | reason))
+        assert "gives 'zebra' the id" in refused(*command), (method, reason)
 
 
 def test_the_record_tells_all(place):
@@ -222,16 +222,16 @@ def test_a_frozen_prompt_is_made_again_from_the_same_text_alone(place, refused, 
     words = ["--config=run/config.json", "--workdir=frozen", *blocks]
     words += ["--config.task.template=[soft] {text}", "--config.trainable=head/.*"]
     succeed(capsys, "train", *words)
-    asked = ["evaluate", "--config=frozen/config.json", "--workdir=frozen"]
-    before, _ = succeed(capsys, *asked)
+    argv = ["evaluate", "--config=frozen/config.json", "--workdir=frozen"]
+    before, _ = succeed(capsys, *argv)
     rows = read_lines(place / "data/train.jsonl")
     write_rows(place / "data/train.jsonl", rows[:-1])
-    line = refused(*asked)
+    line = refused(*argv)
     assert "frozen prompt that was initialised from its training split" in line
     assert "48 examples, which differ from the 47" in line
-    assert "data.max_len" in refused(*asked, "--config.data.max_len=12")  # would cut that text
+    assert "data.max_len" in refused(*argv, "--config.data.max_len=12")  # would cut that text
     write_rows(place / "data/train.jsonl", rows)
-    assert jaxprompt(capsys, *asked)[:2] == (0, before)
+    assert jaxprompt(capsys, *argv)[:2] == (0, before)
 
 
 def test_a_frozen_prompt_is_made_again_from_the_same_file_alone(
@@ -244,13 +244,13 @@ def test_a_frozen_prompt_is_made_again_from_the_same_file_alone(
         "prompt.name": "soft", "prompt.length": 4, "prompt.start": "file",
         "prompt.file": tmp_path / "soft.npy", "trainable": "head/.*",
     }  # fmt: skip
-    given = [f"--config={BASE}", f"--workdir={tmp_path / 'run'}", *flags(fields)]
-    assert jaxprompt(capsys, "train", *given)[0] == 0
-    assert jaxprompt(capsys, "evaluate", *given)[0] == 0
+    argv = [f"--config={BASE}", f"--workdir={tmp_path / 'run'}", *flags(fields)]
+    assert jaxprompt(capsys, "train", *argv)[0] == 0
+    assert jaxprompt(capsys, "evaluate", *argv)[0] == 0
     np.save(tmp_path / "soft.npy", rows + 1)
-    told = f"initialised from {tmp_path / 'soft.npy'}, whose soft tokens have changed; restore"
-    assert told in refused("evaluate", *given) and told in refused("export", *given)
-    assert f"files.{tmp_path / 'soft.npy'}" in refused("train", *given)
+    message = f"initialised from {tmp_path / 'soft.npy'}, whose soft tokens have changed; restore"
+    assert message in refused("evaluate", *argv) and message in refused("export", *argv)
+    assert f"files.{tmp_path / 'soft.npy'}" in refused("train", *argv)
 
 
 def test_the_best_checkpoint_is_the_one_of_the_result(place, refused):

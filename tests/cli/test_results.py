@@ -182,11 +182,11 @@ def test_a_finished_run_needs_no_config(run, capsys, refused, tmp_path):
 def test_version_touches_no_device():
     code = "import sys\nfrom jaxprompt.__main__ import main\nassert main(['--version']) == 0\n"
     code += "assert 'jax' not in sys.modules"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert found.returncode == 0, found.stderr
+    actual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert actual.returncode == 0, actual.stderr
     import jax
 
-    assert found.stdout == f"jaxprompt {__version__}, jax {jax.__version__}\n"
+    assert actual.stdout == f"jaxprompt {__version__}, jax {jax.__version__}\n"
 
 
 def test_help_lists_the_flags_then_every_field(capsys):

@@ -99,8 +99,8 @@ def assert_same_end(workdir: Path, whole: Path) -> None:
     lines, right = (read_lines(folder / "metrics.jsonl") for folder in (workdir, whole))
     assert list(map(timeless, lines)) == list(map(timeless, right))
     results = (json.loads((f / "result.json").read_text()) for f in (workdir, whole))
-    found, expected = map(timeless, results)
-    assert found == expected
+    actual, expected = map(timeless, results)
+    assert actual == expected
 
 
 @pytest.mark.default_cases("saving-4 *")

@@ -47,16 +47,18 @@ def results(folder):
 
 def compare(c, folder, name=""):
     """Does the runs of a grid in `folder` alone too, or that of a name, and compares."""
-    for own in list_runs(c, str(folder.parent / "alone")):
-        if name not in ("", own.name):
+    for run in list_runs(c, str(folder.parent / "alone")):
+        if name not in ("", run.name):
             continue
-        expected = train_prompt(own.config, str(own.folder)).to_json()
-        together = folder / own.name
-        found = json.loads((together / "result.json").read_text())
-        assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}, own.name
-        np.testing.assert_allclose(losses(together), losses(own.folder), rtol=1e-3)
-        given, right = (json.loads((f / "config.json").read_text()) for f in (together, own.folder))
-        assert given == right
+        expected = train_prompt(run.config, str(run.folder)).to_json()
+        together = folder / run.name
+        document = json.loads((together / "result.json").read_text())
+        assert {n: document[n] for n in SAME} == {n: expected[n] for n in SAME}, run.name
+        np.testing.assert_allclose(losses(together), losses(run.folder), rtol=1e-3)
+        grid_config, right = (
+            json.loads((f / "config.json").read_text()) for f in (together, run.folder)
+        )
+        assert grid_config == right
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +83,10 @@ def test_a_table_and_the_best_rate_of_each_seed(config, grid, capsys):
     assert train_grid(config, str(grid)) == 0  # again: nothing is left to do
     out, err = capsys.readouterr()
     assert "at once" not in err
-    found = results(grid)
-    assert list(sorted(found)) == NAMES
-    best = [max(NAMES[i : i + 2], key=lambda n: found[n]["dev"]["accuracy"]) for i in (0, 2)]
-    tests = [found[name]["test"]["accuracy"] for name in best]
+    actual = results(grid)
+    assert list(sorted(actual)) == NAMES
+    best = [max(NAMES[i : i + 2], key=lambda n: actual[n]["dev"]["accuracy"]) for i in (0, 2)]
+    tests = [actual[name]["test"]["accuracy"] for name in best]
     row = out.splitlines()[-1]
     assert row.startswith("| best on dev | 2 |")
     assert f"{np.mean(tests):.3f} ± {np.std(tests):.3f}" in row
@@ -180,8 +182,8 @@ def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
 
 def test_scores_that_are_nan_end_a_run_alone(backbone, data, tmp_path, capsys):
     """argmax of NaN is class 0, which would be an accuracy like any other."""
-    own = dict(runs__lr="1e-2,1e38", optim__clip=0, train__test=True)
-    c = make_config(backbone, data, "prefix", **SHORT, **own)
+    fields = dict(runs__lr="1e-2,1e38", optim__clip=0, train__test=True)
+    c = make_config(backbone, data, "prefix", **SHORT, **fields)
     place = write(c, tmp_path)
     code, out, err = jaxprompt(capsys, "train", *place)
     assert code == 2 and "| lr=0.01 | 1 |" in out and "Traceback" not in err

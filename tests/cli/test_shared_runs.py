@@ -28,13 +28,13 @@ def folder(tmp_path_factory):
         {"text": row["text"], "label": "beast" if row["label"] == "beast" else "thing"}
         for row in sentences(5, 40)
     ]
-    made = {
+    cases = {
         "topics": (sentences(0, 48), {"task.fields": ["text"]}),
         "beasts": (halves[:24], {"task.fields": ["text"]}),
         "tags": (tagged(2, 24), {"task.fields": ["tokens"], "task.tags": "tags",
                                  "head.name": "tags", "head.dropout": 0}),
     }  # fmt: skip
-    for name, (rows, fields_of_task) in made.items():
+    for name, (rows, fields_of_task) in cases.items():
         (folder / name).mkdir()
         write_rows(folder / name / "train.jsonl", rows)
         for part in ("dev", "test"):
@@ -71,11 +71,11 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     out, _ = succeed(capsys, "show", str(workdir))
     assert "topics, template" in out and "beasts, task" in out
     # The numbers of the prompt are those of every export, and each answers as the run did.
-    held = {name: read_artifact(workdir / "export" / name)[0] for name in names}
+    exported = {name: read_artifact(workdir / "export" / name)[0] for name in names}
     for name in names:
-        assert np.array_equal(held[name]["prompt/k"], held["topics"]["prompt/k"])
-        given = folder / name / "test.jsonl"
-        flags = [f"--prompt={workdir / 'export' / name}", f"--input={given}", "--prefix=p_"]
+        assert np.array_equal(exported[name]["prompt/k"], exported["topics"]["prompt/k"])
+        path = folder / name / "test.jsonl"
+        flags = [f"--prompt={workdir / 'export' / name}", f"--input={path}", "--prefix=p_"]
         code, out, err = jaxprompt(capsys, "predict", *flags)
         metric = metrics[name]
         assert code == 0 and f"{metric} {result['test'][f'{name}/{metric}']:.4f}" in err, err
@@ -94,10 +94,10 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     # From prompt and head of the export: it answers as the export did.
     assert json.loads(out)["test"]["accuracy"] == result["test"]["beasts/accuracy"]
     assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'own'}")[0] == 0
-    found = read_artifact(tmp_path / "own/export")[0]
-    assert found.keys() == held["beasts"].keys() and any(n.startswith("head/") for n in found)
-    for name, x in found.items():
-        np.testing.assert_allclose(x, held["beasts"][name], atol=1e-6, err_msg=name)
+    actual = read_artifact(tmp_path / "own/export")[0]
+    assert actual.keys() == exported["beasts"].keys() and any(n.startswith("head/") for n in actual)
+    for name, x in actual.items():
+        np.testing.assert_allclose(x, exported["beasts"][name], atol=1e-6, err_msg=name)
     for command in ("evaluate", "export"):
         line = refused(command, f"--workdir={workdir}", started=True)
         assert "exports each task's prompt to WORKDIR/export/NAME" in line
@@ -127,11 +127,11 @@ def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys
     assert texts["tags"] - texts["beasts"] and texts["beasts"] - texts["tags"]
     for name in texts:
         tensors, metadata = read_artifact(tmp_path / "run/export" / name)
-        seen = unpack_ids(metadata.prompt.get("seen"))
-        assert set(seen.tolist()) == texts["beasts"] | texts["tags"]
-        assert tensors["prompt/words/table"].shape[0] == len(seen)
+        seen_ids = unpack_ids(metadata.prompt.get("seen"))
+        assert set(seen_ids.tolist()) == texts["beasts"] | texts["tags"]
+        assert tensors["prompt/words/table"].shape[0] == len(seen_ids)
     record = json.loads((tmp_path / "run/record.json").read_text())
-    assert unpack_ids(record["seen"]).tolist() == seen.tolist()
+    assert unpack_ids(record["seen"]).tolist() == seen_ids.tolist()
 
 
 @pytest.mark.long
@@ -164,8 +164,8 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys, refused):
     config = config_of(backbone, folder, tmp_path / "c.json")
     out, _ = succeed(capsys, "validate", config)
     lines = out.splitlines()
-    found = [line for line in lines if line.startswith("shared task")]
-    assert found == ["shared task topics:", "shared task beasts:", "shared task tags:"]
+    actual = [line for line in lines if line.startswith("shared task")]
+    assert actual == ["shared task topics:", "shared task beasts:", "shared task tags:"]
     assert lines[-1] == "the config is valid" and out.count("the first example: ") == 3
     assert out.count("tokens, evaluated every ") == 1 and "  head/tags/" in out
     (folder / "odd.json").write_text('{"task.name": "custom", "data.batch": true}')
@@ -252,22 +252,22 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
     )
     job = work.build(work.prepare(None, None))
     state, step, feed = job.state, jax.jit(job.step), job.feed()
-    seen = set()
+    visited = set()
     for _ in range(6):
-        given = feed.next_batch()
-        new, measured = step(state, job.frozen, given)
+        batch = feed.next_batch()
+        new, measured = step(state, job.frozen, batch)
         # The optimizer counts the steps of a head: Adam's first moves each number by the rate.
-        bias = f"head/{given.task}/out/bias"
-        if given.task not in seen:
+        bias = f"head/{batch.task}/out/bias"
+        if batch.task not in visited:
             moved = np.abs(new.trainable[bias] - state.trainable[bias])
             np.testing.assert_allclose(moved, float(measured["lr"]["head"]), rtol=1e-2)
         for name, leaf in state.trainable.items():
-            moves = not name.startswith("head/") or name.startswith(f"head/{given.task}/")
-            assert moves != np.array_equal(leaf, new.trainable[name]), (name, given.task)
-        seen.add(given.task)
+            moves = not name.startswith("head/") or name.startswith(f"head/{batch.task}/")
+            assert moves != np.array_equal(leaf, new.trainable[name]), (name, batch.task)
+        visited.add(batch.task)
         state = new
     feed.batches.close()
-    assert len(seen) > 1
+    assert len(visited) > 1
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ INDEXING = "while indexing the corpus; the index is not saved, run the same comm
 
 def test_xla_logs_no_warnings(monkeypatch, capsys):
     """Unless it is told to: that it compiles slowly and the like it calls an error."""
-    for given, expected in (None, "3"), ("1", "1"):
+    for level, expected in (None, "3"), ("1", "1"):
         monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-        if given:
-            monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", given)
+        if level:
+            monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
         assert jaxprompt(capsys, "--help")[0] == 0
         assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == expected
 

@@ -38,11 +38,11 @@ def test_frequent_words_are_those_of_the_corpus(backbone, data, tmp_path):
         prompt__start="frequent", prompt__top=3, prompt__length=3,
         corpus__path=tmp_path / "corpus.txt", corpus__processes=1,
     )  # fmt: skip
-    found = prompt_params(make_config(backbone, data, "soft", **fields), tmp_path)["table"]
+    params = prompt_params(make_config(backbone, data, "soft", **fields), tmp_path)["table"]
     ids = load_tokenizer(backbone).convert_tokens_to_ids(COMMON)
     weights = load_file(backbone / "model.safetensors")
     table = weights["bert.embeddings.word_embeddings.weight"]
-    assert {row.tobytes() for row in found} == {table[i].tobytes() for i in ids}
+    assert {row.tobytes() for row in params} == {table[i].tobytes() for i in ids}
 
 
 def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data):
@@ -52,12 +52,12 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data):
     loaded = load_backbone(backbone, opened.family, opened.hf).params
     ids = np.array(encode_texts(load_tokenizer(backbone), [text])[0][:4])
     k, v = text_keys(opened.module, loaded, ids)["encoder"]
-    found = prompt_params(make_config(backbone, data, "prefix", **fields, mesh__model=2))
-    np.testing.assert_allclose(found["table"], np.stack([k[1:2], v[1:2]], 1), atol=1e-5)
+    params = prompt_params(make_config(backbone, data, "prefix", **fields, mesh__model=2))
+    np.testing.assert_allclose(params["table"], np.stack([k[1:2], v[1:2]], 1), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "fields, told",
+    "fields, message",
     [
         ({"head__name": "verbalizer", "task__template": "{text} it is [mask] ."},
          "prompt.init={0} has head.name=linear and this run verbalizer; use another export"),
@@ -65,12 +65,14 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data):
          "prompt.init={0} has a head for the classes beast, food, tool and this run has tool, "),
     ],
 )  # fmt: skip
-def test_a_head_that_does_not_fit_is_refused(fields, told, trained, backbone, data, refused_config):
+def test_a_head_that_does_not_fit_is_refused(
+    fields, message, trained, backbone, data, refused_config
+):
     export = str(trained / "export")
-    given = {"prompt__init": export, "train__init_head": True} | fields
-    given = {name: str(x).replace("{0}", export) for name, x in given.items()}
-    line = refused_config(make_config(backbone, data, "prefix", **given), "train")
-    assert line.startswith("train.init_head=True") and told.format(export) in line
+    overrides = {"prompt__init": export, "train__init_head": True} | fields
+    overrides = {name: str(x).replace("{0}", export) for name, x in overrides.items()}
+    line = refused_config(make_config(backbone, data, "prefix", **overrides), "train")
+    assert line.startswith("train.init_head=True") and message.format(export) in line
 
 
 @pytest.fixture(scope="module")
@@ -90,21 +92,21 @@ def gemma(tmp_path_factory):
 def test_soft_tokens_start_as_gemma_scales_its_embeddings(gemma, data):
     folder, scaled, unscaled = gemma
     assert np.abs(scaled("it was") / unscaled("it was") - 32**0.5).max() < 1e-5
-    own = dict(prompt__text="it was", prompt__length=2, head__pooler="mean")
-    c = make_config(folder, data, "soft", arguments=dict(start="text"), **own)
+    fields = dict(prompt__text="it was", prompt__length=2, head__pooler="mean")
+    c = make_config(folder, data, "soft", arguments=dict(start="text"), **fields)
     np.testing.assert_allclose(prompt_params(c)["table"], scaled("it was"), rtol=1e-6)
 
 
 def test_label_rows_start_as_gemma_scores_its_words(gemma, data):
     folder, scaled, unscaled = gemma
-    own = dict(
+    fields = dict(
         prompt__text="it was", prompt__length=2, prompt__fluency=0, task__words="beast,food,tool",
         task__labels="beast,food,tool", task__template="{text} [soft*2] [mask]",
     )  # fmt: skip
-    found = prompt_params(make_config(folder, data, "dart", **own))
-    np.testing.assert_allclose(found["table"], scaled(" it was"), rtol=1e-6)
+    params = prompt_params(make_config(folder, data, "dart", **fields))
+    np.testing.assert_allclose(params["table"], scaled(" it was"), rtol=1e-6)
     means = [unscaled(f" {word}").mean(0) for word in ("beast", "food", "tool")]
-    np.testing.assert_allclose(found["rows"], np.stack(means), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(params["rows"], np.stack(means), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("spaced", [True, False])
@@ -116,14 +118,16 @@ def test_soft_tokens_start_from_the_label_words_that_the_head_reads(spaced, data
     words, tokenizer = ("it", "was", "the"), load_tokenizer(folder)
     ids = [encode_texts(tokenizer, [" " * spaced + word])[0] for word in words]
     assert ids != [encode_texts(tokenizer, [" " * (not spaced) + word])[0] for word in words]
-    own = dict(
+    fields = dict(
         prompt__length=3, task__words=words, task__labels="beast,food,tool",
         task__spaced=str(spaced).lower(), task__template="{text} [mask]", head__name="verbalizer",
     )  # fmt: skip
-    found = prompt_params(make_config(folder, data, "soft", arguments=dict(start="labels"), **own))
+    params = prompt_params(
+        make_config(folder, data, "soft", arguments=dict(start="labels"), **fields)
+    )
     table = transformers.GPT2LMHeadModel.from_pretrained(folder).transformer.wte.weight
     means = [table.detach().numpy()[row].mean(0) for row in ids]
-    np.testing.assert_allclose(found["table"], np.stack(means), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(params["table"], np.stack(means), rtol=1e-5, atol=1e-7)
 
 
 def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path):
@@ -134,12 +138,12 @@ def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path):
     model = transformers.LlamaForCausalLM.from_pretrained(folder)
     words, tokenizer = ("cat", "soup", "hammer"), load_tokenizer(folder)
     ids = [encode_texts(tokenizer, [f" {word}"])[0] for word in words]
-    own = dict(
+    fields = dict(
         prompt__text="it was", prompt__length=2, prompt__fluency=0, task__words=words,
         task__labels="beast,food,tool", task__template="{text} [soft*2] [mask]",
     )  # fmt: skip
     table = model.lm_head.weight.detach().numpy()
     assert not np.allclose(table, model.get_input_embeddings().weight.detach().numpy())
     means = np.stack([table[row].mean(0) for row in ids])
-    found = prompt_params(make_config(folder, data, "dart", **own))
-    np.testing.assert_allclose(found["rows"], means, rtol=1e-5, atol=1e-7)
+    params = prompt_params(make_config(folder, data, "dart", **fields))
+    np.testing.assert_allclose(params["rows"], means, rtol=1e-5, atol=1e-7)

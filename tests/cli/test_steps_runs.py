@@ -34,7 +34,7 @@ def events(folder) -> dict[tuple[int, str], float]:
     """Reads the scalars of event files, TFRecords of protocol buffers. -> {(step, name): value}"""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = {}
+    results = {}
     for file in sorted(folder.iterdir()):
         data = file.read_bytes()
         while data:
@@ -42,8 +42,8 @@ def events(folder) -> dict[tuple[int, str], float]:
             event = Event.FromString(data[12 : 12 + size])
             data = data[12 + size + 4 :]
             for value in event.summary.value:
-                found[event.step, value.tag] = value.simple_value
-    return found
+                results[event.step, value.tag] = value.simple_value
+    return results
 
 
 def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
@@ -197,14 +197,14 @@ def spoil(monkeypatch):
     def call(*steps: int):
         def train_batches(*args):
             batches = original(*args)
-            hand_out, given = type(batches).__next__, []
+            hand_out, batches_used = type(batches).__next__, []
 
             class Spoilt(type(batches)):
                 def __next__(self):
                     batch = hand_out(self)
-                    given.append(batch)
+                    batches_used.append(batch)
                     nan = np.full_like(batch.weights, np.nan)
-                    return batch._replace(weights=nan) if len(given) in steps else batch
+                    return batch._replace(weights=nan) if len(batches_used) in steps else batch
 
             batches.__class__ = Spoilt
             return batches
@@ -255,17 +255,17 @@ def test_a_streak_is_seen_where_the_loss_is_logged(spoil, backbone, data, tmp_pa
 
 
 def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkeypatch):
-    own = {"train.total_steps": 10, "train.log_steps": 4, "train.eval_steps": 6}
-    c = make_config(backbone, data, "prefix", **PLAIN | own | {"train.save_steps": 5})
-    seen, progress, device_get = [], RunLog.progress, loop.jax.device_get
+    fields = {"train.total_steps": 10, "train.log_steps": 4, "train.eval_steps": 6}
+    c = make_config(backbone, data, "prefix", **PLAIN | fields | {"train.save_steps": 5})
+    reads, progress, device_get = [], RunLog.progress, loop.jax.device_get
 
     def note_step(self, step):
-        seen.append(step)
+        reads.append(step)
         progress(self, step)
 
     def note_read(tree):
         # Of the steps alone: evaluation reads scores in its own way.
-        seen.extend(["read"] if "'loss'" in str(loop.jax.tree.structure(tree)) else [])
+        reads.extend(["read"] if "'loss'" in str(loop.jax.tree.structure(tree)) else [])
         return device_get(tree)
 
     monkeypatch.setattr(RunLog, "progress", note_step)
@@ -273,4 +273,4 @@ def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkey
     train_prompt(c, str(tmp_path))
     # It logs at 4, 8 and 10, saves at 5 and 10, evaluates at 6 and 10.
     read = "read"
-    assert seen == [1, 2, 3, read, 4, read, 5, read, 6, 7, read, 8, 9, read, 10]
+    assert reads == [1, 2, 3, read, 4, read, 5, read, 6, 7, read, 8, 9, read, 10]

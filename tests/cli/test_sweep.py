@@ -36,8 +36,8 @@ def given(tmp_path, backbone, data):
 
 
 @pytest.mark.long
-def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_path, refused):
-    code, out, _ = jaxprompt(capsys, "sweep", *given)
+def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(sweep_flags, capsys, tmp_path, refused):
+    code, out, _ = jaxprompt(capsys, "sweep", *sweep_flags)
     lines = out.splitlines()
     assert (code, len(lines)) == (0, 4)
     words = shlex.split(lines[1])
@@ -45,7 +45,7 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert f"--config={tmp_path / 'grid.py'}:prefix" in words and "--config.seed=1" in words
     out, _ = succeed(capsys, *words[3:])
     assert json.loads(out)["seed"] == 1
-    out, _ = succeed(capsys, "sweep", *given, "--run")
+    out, _ = succeed(capsys, "sweep", *sweep_flags, "--run")
     results = {p.parent.name: p for p in (tmp_path / "runs").glob("*/result.json")}
     assert sorted(results) == [
         f"{method}-seed={seed}-optim.lr=0.01"
@@ -63,27 +63,27 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert expected in rows[0]
     times = {name: path.stat().st_mtime_ns for name, path in results.items()}
     # How many train at once is no part of a run.
-    code, again, err = jaxprompt(capsys, "sweep", *given, "--run", "--config.runs.size=2")
+    code, again, err = jaxprompt(capsys, "sweep", *sweep_flags, "--run", "--config.runs.size=2")
     assert (code, again) == (0, out)
     assert "-- " not in err
     assert times == {name: path.stat().st_mtime_ns for name, path in results.items()}
     chart = tmp_path / "chart.png"
-    assert jaxprompt(capsys, "sweep", *given, "--table", f"--plot={chart}")[1] == out
+    assert jaxprompt(capsys, "sweep", *sweep_flags, "--table", f"--plot={chart}")[1] == out
     assert chart.read_bytes()[:4] == b"\x89PNG"
     # Results of another config are none of the sweep that is asked for.
-    other = (*given, "--config.optim.b1=0.5")
+    other = (*sweep_flags, "--config.optim.b1=0.5")
     line = refused("sweep", *other)
     assert "run with a different config: optim.b1 (saved 0.9, now 0.5)" in line
     assert "optim.b1 (saved 0.9, now 0.5)" in refused("sweep", *other, "--table")
 
 
-def test_a_table_without_results_is_refused(given, refused):
-    line = refused("sweep", *given, "--table", started=True)
+def test_a_table_without_results_is_refused(sweep_flags, refused):
+    line = refused("sweep", *sweep_flags, "--table", started=True)
     assert "none of the 4 runs in" in line and "--run" in line
 
 
-def test_a_run_is_that_of_the_command_which_is_printed(given, tmp_path):
-    """A total of sweep() does not replace one that is given: two are two."""
+def test_a_run_is_that_of_the_command_which_is_printed(sweep_flags, tmp_path):
+    """A total of sweep() does not replace one that set before: both are used."""
     file = rewrite(tmp_path, SWEEP.replace('"optim.lr": 0.01', '"train.total_epochs": 2'))
     run, *_ = list_runs(str(file), tmp_path / "runs")
     totals = lambda c: (c.train.total_steps, c.train.total_epochs)
@@ -91,23 +91,23 @@ def test_a_run_is_that_of_the_command_which_is_printed(given, tmp_path):
     assert totals(load_run_config(run, [("train.total_steps", "3")])) == (3, 2.0)
 
 
-def test_what_train_refuses_no_run_of_a_sweep_is(given, capsys, tmp_path):
+def test_what_train_refuses_no_run_of_a_sweep_is(sweep_flags, capsys, tmp_path):
     words = ["--config.optim.schedule=linear", "--config.optim.schedule.warmup_ratio=0.5"]
-    code, _, err = jaxprompt(capsys, "sweep", *given, *words, "--run")
+    code, _, err = jaxprompt(capsys, "sweep", *sweep_flags, *words, "--run")
     assert code == 2 and err.count("\n") == 1
     assert err.startswith("jaxprompt sweep: prefix-seed=0-optim.lr=0.01: ")
     assert "is only valid with optim.schedule.name=warmup_linear" in err
     assert not list(tmp_path.glob("runs/*/config.json"))
 
 
-def test_a_field_that_the_sweep_sets_is_not_given_besides(given, refused):
+def test_a_field_that_the_sweep_sets_is_not_given_besides(sweep_flags, refused):
     """It would be lost: what sweep() yields comes behind what is given."""
-    line = refused("sweep", *given, "--config.optim.lr=0.5", started=True)
+    line = refused("sweep", *sweep_flags, "--config.optim.lr=0.5", started=True)
     assert "sweep() sets optim.lr of each run; remove --config.optim.lr" in line
 
 
 @pytest.mark.long
-def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_path):
+def test_a_run_that_cannot_start_does_not_stop_the_others(sweep_flags, capsys, tmp_path):
     """Of its program, and of others; nothing is compiled for it."""
     points = ""
     for name, width in (("right", 32), ("wrong", 16)):
@@ -116,7 +116,7 @@ def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_pat
         point = {"config": "soft", "prompt.length": 4, "prompt.start": "file"}
         points += f"    yield {point | {'prompt.file': str(file)}}\n"
     rewrite(tmp_path, f"def sweep():\n{points}    yield {{'config': 'head_only', 'seed': 1}}\n")
-    code, out, err = jaxprompt(capsys, "sweep", *given, "--run")
+    code, out, err = jaxprompt(capsys, "sweep", *sweep_flags, "--run")
     assert code == 2 and "wrong.npy has shape [4, 16]; use [length, 32]" in err
     assert "1 of 3 runs failed: soft-" in err.splitlines()[-1]
     assert "compiling the training step" in err and "| head_only | 1 |" in out
@@ -125,27 +125,27 @@ def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_pat
 
 
 def test_a_group_that_cannot_be_read_does_not_stop_a_run_beside_it(
-    given, backbone, capsys, tmp_path
+    sweep_flags, backbone, capsys, tmp_path
 ):
     """Two seeds on a backbone that is not there are one group, the only one that trains at once."""
     gone = {"config": "prefix", "backbone.path": str(tmp_path / "gone")}
     points = [gone | {"seed": 0}, gone | {"seed": 1}]
     points.append({"config": "head_only", "backbone.path": str(backbone)})
     rewrite(tmp_path, f"def sweep():\n    yield from {points}\n")
-    words = [word for word in given if not word.startswith("--config.backbone.path=")]
+    words = [word for word in sweep_flags if not word.startswith("--config.backbone.path=")]
     code, out, err = jaxprompt(capsys, "sweep", *words, "--run")
     assert code == 2 and "2 of 3 runs failed: prefix-" in err.splitlines()[-1], err
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 1 and "| head_only" in out
 
 
 @pytest.mark.long
-def test_a_finished_run_of_other_data_does_not_stop_the_others(given, data, capsys, tmp_path):
-    own = shutil.copytree(data, tmp_path / "own")
-    words = [*given, f"--config.data.source={own}"]
+def test_a_finished_run_of_other_data_does_not_stop_the_others(sweep_flags, data, capsys, tmp_path):
+    data_copy = shutil.copytree(data, tmp_path / "own")
+    words = [*sweep_flags, f"--config.data.source={data_copy}"]
     rewrite(tmp_path, "def sweep():\n    yield {'config': 'head_only'}\n")
     assert jaxprompt(capsys, "sweep", *words, "--run")[0] == 0
-    rows = (own / "dev.jsonl").read_text().splitlines(keepends=True)
-    (own / "dev.jsonl").write_text("".join([*rows, rows[0]]))
+    rows = (data_copy / "dev.jsonl").read_text().splitlines(keepends=True)
+    (data_copy / "dev.jsonl").write_text("".join([*rows, rows[0]]))
     points = [{"config": "head_only"}, {"config": "prefix"}]
     rewrite(tmp_path, f"def sweep():\n    yield from {points}\n")
     code, out, err = jaxprompt(capsys, "sweep", *words, "--run")
@@ -155,7 +155,7 @@ def test_a_finished_run_of_other_data_does_not_stop_the_others(given, data, caps
 
 
 @pytest.mark.parametrize("word", ["--run", "--config.seed=1"])
-def test_the_table_of_a_folder_takes_nothing_of_a_sweep(given, tmp_path, word, refused):
+def test_the_table_of_a_folder_takes_nothing_of_a_sweep(sweep_flags, tmp_path, word, refused):
     line = refused("sweep", word, f"--table={tmp_path}")
     name = word.partition("=")[0]
     assert f"--table={tmp_path} shows the runs of that folder and does not use {name}; " in line
@@ -173,7 +173,7 @@ def test_the_name_of_a_folder_is_not_too_long(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "body, told",
+    "body, message",
     [
         ("yield {'seed': 1}\n    raise ValueError('x')", ": ValueError: x"),
         ("yield 3", "sweep() yields 3; yield a dict of fields for each run"),
@@ -192,9 +192,11 @@ def test_the_name_of_a_folder_is_not_too_long(tmp_path):
         ),
     ],
 )
-def test_points_that_are_wrong_are_refused_before_anything_runs(body, told, tmp_path, refused):
+def test_points_that_are_wrong_are_refused_before_anything_runs(body, message, tmp_path, refused):
     file = rewrite(tmp_path, f"def sweep():\n    {body}\n")
-    assert told in refused("sweep", f"--config={file}", f"--workdir={tmp_path / 'runs'}", "--run")
+    assert message in refused(
+        "sweep", f"--config={file}", f"--workdir={tmp_path / 'runs'}", "--run"
+    )
     assert not (tmp_path / "runs").exists()
 
 

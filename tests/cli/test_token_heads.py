@@ -41,12 +41,12 @@ def tagged(seed, size):
     for number in range(size):
         words, tags = [], []
         for _ in range(3 if number else 12):  # the first takes windows
-            words += (own := list(rng.choice(FILLERS, rng.integers(1, 3))))
-            tags += ["O"] * len(own)
+            words += (fillers := list(rng.choice(FILLERS, rng.integers(1, 3))))
+            tags += ["O"] * len(fillers)
             topic = str(rng.choice(list(TOPICS)))
-            own = list(rng.choice(TOPICS[topic], rng.integers(1, 3)))
-            words += own
-            tags += [f"B-{topic}", f"I-{topic}"][: len(own)]
+            fillers = list(rng.choice(TOPICS[topic], rng.integers(1, 3)))
+            words += fillers
+            tags += [f"B-{topic}", f"I-{topic}"][: len(fillers)]
         rows.append({"tokens": [str(word) for word in words], "tags": tags})
     return rows
 
@@ -55,15 +55,15 @@ def asked(seed, size):
     """Draws texts with a word of each topic, of which one is asked for."""
     rng, rows = np.random.default_rng(seed), []
     for _ in range(size):
-        text, found = "", {}
+        text, actual = "", {}
         for topic in rng.permutation(list(TOPICS)):
             text += " ".join(rng.choice(FILLERS, rng.integers(1, 8))) + " "
-            found[topic] = len(text), str(rng.choice(TOPICS[topic]))
-            text += found[topic][1] + " "
-        start, word = found["beast"]
+            actual[topic] = len(text), str(rng.choice(TOPICS[topic]))
+            text += actual[topic][1] + " "
+        start, word = actual["beast"]
         answers = {"text": [word], "answer_start": [start]}
-        own = {"id": f"{seed}-{len(rows)}", "question": "beast", "context": text.strip()}
-        rows.append(own | {"answers": answers})
+        beast = {"id": f"{seed}-{len(rows)}", "question": "beast", "context": text.strip()}
+        rows.append(beast | {"answers": answers})
     return rows
 
 
@@ -94,15 +94,15 @@ def test_a_test_split_that_hides_every_answer_is_not_scored(hidden, tmp_path):
     rows = [row | {"answers": hidden} for row in asked(1, 3)]
     path = write_rows(tmp_path / "test.jsonl", rows)
     c = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
-    found = read_examples(c)
-    assert list(found.splits) == ["train", "dev"]
-    assert found.notes == (f"test is not scored: no row of {path} states a label",)
+    examples = read_examples(c)
+    assert list(examples.splits) == ["train", "dev"]
+    assert examples.notes == (f"test is not scored: no row of {path} states a label",)
     write_rows(path, [{"query": row["question"], "context": row["context"]} for row in rows])
     with pytest.raises(InputError, match="test.jsonl:1: there is no column 'question'"):
         read_examples(c)  # misread, not hidden
     write_rows(path, [*rows, *asked(2, 1)])
-    found = read_examples(c)
-    assert len(found.splits["test"]) == 4 and found.notes == ()
+    examples = read_examples(c)
+    assert len(examples.splits["test"]) == 4 and examples.notes == ()
 
 
 def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
@@ -113,9 +113,9 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
     rows[1]["answers"] = {"text": ["a beast", *rows[1]["answers"]["text"]], "answer_start": [-1, 0]}
     write_rows(tmp_path / "dev.jsonl", rows)
     c = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
-    found = read_examples(c)
-    assert [own.references for own in found.splits["dev"]][1][0] == "a beast"
-    assert found.notes == (
+    examples = read_examples(c)
+    assert [example.references for example in examples.splits["dev"]][1][0] == "a beast"
+    assert examples.notes == (
         "dev: 1 of 3 questions have an answer that is not at its answer_start; "
         "only its words are compared",
     )
@@ -213,8 +213,8 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
     numbers, metadata = read_artifact(folder / "run/export")
     huge = {name: np.full_like(value, 3e38) for name, value in numbers.items()}
     write_artifact(tmp_path, huge, metadata)
-    given = (f"--prompt={tmp_path}", f"--input={folder / 'dev.jsonl'}")
-    code, out, err = jaxprompt(capsys, "predict", *given)
+    argv = (f"--prompt={tmp_path}", f"--input={folder / 'dev.jsonl'}")
+    code, out, err = jaxprompt(capsys, "predict", *argv)
     assert code == 2 and not out, err
     assert "are NaN, first in example 1; the trained parameters are too large" in err
 
@@ -230,9 +230,9 @@ def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
     rows = [{"text": "a cat", "label": ["O", "B-beast"]}] * 4
     write_rows(tmp_path / "train.jsonl", rows)
     write_rows(tmp_path / "dev.jsonl", rows)
-    given = {"backbone.path": backbone, "task.name": "custom", "task.fields": "text",
+    fields = {"backbone.path": backbone, "task.name": "custom", "task.fields": "text",
              "data.source": tmp_path, "data.max_len": 24}  # fmt: skip
-    line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(given))
+    line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(fields))
     assert "set task.tags" in line
 
 

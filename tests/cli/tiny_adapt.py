@@ -147,12 +147,12 @@ def held_out(workdir: Path) -> Iterator[Batch]:
         "prefix_lm": (prefix_lm.make, {"start": 0}),
         "span_corruption": (span_corruption.make, {"start": 0}),
     }[c["objective"]["name"]]
-    told = []
+    messages = []
     corpus = index_corpus(
         c["corpus"]["path"], tokenizer, workdir / "corpus", TextSettings(), processes=1,
-        report=told.append,
+        report=messages.append,
     )  # fmt: skip
-    assert not told, "the saved tokenizer is another: the text was indexed anew"
+    assert not messages, "the saved tokenizer is another: the text was indexed anew"
     _, share = split_held_out(len(corpus), HELD_OUT, 0)
     assert len(share) == 12
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id

@@ -114,14 +114,16 @@ def annotate(tmp_path_factory, folder: Path) -> Path:
 def fields_of(tmp_path_factory, name: str) -> dict[str, object]:
     """Gives the fields of a case's run by dotted name."""
     case = CASES[name]
-    own = {"ppt.annotations": made(tmp_path_factory, "labels")} if case.task == "cls" else {}
+    annotations = (
+        {"ppt.annotations": made(tmp_path_factory, "labels")} if case.task == "cls" else {}
+    )
     return {
         "backbone.path": made(tmp_path_factory, case.family),
         "corpus.path": made(tmp_path_factory, "corpus"), "corpus.processes": 1,
         "corpus.held_out": 0.2, "prompt.length": SLOTS, "data.batch": BATCH,
         "data.eval_batch": BATCH, "backbone.dtype": "float32", "train.total_steps": STEPS,
         "train.eval_steps": SCORED, "train.save_steps": 0, "train.log_steps": 1,
-        "train.tracker": "none", "train.plot": False, "mesh.data": 1, **own, **case.fields,
+        "train.tracker": "none", "train.plot": False, "mesh.data": 1, **annotations, **case.fields,
     }  # fmt: skip
 
 

@@ -279,11 +279,18 @@ def _write_glm_tokenizer(folder: Path) -> int:
     """Writes GLM's tokenizer: that of GPT-2 with tokens for blanks and what fills them."""
     import transformers
 
-    own = ["<|endoftext|>", "[CLS]", "[MASK]", "[gMASK]", "<|startofpiece|>", "<|endofpiece|>"]
-    _write_byte_level(folder, own)
+    special_tokens = [
+        "<|endoftext|>",
+        "[CLS]",
+        "[MASK]",
+        "[gMASK]",
+        "<|startofpiece|>",
+        "<|endofpiece|>",
+    ]
+    _write_byte_level(folder, special_tokens)
     tokenizer = transformers.GPT2Tokenizer(
         vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), cls_token="[CLS]",
-        pad_token="<|endoftext|>", additional_special_tokens=own[2:],
+        pad_token="<|endoftext|>", additional_special_tokens=special_tokens[2:],
     )  # fmt: skip
     tokenizer.save_pretrained(folder)
     return len(tokenizer)
@@ -384,9 +391,11 @@ def make_config(
     A field of a block is written with two underscores: optim__lr=1e-2.
     """
     c = read_config(str(ROOT / "configs/base.py"))
-    given = tiny_fields(backbone, data) | {"prompt.dropout": 0, "head.dropout": 0}
-    given = changed(given, {name.replace("__", "."): value for name, value in fields.items()})
-    head = given.pop("head.name", None)
+    overrides = tiny_fields(backbone, data) | {"prompt.dropout": 0, "head.dropout": 0}
+    overrides = changed(
+        overrides, {name.replace("__", "."): value for name, value in fields.items()}
+    )
+    head = overrides.pop("head.name", None)
     with c.unlocked():
         if head:
             from configs.parts.heads import HEADS
@@ -399,8 +408,8 @@ def make_config(
     for name in ("prompt.length", *DROPS):
         block, _, last = name.rpartition(".")
         if last not in c[block]:
-            given.pop(name, None)
-    apply_overrides(c, [(name, str(value)) for name, value in given.items()])
+            overrides.pop(name, None)
+    apply_overrides(c, [(name, str(value)) for name, value in overrides.items()])
     return to_run_config(c)
 
 
@@ -461,8 +470,8 @@ def compare_answers(capsys, workdir: Path, test: Path) -> list[dict]:
     """
     written, place = workdir / "evaluated.jsonl", f"--workdir={workdir}"
     out, _ = succeed(capsys, "evaluate", place, "--split=test", f"--output={written}")
-    found, result = json.loads(out), json.loads((workdir / "result.json").read_text())
-    assert {name: found[name] for name in result["test"]} == pytest.approx(result["test"])
+    document, result = json.loads(out), json.loads((workdir / "result.json").read_text())
+    assert {name: document[name] for name in result["test"]} == pytest.approx(result["test"])
     rows, _ = predict(capsys, workdir, f"--input={test}")
     for row, expected in zip(rows, read_lines(written), strict=True):
         assert row.keys() == expected.keys()

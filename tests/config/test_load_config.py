@@ -33,12 +33,12 @@ def read(field, value):
     ],
 )
 def test_values_of_python_are_those_of_flags(field, value, expected):
-    found = read(field, value)
-    assert found == expected and type(found) is type(expected)
+    actual = read(field, value)
+    assert actual == expected and type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(
-    "field, value, told",
+    "field, value, message",
     [
         ("task.labels", "('a,b')", "must be a list, e.g. a,b or"),
         ("trainable", "('prompt/.*')", "must be a list, e.g. a,b or"),
@@ -49,11 +49,11 @@ def test_values_of_python_are_those_of_flags(field, value, expected):
         ("task.words", {"a": "b"}, " is a dict; give a string, a number or a list"),
     ],
 )
-def test_what_would_be_read_as_something_else_is_refused(field, value, told):
+def test_what_would_be_read_as_something_else_is_refused(field, value, message):
     """A text in brackets would be a list of its letters, a set as it is printed one of marks."""
     with pytest.raises(InputError) as caught:
         read(field, value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [{}, [{}], [["a", {"b": 1}]]])
@@ -96,13 +96,13 @@ def test_a_block_that_is_chosen_by_name_has_the_fields_of_its_name(overrides, pr
 
 
 @pytest.mark.parametrize(
-    "overrides, told",
+    "overrides, message",
     [
         ([("data.protocol", "kshots")], "data.protocol.name='kshots'"),
         ([("data.protocol", "kshot"), ("data.protocol.n", "2")], "data.protocol.name=balanced"),
         ([("data.protocol", "kshot"), ("data.protocol.m", "2")], "'data.protocol.m'"),
     ],
 )
-def test_a_name_or_a_field_that_it_has_not_is_refused(overrides, told):
-    with pytest.raises(InputError, match=told):
+def test_a_name_or_a_field_that_it_has_not_is_refused(overrides, message):
+    with pytest.raises(InputError, match=message):
         load_config("base", overrides)

@@ -41,11 +41,11 @@ def test_reads_back_exactly(tmp_path):
         "prompt.safetensors",
     ]
     for path in (tmp_path / "a/b", *paths):
-        found, metadata = read_artifact(path)
-        assert found.keys() == tensors.keys()
+        actual, metadata = read_artifact(path)
+        assert actual.keys() == tensors.keys()
         for name, array in tensors.items():
-            assert found[name].dtype == array.dtype and found[name].shape == array.shape
-            assert found[name].tobytes() == array.tobytes()
+            assert actual[name].dtype == array.dtype and actual[name].shape == array.shape
+            assert actual[name].tobytes() == array.tobytes()
         digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
         assert metadata == dataclasses.replace(METADATA, sha256=digest)
         document = json.loads(paths[1].read_text())

@@ -54,11 +54,11 @@ def test_a_damaged_tensor_is_named(saved, tmp_path, dtype, value, sharded):
     placement = make_placement(4, 2) if sharded else None
     save_file(tensors, tmp_path / FILE)
     config = read_config(saved)
-    given = dict(dtype="bfloat16", placement=placement)
-    load_backbone(tmp_path, "bert", config, **given)
+    options = dict(dtype="bfloat16", placement=placement)
+    load_backbone(tmp_path, "bert", config, **options)
     tensors[NAME][-1, -1] = value
     save_file(tensors, tmp_path / FILE)
     with pytest.raises(InputError) as error:
-        load_backbone(tmp_path, "bert", config, **given)
+        load_backbone(tmp_path, "bert", config, **options)
     assert f"{NAME} in {tmp_path / FILE} contains NaN or infinity" in str(error.value)
     assert "optim.lr" not in str(error.value) and "\n" not in str(error.value)

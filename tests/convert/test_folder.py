@@ -121,6 +121,6 @@ def test_only_needed_files_are_fetched(tmp_path, monkeypatch, weights):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert resolve("owner/tiny", "v1") == tmp_path
-    got = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     text = {"config.json", "vocab.txt", "tokenizer.json", "sentencepiece.bpe.model"}
-    assert got == text | set(weights or ["pytorch_model.bin"])
+    assert files == text | set(weights or ["pytorch_model.bin"])

@@ -52,15 +52,15 @@ def test_an_export_is_read_from_the_cache(offline):
 
 
 @pytest.mark.parametrize(
-    "place, told",
+    "place, message",
     [
         ("hub:owner/other", "hub:owner/other could not be downloaded"),
         ("hub:prompt", "'prompt' is not a Hub repository; use owner/name"),
         ("hub:a/b/c", "'a/b/c' is not a Hub repository"),
     ],
 )
-def test_what_is_not_there_is_named(offline, place, told):
-    with pytest.raises(InputError, match=told):
+def test_what_is_not_there_is_named(offline, place, message):
+    with pytest.raises(InputError, match=message):
         read_export(place)
 
 
@@ -155,10 +155,10 @@ def test_an_adapter_of_the_hub_is_read(offline):
 
 def test_an_adapter_without_names_of_classes_says_how_many_outputs_it_has(tmp_path):
     head = {"classifier.weight": np.ones((1, 8)), "classifier.bias": np.ones(1)}
-    own = dict(base="owner/bert", layers=2, heads=2, soft=np.ones((2, 8)), head=head)
-    write_peft(tmp_path, **own)
+    fields = dict(base="owner/bert", layers=2, heads=2, soft=np.ones((2, 8)), head=head)
+    write_peft(tmp_path, **fields)
     metadata = make_metadata(task={"labels": [], "number": "score"})
-    text = write_peft_card(tmp_path, metadata, num_outputs(own)).read_text()
+    text = write_peft_card(tmp_path, metadata, num_outputs(fields)).read_text()
     assert f"from_pretrained({str(tmp_path)!r}, num_labels=1)" in text
     text = write_peft_card(tmp_path, METADATA, 2).read_text()
     assert "id2label={0: 'bad', 1: 'good'})" in text

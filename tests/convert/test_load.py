@@ -126,9 +126,9 @@ def test_names_of_old_checkpoints(folder):
         return old
 
     rewrite(folder, to_old)
-    got = load(folder)
-    assert got.report == expected.report
-    assert_same_params(got.params, expected.params)
+    loaded = load(folder)
+    assert loaded.report == expected.report
+    assert_same_params(loaded.params, expected.params)
 
 
 def test_a_tensor_under_two_names_is_reported_where_its_numbers_differ(folder):
@@ -159,14 +159,14 @@ def test_any_changed_number_changes_the_fingerprint(folder, name):
 
 
 def test_fingerprint_tells_swapped_layers_and_dtypes(folder):
-    seen = {load(folder).report.fingerprint}
+    fingerprints = {load(folder).report.fingerprint}
     other = QUERY.replace("layer.1", "layer.0")
     rewrite(folder, lambda t: t | {QUERY: t[other], other: t[QUERY]})
-    seen.add(load(folder).report.fingerprint)
+    fingerprints.add(load(folder).report.fingerprint)
     rewrite(folder, lambda t: t | {QUERY: t[QUERY].astype(np.float16)})
-    seen.add(load(folder).report.fingerprint)
-    assert len(seen) == 3
-    assert load(folder, dtype="bfloat16").report.fingerprint in seen
+    fingerprints.add(load(folder).report.fingerprint)
+    assert len(fingerprints) == 3
+    assert load(folder, dtype="bfloat16").report.fingerprint in fingerprints
 
 
 @pytest.mark.parametrize("file_dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
@@ -298,9 +298,9 @@ def test_one_fingerprint_for_every_layout(saved, folders, tmp_path, name, model)
     }[name]  # fmt: skip
     rewrite(layouts["other"], lambda tensors: {rename(n): t for n, t in tensors.items()})
     for layout, path in layouts.items():
-        got = load_folder(path)
-        assert got.report == expected.report, layout
-        assert_same_params(got.params, expected.params)
+        loaded = load_folder(path)
+        assert loaded.report == expected.report, layout
+        assert_same_params(loaded.params, expected.params)
 
 
 @pytest.mark.parametrize("copies", [*zip(COPIES[:2]), COPIES, (*COPIES, "shared.weight")])
@@ -312,9 +312,9 @@ def test_copies_of_the_word_table_are_one(saved, folders, copies):
         return tensors | {name: table.copy() for name in copies}
 
     rewrite(folder, change)
-    got = load_folder(folder)
-    assert got.report == expected.report
-    assert_same_params(got.params, expected.params)
+    loaded = load_folder(folder)
+    assert loaded.report == expected.report
+    assert_same_params(loaded.params, expected.params)
 
 
 @pytest.mark.parametrize("name", COPIES[:2])
@@ -322,9 +322,9 @@ def test_shared_is_read_where_another_word_table_differs(saved, folders, name):
     """Torch's decoder and logits read `shared`; the report tells of the other table."""
     expected, folder = load_folder(saved / "t5"), folders("t5")
     rewrite(folder, lambda tensors: tensors | {name: tensors["shared.weight"] + 1})
-    got = load_folder(folder)
-    assert got.report == expected.report._replace(unused=(name,))
-    assert_same_params(got.params, expected.params)
+    loaded = load_folder(folder)
+    assert loaded.report == expected.report._replace(unused=(name,))
+    assert_same_params(loaded.params, expected.params)
 
 
 def test_what_is_not_ours_is_reported_unused(tmp_path, folders):
@@ -362,8 +362,8 @@ def test_a_config_of_fewer_layers_than_the_file_is_refused(folders, family, name
 def test_weights_that_another_library_has_quantized_are_named(folders):
     folder = folders("gpt2")
     path = folder / "config.json"
-    held = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | held))
+    quantization = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | quantization))
     load_folder(folder)  # they may stand as numbers all the same
     name = "transformer.h.0.mlp.c_fc.weight"
     for tensor in (np.ones((72, 1), np.uint8), None):  # as bitsandbytes has them; as GPTQ has
@@ -425,13 +425,13 @@ def test_rescale_divides_what_writes_into_the_stream(folders, file_dtype):
     plain, divided = (load_folder(folder, rescale=factor) for factor in (1.0, 100.0))
     assert plain.report == divided.report
     by = {"attention/out": 100, "cross/out": 100, "embed/word": 100, "mlp/up": 10, "mlp/down": 10}
-    found = flatten(divided.params)
+    flat = flatten(divided.params)
     for name, leaf in flatten(plain.params).items():
         factor = next((f for part, f in by.items() if part in name), 1)
-        assert found[name].dtype == np.float32
-        np.testing.assert_allclose(found[name] * factor, leaf, rtol=2e-7, err_msg=name)
+        assert flat[name].dtype == np.float32
+        np.testing.assert_allclose(flat[name] * factor, leaf, rtol=2e-7, err_msg=name)
     half = load_folder(folder, rescale=100.0, dtype="bfloat16").params["embed"]["word"]["table"]
-    np.testing.assert_array_equal(half, found["embed/word/table"].astype(half.dtype))
+    np.testing.assert_array_equal(half, flat["embed/word/table"].astype(half.dtype))
 
 
 def test_rescale_of_an_ungated_gelu_is_an_error(saved):

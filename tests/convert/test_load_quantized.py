@@ -54,24 +54,24 @@ def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantiz
     data, model, fsdp = MESHES[mesh]
     placement = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[: data * model])
     plain = load(saved, family, placement=placement)
-    found = load(saved, family, quantize=quantize, placement=placement)
-    check_divisible(placement, flatten({"backbone": found.params}))
+    loaded = load(saved, family, quantize=quantize, placement=placement)
+    check_divisible(placement, flatten({"backbone": loaded.params}))
     expected = quantize_params(jax.device_get(plain.params), BITS[quantize])
-    assert_equal(jax.device_get(found.params), expected)
-    assert count(found.params) == count(plain.params)
-    assert found.report.bytes == sum(x.nbytes for x in jax.tree.leaves(found.params))
-    own = found.report.fingerprint
-    assert own == f"{quantize}-{plain.report.fingerprint}"
-    assert own == load(saved, family, quantize=quantize).report.fingerprint
-    query = flatten({"backbone": found.params})
+    assert_equal(jax.device_get(loaded.params), expected)
+    assert count(loaded.params) == count(plain.params)
+    assert loaded.report.bytes == sum(x.nbytes for x in jax.tree.leaves(loaded.params))
+    fingerprint = loaded.report.fingerprint
+    assert fingerprint == f"{quantize}-{plain.report.fingerprint}"
+    assert fingerprint == load(saved, family, quantize=quantize).report.fingerprint
+    query = flatten({"backbone": loaded.params})
     name = next(n for n in query if n.endswith(("up/kernel/codes", "gate/kernel/codes")))
     assert query[name].sharding.is_fully_replicated == (mesh == "one")
 
 
 def test_a_divided_residual_stream_is_quantized_after_the_division(saved):
     plain = load(saved, "t5", rescale=10.0)
-    found = load(saved, "t5", rescale=10.0, quantize="int8")
-    assert_equal(found.params, quantize_params(plain.params, 8))
+    loaded = load(saved, "t5", rescale=10.0, quantize="int8")
+    assert_equal(loaded.params, quantize_params(plain.params, 8))
 
 
 def test_sizes_that_blocks_do_not_divide_are_refused(tmp_path):
@@ -110,40 +110,44 @@ def gguf_of(tmp_path):
 def test_blocks_of_a_gguf_file_are_taken_over(gguf_of, quant, quantize):
     path = gguf_of(quant)
     plain = load_backbone(path, "llama", read_config(path))
-    found = load_backbone(path, "llama", read_config(path), quantize=quantize)
-    assert_equal(jax.jit(dequantize_tree, static_argnums=1)(found.params, np.float32), plain.params)
-    assert found.report.requantized == 0
+    loaded = load_backbone(path, "llama", read_config(path), quantize=quantize)
+    assert_equal(
+        jax.jit(dequantize_tree, static_argnums=1)(loaded.params, np.float32), plain.params
+    )
+    assert loaded.report.requantized == 0
 
 
 def test_codes_that_are_taken_over_have_a_fingerprint_of_their_own(gguf_of):
     """Those that are made of the same numbers differ from them."""
-    kept, made = gguf_of("Q8_0"), gguf_of("F32")
+    int8_file, float_file = gguf_of("Q8_0"), gguf_of("F32")
     numbers, codes, other = (
         load_backbone(path, "llama", read_config(path), quantize=quantize)
-        for path, quantize in ((kept, "none"), (kept, "int8"), (kept, "int4"))
+        for path, quantize in ((int8_file, "none"), (int8_file, "int8"), (int8_file, "int4"))
     )
     assert codes.report.fingerprint != f"int8-{numbers.report.fingerprint}"
     # 4 bits cannot take 8 over, so that these are made of the numbers.
     assert other.report.fingerprint == f"int4-{numbers.report.fingerprint}"
-    plain = load_backbone(made, "llama", read_config(made), quantize="int8").report.fingerprint
-    bare = load_backbone(made, "llama", read_config(made)).report.fingerprint
+    plain = load_backbone(
+        float_file, "llama", read_config(float_file), quantize="int8"
+    ).report.fingerprint
+    bare = load_backbone(float_file, "llama", read_config(float_file)).report.fingerprint
     assert plain == f"int8-{bare}"
 
 
 def test_codes_of_a_gguf_file_lie_on_a_mesh(gguf_of):
     path = gguf_of("Q4_1")
     placement = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
-    plain, found = (
+    plain, actual = (
         load_backbone(path, "llama", read_config(path), quantize="int4", placement=where)
         for where in (None, placement)
     )
-    assert_equal(jax.device_get(found.params), plain.params)
-    assert found.report.fingerprint == plain.report.fingerprint
+    assert_equal(jax.device_get(actual.params), plain.params)
+    assert actual.report.fingerprint == plain.report.fingerprint
 
 
 def test_what_has_more_bits_in_the_file_is_quantized_anew(gguf_of):
     path = gguf_of("Q8_0")
     plain = load_backbone(path, "llama", read_config(path))
-    found = load_backbone(path, "llama", read_config(path), quantize="int4")
-    assert_equal(found.params, quantize_params(plain.params, 4))
-    assert found.report.requantized == 2 * 7 + 2  # layers, and both tables
+    loaded = load_backbone(path, "llama", read_config(path), quantize="int4")
+    assert_equal(loaded.params, quantize_params(plain.params, 4))
+    assert loaded.report.requantized == 2 * 7 + 2  # layers, and both tables

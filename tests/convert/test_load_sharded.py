@@ -87,17 +87,21 @@ def stored_bytes(folder):
     return sum(tensor.nbytes for tensors in files for tensor in tensors.values())
 
 
-def assert_holds(found, expected, placement):
+def assert_holds(actual, expected, placement):
     """Compares a leaf bit for bit, its padding with zeros, and checks where it lives."""
-    for name, leaf in found.items():
-        own = expected[name]
-        assert leaf.sharding == placement.param_sharding(f"backbone/{name}", own.shape), name
+    for name, leaf in actual.items():
+        expected_part = expected[name]
+        assert leaf.sharding == placement.param_sharding(f"backbone/{name}", expected_part.shape), (
+            name
+        )
         in_vocab = name in ("embed/word/table", "lm/table", "mlm/table", "mlm/bias")
-        rows = placement.padded_vocab(VOCAB) if in_vocab else own.shape[0]
-        assert leaf.shape == (rows, *own.shape[1:]) and leaf.dtype == own.dtype, name
+        rows = placement.padded_vocab(VOCAB) if in_vocab else expected_part.shape[0]
+        assert (
+            leaf.shape == (rows, *expected_part.shape[1:]) and leaf.dtype == expected_part.dtype
+        ), name
         values = np.asarray(leaf)
-        assert values[: len(own)].tobytes() == own.tobytes(), name
-        assert not values[len(own) :].any(), name
+        assert values[: len(expected_part)].tobytes() == expected_part.tobytes(), name
+        assert not values[len(expected_part) :].any(), name
         parts = [placement.mesh.shape[axis] for axis in leaf.sharding.spec if axis]
         for shard in leaf.addressable_shards:
             assert shard.data.nbytes * np.prod(parts, dtype=int) == leaf.nbytes, name
@@ -109,13 +113,13 @@ def test_every_device_holds_its_part(saved, family, dtype, placement):
     plain, sharded = (
         load_folder(saved / family, dtype=dtype, placement=p) for p in (None, placement)
     )
-    found, expected = tree.flatten(sharded.params), tree.flatten(plain.params)
-    assert found.keys() == expected.keys()
+    flat, expected = tree.flatten(sharded.params), tree.flatten(plain.params)
+    assert flat.keys() == expected.keys()
     assert all(isinstance(leaf, np.ndarray) for leaf in expected.values())
-    assert_holds(found, expected, placement)
-    assert sharded.report == plain.report._replace(bytes=tree.count(found) * leaf_size(found))
+    assert_holds(flat, expected, placement)
+    assert sharded.report == plain.report._replace(bytes=tree.count(flat) * leaf_size(flat))
     if placement.mesh.size > 1:
-        assert any(not leaf.sharding.is_fully_replicated for leaf in found.values())
+        assert any(not leaf.sharding.is_fully_replicated for leaf in flat.values())
 
 
 def leaf_size(flat):
@@ -142,9 +146,9 @@ def test_blocks_may_be_of_any_size(saved, monkeypatch):
         monkeypatch.setattr(weights, "_BLOCK_BYTES", block)
         monkeypatch.setattr(tensor_reader, "_TILE", tile)
         monkeypatch.setattr(tensor_reader, "_THREADS", threads)
-        found, report = load_folder(saved / "t5", placement=placement)
+        loaded, report = load_folder(saved / "t5", placement=placement)
         assert report.fingerprint == load_folder(saved / "t5").report.fingerprint
-        assert_holds(tree.flatten(found), expected, placement)
+        assert_holds(tree.flatten(loaded), expected, placement)
 
 
 @pytest.mark.parametrize("family", ["t5", "bert"])
@@ -157,8 +161,8 @@ def test_no_byte_is_read_twice(saved, family, placement, count_bytes):
 
 def test_equal_shards_share_the_hosts_memory(saved):
     """A CPU's devices read the array that was filled."""
-    found = tree.flatten(load_folder(saved / "t5", placement=make_placement(8, 1)).params)
-    for name, leaf in found.items():
+    flat = tree.flatten(load_folder(saved / "t5", placement=make_placement(8, 1)).params)
+    for name, leaf in flat.items():
         places = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
         assert len(places) == 1, name
 
@@ -173,20 +177,20 @@ def test_each_host_reads_its_shards_and_hashes_its_part(saved, tmp_path, mesh):
         processes.start_all(2, [JOB, folder, model, fsdp])
         codes = processes.wait()
         assert codes == [0, 0], processes.told()
-        found = [json.loads(processes.out(i)) for i in range(2)]
+        actual = [json.loads(processes.out(i)) for i in range(2)]
     plain, total = load_folder(folder), stored_bytes(folder)
     devices = jax.devices()[:4]
     whole = load_folder(
         folder, placement=make_placement(-1, model, fsdp=bool(fsdp), devices=devices)
     )
-    for answer in found:
+    for answer in actual:
         assert answer["fingerprint"] == plain.report.fingerprint
     for name, leaf in tree.flatten(whole.params).items():
         expected = hashes(leaf)
-        first, second = (answer["shards"][name] for answer in found)
+        first, second = (answer["shards"][name] for answer in actual)
         assert first.items() <= expected.items() and second.items() <= expected.items(), name
         assert first.keys() | second.keys() == expected.keys(), name
-    reads = [answer["read"] for answer in found]
+    reads = [answer["read"] for answer in actual]
     if mesh == "model":  # half of the tables, queries, keys, values and of the way up, once
         assert sum(reads) < 1.75 * total and max(reads) < 0.9 * total
     elif mesh == "fsdp":  # here what writes into the stream is needed by rows: o and wo

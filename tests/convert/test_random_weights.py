@@ -78,13 +78,13 @@ def test_as_transformers_draws(tmp_path, kind):
     torch.manual_seed(1)
     model_class(model_class.config_class(**config)).save_pretrained(tmp_path)
     expected = flatten(load_backbone(tmp_path, family, read_config(tmp_path)).params)
-    found = flatten(draw(kind).params)
+    flat = flatten(draw(kind).params)
     if kind == "t5-gated":  # transformers 5 ties every T5; Mesh TensorFlow's is 1 / sqrt(inputs)
         rng = np.random.default_rng(0)
         expected["lm/table"] = rng.normal(0, 0.5 / math.sqrt(48), (203, 48))
-    assert found.keys() == expected.keys()
+    assert flat.keys() == expected.keys()
     for path, leaf in expected.items():
-        ours, theirs = (np.asarray(x, np.float64) for x in (found[path], leaf))
+        ours, theirs = (np.asarray(x, np.float64) for x in (flat[path], leaf))
         assert ours.shape == theirs.shape, path
         if theirs.std() == 0:
             np.testing.assert_array_equal(ours, theirs, err_msg=path)
@@ -115,15 +115,15 @@ def test_every_parameter_of_the_module_is_there(kind, mesh):
     module = make_backbone(family, config, heads)
     module = module.clone(cfg=dataclasses.replace(module.cfg, rows=204 if mesh[1] == 4 else 203))
     shapes = {name: leaf.shape for name, leaf in backbone_shapes(module).items()}
-    found = flatten({"backbone": loaded.params})
-    assert {name: leaf.shape for name, leaf in found.items()} == shapes
+    flat = flatten({"backbone": loaded.params})
+    assert {name: leaf.shape for name, leaf in flat.items()} == shapes
     place = make_placement(*mesh, devices=jax.devices()[: mesh[0] * mesh[1]], fsdp=True)
-    for name, leaf in found.items():
+    for name, leaf in flat.items():
         assert leaf.sharding == place.param_sharding(name, leaf.shape), name
-    assert loaded.report.bytes == sum(leaf.nbytes for leaf in found.values())
+    assert loaded.report.bytes == sum(leaf.nbytes for leaf in flat.values())
     assert loaded.report.heads == () and loaded.report.absent == tuple(heads)
     assert loaded.report.tied == (
-        "table" not in str([n for n in found if "/mlm/" in n or "/lm/" in n])
+        "table" not in str([n for n in flat if "/mlm/" in n or "/lm/" in n])
     )
 
 
@@ -132,9 +132,9 @@ def test_the_same_on_every_mesh(kind):
     """Rows of padding are zero, and nothing else differs."""
     one, many = draw(kind), draw(kind, mesh=(2, 4))
     assert one.report.fingerprint == many.report.fingerprint
-    found = flatten(many.params)
+    flat = flatten(many.params)
     for name, leaf in flatten(one.params).items():
-        other, rows = np.asarray(found[name]), len(leaf)
+        other, rows = np.asarray(flat[name]), len(leaf)
         np.testing.assert_array_equal(other[:rows], leaf, err_msg=name)
         assert not other[rows:].any()
 
@@ -144,9 +144,9 @@ def test_names_seeds_and_parts_differ():
     trees = [flatten(loaded.params) for loaded in (
         base, draw("generator", seed=1), draw("generator", part="generator")
     )]  # fmt: skip
-    drawn = [np.asarray(tree[name]).ravel()[:96] for tree in trees for name in tree]
-    drawn = [x.tobytes() for x in drawn if x.std() > 0]
-    assert len(drawn) > 30 and len(set(drawn)) == len(drawn)
+    values = [np.asarray(tree[name]).ravel()[:96] for tree in trees for name in tree]
+    values = [x.tobytes() for x in values if x.std() > 0]
+    assert len(values) > 30 and len(set(values)) == len(values)
     kernel = np.asarray(trees[0]["layers/mlp/up/kernel"])
     assert len({layer.tobytes() for layer in kernel}) == 3
     marks = {draw("generator", seed=s, part=p).report.fingerprint
@@ -187,10 +187,10 @@ def test_two_processes_draw_what_one_draws(tmp_path):
         assert processes.wait() == [0, 0], processes.told()
     place = make_placement(1, 1, devices=jax.devices()[:1])
     expected = flatten(init_backbone("bert", config, ["mlm"], seed=5, placement=place).params)
-    found = flatten(load_backbone(tmp_path / "out", "bert", config).params)
-    assert found.keys() == expected.keys()
+    flat = flatten(load_backbone(tmp_path / "out", "bert", config).params)
+    assert flat.keys() == expected.keys()
     for name, leaf in expected.items():
-        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+        np.testing.assert_array_equal(flat[name], leaf, err_msg=name)
 
 
 def test_heads_that_a_checkpoint_lacks(tmp_path):
@@ -205,8 +205,8 @@ def test_heads_that_a_checkpoint_lacks(tmp_path):
     for part in ("embed", "layers"):
         old = flatten(loaded.params[part])
         assert all(leaf is old[name] for name, leaf in flatten(params[part]).items())
-    drawn = init_backbone("bert", config, ["mlm"], seed=0, placement=place).params["mlm"]
-    for name, leaf in flatten(drawn).items():
+    random_head = init_backbone("bert", config, ["mlm"], seed=0, placement=place).params["mlm"]
+    for name, leaf in flatten(random_head).items():
         np.testing.assert_array_equal(flatten(params["mlm"])[name], leaf)
     both = with_heads(loaded, "bert", config, ["pooler", "mlm"], seed=0, placement=place)
     assert both.report.heads == ("pooler",) and both.report.absent == ("mlm",)
@@ -230,13 +230,13 @@ def test_a_fresh_head_may_be_untied(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family, head, known", [("bert", "rtd", "pooler or mlm"), ("t5", "mlm", "lm"),
+    "family, head, heads", [("bert", "rtd", "pooler or mlm"), ("t5", "mlm", "lm"),
                             ("electra", "lm", "mlm or rtd")],
 )  # fmt: skip
-def test_a_head_that_the_family_has_not_is_an_error(family, head, known):
+def test_a_head_that_the_family_has_not_is_an_error(family, head, heads):
     place = make_placement(1, 1, devices=jax.devices()[:1])
     kind = {"bert": "bert", "t5": "t5", "electra": "generator"}[family]
-    message = f"an? {family} has no {head} head; use an objective for {known}, or another backbone"
+    message = f"an? {family} has no {head} head; use an objective for {heads}, or another backbone"
     with pytest.raises(InputError, match=message):
         init_backbone(family, MODELS[kind][2], [head], seed=0, placement=place)
     with pytest.raises(InputError, match=message):

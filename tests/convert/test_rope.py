@@ -46,11 +46,11 @@ def test_the_trained_length_of_the_whole_config_stands_before_that_of_the_block(
         hidden_size=32, num_attention_heads=2, rope_parameters=dict(block), **fields
     )
     expected, factor = ROPE_INIT_FUNCTIONS[block["rope_type"]](config, "cpu")
-    found = read_rotary({"rope_parameters": dict(block), **fields}, 16, 2048)
-    np.testing.assert_allclose(found.frequencies, expected, rtol=1e-5)
-    assert found.scale == pytest.approx(factor)
+    actual = read_rotary({"rope_parameters": dict(block), **fields}, 16, 2048)
+    np.testing.assert_allclose(actual.frequencies, expected, rtol=1e-5)
+    assert actual.scale == pytest.approx(factor)
     without = read_rotary({"rope_parameters": dict(block)}, 16, 2048)
-    assert np.abs(np.array(found.frequencies) - without.frequencies).max() > 0.01
+    assert np.abs(np.array(actual.frequencies) - without.frequencies).max() > 0.01
 
 
 @pytest.mark.parametrize(

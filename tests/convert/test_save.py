@@ -27,20 +27,20 @@ from jaxprompt.tree import flatten
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Returns a function of a kind that makes each folder once."""
-    root, made = tmp_path_factory.mktemp("saved"), set()
+    root, saved_names = tmp_path_factory.mktemp("saved"), set()
 
     def make(kind):
-        if kind not in made:
+        if kind not in saved_names:
             save_model(root / kind, kind)
-            made.add(kind)
+            saved_names.add(kind)
         return root / kind
 
     return make
 
 
 def write(folder, source, loaded, family="bert", **options):
-    given = dict(tokenizer=source, card=CARD, run="this") | options
-    return save_backbone(folder, family, read_config(source), loaded.params, **given)
+    options_of_save = dict(tokenizer=source, card=CARD, run="this") | options
+    return save_backbone(folder, family, read_config(source), loaded.params, **options_of_save)
 
 
 @pytest.mark.parametrize("mesh", [None, (1, 1), (2, 4)])
@@ -107,9 +107,9 @@ def test_rescale_is_undone(saved, tmp_path, factor, tolerance):
     source = saved("t5-gated")
     plain, divided = load_folder(source, "t5"), load_folder(source, "t5", rescale=factor)
     write(tmp_path / "out", source, divided, "t5", rescale=factor)
-    found = flatten(load_folder(tmp_path / "out", "t5").params)
+    flat = flatten(load_folder(tmp_path / "out", "t5").params)
     for name, leaf in flatten(plain.params).items():
-        np.testing.assert_allclose(found[name], leaf, rtol=tolerance, err_msg=name)
+        np.testing.assert_allclose(flat[name], leaf, rtol=tolerance, err_msg=name)
 
 
 def test_config_keeps_what_was_said(saved, tmp_path):
@@ -118,12 +118,12 @@ def test_config_keeps_what_was_said(saved, tmp_path):
     loaded = load_folder(source, "t5")
     options = dict(tokenizer=source, card=CARD, run="r")
     save_backbone(tmp_path / "out", "t5", config, loaded.params, **options)
-    found = read_config(tmp_path / "out")
-    assert found["architectures"] == ["T5ForConditionalGeneration"]
-    assert found["dtype"] == "float32" and "torch_dtype" not in found
-    assert found["task_specific_params"] == {"a": 1}
-    assert found["tie_word_embeddings"] is False and found["scale_decoder_outputs"] is False
-    assert found["transformers_version"] == transformers.__version__
+    actual = read_config(tmp_path / "out")
+    assert actual["architectures"] == ["T5ForConditionalGeneration"]
+    assert actual["dtype"] == "float32" and "torch_dtype" not in actual
+    assert actual["task_specific_params"] == {"a": 1}
+    assert actual["tie_word_embeddings"] is False and actual["scale_decoder_outputs"] is False
+    assert actual["transformers_version"] == transformers.__version__
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_config_keeps_what_was_said(saved, tmp_path):
     ],
 )
 def test_the_class_that_loads_it_is_named(family, heads, kind, expected):
-    found = save.saved_config(family, {"model_type": kind}, heads)
-    assert found["architectures"] == [expected] and hasattr(transformers, expected)
+    actual = save.saved_config(family, {"model_type": kind}, heads)
+    assert actual["architectures"] == [expected] and hasattr(transformers, expected)
 
 
 def test_a_config_that_transformers_refuses_is_one_line():
@@ -158,14 +158,14 @@ def test_tokenizer_and_card(saved, tmp_path):
     for name in ("vocab.txt", "spiece.model", "special_tokens_map.json", "notes.txt"):
         (source / name).write_text(name)
     write(tmp_path / "out", source, load_folder(source, "bert"))
-    found = {path.name for path in (tmp_path / "out").iterdir()}
-    assert found == {
+    actual = {path.name for path in (tmp_path / "out").iterdir()}
+    assert actual == {
         "config.json", "model.safetensors", "README.md", "training.json", "tokenizer.json",
         "vocab.txt", "spiece.model", "special_tokens_map.json",
     }  # fmt: skip
-    told = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert told.pop("versions")["transformers"] == transformers.__version__
-    assert told == {"run": "this"} | CARD
+    training = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert training.pop("versions")["transformers"] == transformers.__version__
+    assert training == {"run": "this"} | CARD
     text = (tmp_path / "out" / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: transformers\ntags:\n- jaxprompt\n---\n\n# out")
     for line in (
@@ -210,12 +210,12 @@ def test_of_two_processes_that_write_a_folder_one_is_refused(saved, tmp_path):
     """Both would write beside it, each into what the other moves to its place."""
     source, out = saved("bert"), tmp_path / "out"
     loaded = load_folder(source, "bert")
-    held = acquire_lock(tmp_path / ".out.lock", out, "")
+    lock = acquire_lock(tmp_path / ".out.lock", out, "")
     try:
         with pytest.raises(InputError, match=f"out is in use by process {os.getpid()} on .*; wait"):
             write(out, source, loaded)
     finally:
-        os.close(held)
+        os.close(lock)
     assert os.listdir(tmp_path) == [".out.lock"]
     write(out, source, loaded)
     assert os.listdir(tmp_path) == ["out"]
@@ -288,8 +288,10 @@ def test_two_processes_save_what_they_share(saved, tmp_path, kind):
     with Processes(tmp_path / "logs") as processes:
         processes.start_all(2, [job, source, tmp_path / "out"])
         assert processes.wait() == [0, 0], processes.told()
-        told = [processes.out(i).split("\n")[0] for i in range(2)]
-    assert told[0] == told[1] and "contains the model of another run" in told[0]
+        first_lines = [processes.out(i).split("\n")[0] for i in range(2)]
+    assert (
+        first_lines[0] == first_lines[1] and "contains the model of another run" in first_lines[0]
+    )
     again, expected = load_folder(tmp_path / "out", family), load_folder(source, family)
     assert again.report == expected.report
     assert_same_params(again.params, expected.params)

@@ -37,11 +37,11 @@ def read_all(folder):
         return {name: weights.read(name) for name in weights.entries}
 
 
-def assert_same(got, expected):
-    assert got.keys() == expected.keys()
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, array in expected.items():
-        assert got[name].dtype == array.dtype
-        assert got[name].tobytes() == array.tobytes()
+        assert actual[name].dtype == array.dtype
+        assert actual[name].tobytes() == array.tobytes()
 
 
 def save_shards(folder, tensors, save, pattern):

@@ -42,9 +42,9 @@ def make_corpus(folder, documents):
 def number_documents(lengths):
     """Makes documents of units of these lengths; each unit repeats its number, FIRST on."""
     number, documents = FIRST, []
-    for own in lengths:
-        documents.append([[number + i] * length for i, length in enumerate(own)])
-        number += len(own)
+    for unit_lengths in lengths:
+        documents.append([[number + i] * length for i, length in enumerate(unit_lengths)])
+        number += len(unit_lengths)
     return documents
 
 
@@ -106,12 +106,12 @@ def guess_by_trees(examples):
     query, options = lengths[:, :1], lengths[:, 1:]
     gaps = options - query
     ranks = [x.argsort(1).argsort(1) for x in (options, abs(gaps))]
-    seen = np.concatenate([query, options, gaps, abs(gaps), *ranks], 1)
+    inputs = np.concatenate([query, options, gaps, abs(gaps), *ranks], 1)
     trees = HistGradientBoostingClassifier(
         max_iter=15, learning_rate=0.2, max_leaf_nodes=8, early_stopping=False
     )
     with threadpool_limits(1):  # threads wait for each other where tests run side by side
-        return (cross_val_predict(trees, seen, labels, cv=3) == labels).mean()
+        return (cross_val_predict(trees, inputs, labels, cv=3) == labels).mean()
 
 
 def make_encoder(

@@ -78,8 +78,8 @@ def test_documents_and_units(folder, tiny, tmp_path):
     for number, units in enumerate(EXPECTED):
         assert corpus.tokens(number).tolist() == sum(units, [])
         assert corpus.unit_lengths(number).tolist() == [len(unit) for unit in units]
-        own = corpus.units(number)
-        assert [corpus.unit(i).tolist() for i in own] == units
+        document_units = corpus.units(number)
+        assert [corpus.unit(i).tolist() for i in document_units] == units
     assert corpus.lengths().tolist() == [3, 6, 3]
     every = sum(sum(EXPECTED, []), [])
     assert corpus.token_counts().tolist() == np.bincount(every).tolist()
@@ -358,8 +358,8 @@ def start(tmp_path, source, store, processes, limit=0, guard='if __name__ == "__
 
 def parts(store):
     """Files of what is not finished, by size."""
-    found = Path(store).glob(".*.part/*") if Path(store).is_dir() else ()
-    return {path.name: path.stat().st_size for path in found}
+    actual = Path(store).glob(".*.part/*") if Path(store).is_dir() else ()
+    return {path.name: path.stat().st_size for path in actual}
 
 
 @pytest.mark.long

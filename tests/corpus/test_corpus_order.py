@@ -18,17 +18,17 @@ def chi_square(counts, cells):
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 64, 65, 1000, 4097])
 def test_a_shuffle_holds_every_number_once(n):
-    found = [Shuffle(n, 5, 1)[i] for i in range(n)]
-    assert list(Shuffle(n, 5, 1)) == found
-    assert len(Shuffle(n, 5)) == n and sorted(found) == list(range(n))
+    actual = [Shuffle(n, 5, 1)[i] for i in range(n)]
+    assert list(Shuffle(n, 5, 1)) == actual
+    assert len(Shuffle(n, 5)) == n and sorted(actual) == list(range(n))
     for outside in (-1, n):
         with pytest.raises(IndexError):
             Shuffle(n, 5)[outside]
 
 
 def test_a_shuffle_depends_on_its_seeds_alone():
-    known = [0, 2, 3, 4, 7, 1, 8, 6, 9, 5]
-    assert [list(Shuffle(10, 3, 4)) for _ in range(2)] == [known, known]
+    expected = [0, 2, 3, 4, 7, 1, 8, 6, 9, 5]
+    assert [list(Shuffle(10, 3, 4)) for _ in range(2)] == [expected, expected]
     assert len({tuple(Shuffle(10, *seeds)) for seeds in [(3, 4), (4, 3), (3,), (3, 0)]}) == 4
 
 
@@ -45,20 +45,20 @@ def test_places_and_neighbours_of_many_look_random():
 
 def test_a_place_among_billions():
     order = Shuffle(2**40 + 7, 1)
-    found = [order[i] for i in range(0, 2**40, 2**31)]
-    assert len(set(found)) == len(found) and max(found) < 2**40 + 7
-    assert 0.4 < np.mean(found) / 2**40 < 0.6
+    actual = [order[i] for i in range(0, 2**40, 2**31)]
+    assert len(set(actual)) == len(actual) and max(actual) < 2**40 + 7
+    assert 0.4 < np.mean(actual) / 2**40 < 0.6
 
 
 def test_documents_are_divided_by_seed():
-    train, held = split_held_out(1000, 0.1, seed=3)
-    assert len(train) == 900 and len(held) == 100
-    assert sorted([*train, *held]) == list(range(1000))
+    train, held_out = split_held_out(1000, 0.1, seed=3)
+    assert len(train) == 900 and len(held_out) == 100
+    assert sorted([*train, *held_out]) == list(range(1000))
     assert [list(side) for side in split_held_out(1000, 0.1, seed=3)] == [
         train.tolist(),
-        held.tolist(),
+        held_out.tolist(),
     ]
-    assert set(split_held_out(1000, 0.1, seed=4)[1]) != set(held)
+    assert set(split_held_out(1000, 0.1, seed=4)[1]) != set(held_out)
     assert len(split_held_out(10, 0.001, seed=0)[1]) == 1
     assert len(split_held_out(10, 0, seed=0)[1]) == 0
 

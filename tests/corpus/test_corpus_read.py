@@ -104,9 +104,9 @@ def test_a_name_that_is_not_utf8(tmp_path):
 )
 def test_what_is_a_document_of_a_text_file(tmp_path, documents, expected):
     (tmp_path / "x.txt").write_bytes(b"\n one\ntwo\n \n\n\nthree\r\n\r\nfour")
-    found = read_all(tmp_path, documents=documents)
-    assert [text.strip() for text in found] == [text.strip() for text in expected]
-    assert "".join(found).split() == "".join(expected).split()
+    rows = read_all(tmp_path, documents=documents)
+    assert [text.strip() for text in rows] == [text.strip() for text in expected]
+    assert "".join(rows).split() == "".join(expected).split()
 
 
 def test_hub_and_tfds(monkeypatch):
@@ -159,10 +159,8 @@ def test_undecodable_bytes_of_a_text(tmp_path, documents):
     with pytest.raises(InputError, match=rf"x.txt.*at offset {data.index(0xE9)} ") as error:
         read_all(tmp_path, documents=documents)
     assert ("x.txt:3:" in str(error.value)) == (documents != "file")
-    found = read_all(tmp_path, documents=documents, on_error="skip")
-    assert [text.strip() for text in found] == ["good", "fine", "whole"][
-        2 * (documents == "file") :
-    ]
+    rows = read_all(tmp_path, documents=documents, on_error="skip")
+    assert [text.strip() for text in rows] == ["good", "fine", "whole"][2 * (documents == "file") :]
 
 
 FLAWS = {
@@ -254,15 +252,17 @@ def test_a_document_over_the_limit_is_never_held(tmp_path, name):
     with open(path, "ab") as file:
         file.write(b'\n{"text": "next"}\n')
     tracemalloc.start()
-    told = "a document of over 1,000,000 bytes; raise corpus.max_document, or set corpus.doc"
+    message = "a document of over 1,000,000 bytes; raise corpus.max_document, or set corpus.doc"
     if name == "x.jsonl":
-        told = "a line of over 8,000,000 bytes, 8 x corpus.max_document; raise corpus.max_document"
-    with pytest.raises(InputError, match=told):
+        message = (
+            "a line of over 8,000,000 bytes, 8 x corpus.max_document; raise corpus.max_document"
+        )
+    with pytest.raises(InputError, match=message):
         read_all(path, max_document=10**6)
-    found = read_all(path, max_document=10**6, on_error="skip", documents="line")
+    rows = read_all(path, max_document=10**6, on_error="skip", documents="line")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found == (["next"] if name == "x.jsonl" else ['{"text": "next"}\n'])
+    assert rows == (["next"] if name == "x.jsonl" else ['{"text": "next"}\n'])
     assert peak < 2 ** (25 if name == "x.jsonl" else 23)
 
 
@@ -318,8 +318,8 @@ def test_chinese_sentences():
 
 def test_a_sentence_goes_on_over_the_lines_of_a_wrapped_paragraph():
     text = "It was a long\nsentence. The\nnext.\n\nThe last"
-    found = split(text, "sentence", "blank")
-    assert found == ["It was a long sentence.", "The next.", "The last"]
+    actual = split(text, "sentence", "blank")
+    assert actual == ["It was a long sentence.", "The next.", "The last"]
 
 
 def test_endless_units_are_cut():

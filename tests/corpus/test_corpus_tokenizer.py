@@ -43,17 +43,20 @@ def test_a_family_gets_its_own(family, trained, text):
     import transformers
 
     tokenizer = trained[family]
-    own = {
+    special_tokens = {
         "bert": transformers.BertTokenizer, "electra": transformers.BertTokenizer,
         "roberta": transformers.RobertaTokenizer, "gpt2": transformers.GPT2Tokenizer,
         "t5": transformers.T5Tokenizer,
     }  # fmt: skip
-    assert type(tokenizer) is own[family]
-    assert type(transformers.AutoTokenizer.from_pretrained(tokenizer.name_or_path)) is own[family]
+    assert type(tokenizer) is special_tokens[family]
+    assert (
+        type(transformers.AutoTokenizer.from_pretrained(tokenizer.name_or_path))
+        is special_tokens[family]
+    )
     assert len(tokenizer) == SIZE and sorted(tokenizer.get_vocab().values()) == list(range(SIZE))
     style = FAMILIES[family]
     sentinel = "<extra_id_{}>"
-    found = read_specials(tokenizer, style, eos=True, sentinel=sentinel, num_masks=2)
+    specials = read_specials(tokenizer, style, eos=True, sentinel=sentinel, num_masks=2)
     expected = {
         "bert": ((2,), (3,), (3,), (4,), 0),
         "electra": ((2,), (3,), (3,), (4,), 0),
@@ -61,8 +64,8 @@ def test_a_family_gets_its_own(family, trained, text):
         "gpt2": ((), (), (SIZE - 1,), (), SIZE - 1),
         "t5": ((), (1,), (1,), (SIZE - 1, SIZE - 2), 0),
     }
-    assert tuple(found[1:6]) == expected[family]
-    assert found.stop == {"gpt2": SIZE - 1, "t5": 1}.get(family, -1)  # what a text ends with
+    assert tuple(specials[1:6]) == expected[family]
+    assert specials.stop == {"gpt2": SIZE - 1, "t5": 1}.get(family, -1)  # what a text ends with
     with open(text) as file:
         chapter = json.loads(file.readline())["body"]
     (ids,) = encode_texts(tokenizer, [chapter])

@@ -91,18 +91,18 @@ def test_a_row_is_what_the_objective_makes_of_its_pieces(corpus, name, packed):
             for at, start, stop in plan.chunks(row)
         ]
         expected = objective(pieces, sample_rng(3, visit))
-        for found, text in ((batch.encoder, expected.encoder), (batch.decoder, expected.decoder)):
-            assert (found is None) == (text is None)
+        for actual, text in ((batch.encoder, expected.encoder), (batch.decoder, expected.decoder)):
+            assert (actual is None) == (text is None)
             if text is None:
                 continue
             n = len(text.ids)
-            assert found.mask[i].tolist() == [True] * n + [False] * (found.mask.shape[1] - n)
-            assert found.ids[i, :n].tolist() == text.ids.tolist()
-            assert (found.ids[i, n:] == PAD).all() and (found.slot[i] == -1).all()
-            assert found.positions[i, :n].tolist() == text.positions.tolist()
-            assert (found.segments is None) == (text.segments is None)
+            assert actual.mask[i].tolist() == [True] * n + [False] * (actual.mask.shape[1] - n)
+            assert actual.ids[i, :n].tolist() == text.ids.tolist()
+            assert (actual.ids[i, n:] == PAD).all() and (actual.slot[i] == -1).all()
+            assert actual.positions[i, :n].tolist() == text.positions.tolist()
+            assert (actual.segments is None) == (text.segments is None)
             if text.segments is not None:
-                assert found.segments[i, :n].tolist() == text.segments.tolist()
+                assert actual.segments[i, :n].tolist() == text.segments.tolist()
         m = len(expected.targets)
         assert batch.targets[i, :m].tolist() == expected.targets.tolist()
         assert batch.label_pos[i, :m].tolist() == expected.label_pos.tolist()
@@ -126,7 +126,7 @@ def test_every_epoch_visits_every_row_once(corpus):
         assert all((batch.weights == 1).all() for batch in epoch[:-1])
         assert {batch.encoder.ids.shape for batch in epoch} == {(BATCH, LENGTH)}
     visits.close()
-    texts, seen = (
+    texts, visited = (
         [
             {
                 row: text
@@ -138,7 +138,7 @@ def test_every_epoch_visits_every_row_once(corpus):
         for read in (restored, shown)
     )
     assert texts[0] == texts[1]  # the same text in a row, of which other tokens are hidden
-    assert sum(seen[0][row] != seen[1][row] for row in range(len(rows))) > 0.9 * len(rows)
+    assert sum(visited[0][row] != visited[1][row] for row in range(len(rows))) > 0.9 * len(rows)
 
 
 def test_a_batch_depends_on_seed_and_number_alone(corpus):
@@ -146,9 +146,9 @@ def test_a_batch_depends_on_seed_and_number_alone(corpus):
     one, ahead = (ShuffledBatches(rows, batch=BATCH, seed=4, prefetch=n) for n in (0, 3))
     expected = take(one, 12)
     assert all(map(same, take(ahead, 12), expected))
-    fresh = ShuffledBatches(rows, batch=BATCH, seed=4, prefetch=0)
-    fresh.set_state({**fresh.get_state(), "iterator": stand_at(rows, 9)})
-    assert same(next(fresh), expected[9])
+    restarted = ShuffledBatches(rows, batch=BATCH, seed=4, prefetch=0)
+    restarted.set_state({**restarted.get_state(), "iterator": stand_at(rows, 9)})
+    assert same(next(restarted), expected[9])
     other = take(ShuffledBatches(rows, batch=BATCH, seed=5, prefetch=0), 12)
     assert not any(map(same, other, expected))
     ahead.close()
@@ -169,9 +169,9 @@ def test_a_position_of_another_stream_is_refused(corpus):
         f"has batch {BATCH}, but this run has {BATCH + 8}": ({}, dict(batch=BATCH + 8)),
         "has seed 1, but this run has 2; resume with the same corpus": ({}, dict(seed=2)),
     }
-    for message, (changed, given) in cases.items():
+    for message, (changed, position) in cases.items():
         visits = ShuffledBatches(
-            make_rows(corpus, **changed), **{"batch": BATCH, "seed": 1, "prefetch": 0, **given}
+            make_rows(corpus, **changed), **{"batch": BATCH, "seed": 1, "prefetch": 0, **position}
         )
         with pytest.raises(InputError, match=f"the saved data position {message}"):
             visits.set_state(state)
@@ -188,21 +188,21 @@ def test_the_shares_of_hosts_are_the_batch_of_one(corpus, name, hosts):
         for host in range(hosts)
     ]
     for number, batch in enumerate(whole):
-        own = [leaves(part[number]) for part in parts]
-        joined = [np.concatenate(pieces) for pieces in zip(*own, strict=True)]
+        shares = [leaves(part[number]) for part in parts]
+        joined = [np.concatenate(pieces) for pieces in zip(*shares, strict=True)]
         assert all(map(np.array_equal, joined, leaves(batch)))
     passes = [EvalBatches(rows, batch=16, seed=0, limit=10, share=(h, hosts)) for h in range(hosts)]
     (expected,) = EvalBatches(rows, batch=16, seed=0, limit=10)
-    own = [leaves(part) for one in passes for part in one]  # some have filling alone
-    joined = [np.concatenate(pieces) for pieces in zip(*own, strict=True)]
+    shares = [leaves(part) for one in passes for part in one]  # some have filling alone
+    joined = [np.concatenate(pieces) for pieces in zip(*shares, strict=True)]
     assert all(map(np.array_equal, joined, leaves(expected)))
 
 
 def test_a_pass_is_the_same_each_time(corpus):
     rows = make_rows(corpus)
-    held = EvalBatches(rows, batch=BATCH, seed=0, limit=20)
-    first, again = list(held), list(held)
-    assert held.size == 20 and len(first) == len(again) == 3
+    eval_batches = EvalBatches(rows, batch=BATCH, seed=0, limit=20)
+    first, again = list(eval_batches), list(eval_batches)
+    assert eval_batches.size == 20 and len(first) == len(again) == 3
     assert all(map(same, first, again))
     index = np.concatenate([batch.index for batch in first])
     assert index.tolist() == [*range(20), *[-1] * 4]

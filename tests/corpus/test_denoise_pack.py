@@ -66,14 +66,14 @@ def test_every_token_is_in_one_row_that_fits(objective, packed):
     lengths = LENGTHS + len(end_ids)
     documents = [np.arange(n) % 800 + 10 for n in LENGTHS]
     plan = pack_documents(lengths, capacity, packed=packed)
-    seen = [0] * len(lengths)
+    counts = [0] * len(lengths)
     order = []
     for index in range(len(plan)):
         row = plan.chunks(index)
         pieces = []
         for document, start, stop in row:
-            assert start == seen[document] and stop - start >= capacity.min_tokens
-            seen[document] = stop
+            assert start == counts[document] and stop - start >= capacity.min_tokens
+            counts[document] = stop
             order.append(document)
             pieces.append(slice_document(documents[document], start, stop, end_ids))
             whole = [*documents[document], *end_ids]
@@ -92,7 +92,7 @@ def test_every_token_is_in_one_row_that_fits(objective, packed):
             free = np.array(capacity.length) - cost
             assert (capacity.cost[:, capacity.min_tokens] > free).any(), "a larger chunk would fit"
     assert order == sorted(order)
-    assert all(0 <= n - used < capacity.min_tokens for n, used in zip(lengths, seen, strict=True))
+    assert all(0 <= n - used < capacity.min_tokens for n, used in zip(lengths, counts, strict=True))
 
 
 def test_documents_without_text():

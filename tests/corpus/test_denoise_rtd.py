@@ -24,12 +24,12 @@ def test_labels_equal_a_loop_over_a_padded_batch():
         at = np.sort(draw.permutation(20)[:row])  # 0 to 5 predictions; the rest pads
         label_pos[row, :row], targets[row, :row] = at, original[row, at]
         masked[row, at] = 3
-    drawn = draw.randint(10, 14, (6, 5))
-    shown, labels = replace_masks(masked, label_pos, targets, drawn)
+    sampled = draw.randint(10, 14, (6, 5))
+    shown, labels = replace_masks(masked, label_pos, targets, sampled)
     expected = original.copy()
     for row in range(6):
         for column in range(row):
-            expected[row, label_pos[row, column]] = drawn[row, column]
+            expected[row, label_pos[row, column]] = sampled[row, column]
     np.testing.assert_array_equal(shown, expected)
     np.testing.assert_array_equal(labels, expected != original)
     assert labels.any() and not labels.all()

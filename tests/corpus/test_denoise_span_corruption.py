@@ -24,37 +24,37 @@ SETTINGS = [(0.15, 3.0), (0.1, 3.0), (0.15, 2.0), (0.15, 10.0), (0.25, 3.0), (0.
 
 def runs(mask):
     """Cuts a mask into runs: [(value, length)]."""
-    found = []
+    results = []
     for value in mask.tolist():
-        if found and found[-1][0] == value:
-            found[-1][1] += 1
+        if results and results[-1][0] == value:
+            results[-1][1] += 1
         else:
-            found.append([value, 1])
-    return [tuple(run) for run in found]
+            results.append([value, 1])
+    return [tuple(run) for run in results]
 
 
 def by_hand(ids, noise):
     """Corrupts token by token."""
-    shown, asked, spans, texts = [], [], 0, 0
+    shown, targets, spans, texts = [], [], 0, 0
     for i, (token, hidden) in enumerate(zip(ids, noise, strict=True)):
         begins = i == 0 or noise[i - 1] != hidden
         if hidden:
             if begins:
                 shown.append(999 - spans)
                 spans += 1
-            asked.append(token)
+            targets.append(token)
         else:
             if begins:
-                asked.append(999 - texts)
+                targets.append(999 - texts)
                 texts += 1
             shown.append(token)
-    return shown, asked
+    return shown, targets
 
 
-def rebuild(shown, asked):
+def rebuild(shown, targets):
     """Puts the spans of a target back into the places of its input's sentinels."""
     spans = {}
-    for token in asked:
+    for token in targets:
         if token >= 900:
             spans[token] = now = []
         else:
@@ -65,9 +65,9 @@ def rebuild(shown, asked):
 def test_the_example_of_the_paper():
     # "Thank you for inviting me to your party last week ." (Raffel et al. 2020, figure 2)
     noise = np.array([0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0], bool)
-    shown, asked = corrupt(np.arange(10, 21, dtype=np.int32), noise, MARKS)
+    shown, targets = corrupt(np.arange(10, 21, dtype=np.int32), noise, MARKS)
     assert shown.tolist() == [10, 11, 999, 14, 15, 16, 17, 998, 19, 20]
-    assert asked.tolist() == [999, 12, 13, 998, 18, 997]  # ends with text, hence a last sentinel
+    assert targets.tolist() == [999, 12, 13, 998, 18, 997]  # ends with text, hence a last sentinel
 
 
 def test_lengths_equal_the_published_rule():
@@ -104,10 +104,10 @@ def test_masks_have_the_counts_of_the_definition(tokens, density, span):
     spans = min(max(round(noise / span), 1), tokens - noise)
     for index in range(20):
         mask = noise_mask(tokens, density, span, sample_rng(3, index))
-        found = runs(mask)
+        actual = runs(mask)
         assert len(mask) == tokens and mask.sum() == noise
-        assert len(found) == 2 * spans and not mask[0] and mask[-1]
-        assert min(length for _, length in found) >= 1
+        assert len(actual) == 2 * spans and not mask[0] and mask[-1]
+        assert min(length for _, length in actual) >= 1
 
 
 def test_text_stands_before_every_span():
@@ -118,12 +118,12 @@ def test_text_stands_before_every_span():
 
 def test_every_mask_is_as_likely():
     rng = sample_rng(0, 0)
-    drawn = Counter(noise_mask(10, 0.5, 2.0, rng).tobytes() for _ in range(12_000))
+    counts = Counter(noise_mask(10, 0.5, 2.0, rng).tobytes() for _ in range(12_000))
     assert noise_counts(10, 0.5, 2.0) == (5, 2)
-    assert len(drawn) == 4 * 4  # where 5 tokens are cut in two, for text and for noise
+    assert len(counts) == 4 * 4  # where 5 tokens are cut in two, for text and for noise
     share = 1 / 16
     bound = 5 * (12_000 * share * (1 - share)) ** 0.5
-    assert max(abs(count - 12_000 * share) for count in drawn.values()) < bound
+    assert max(abs(count - 12_000 * share) for count in counts.values()) < bound
 
 
 def test_rows_equal_a_corruption_by_hand_and_give_the_text_back():
@@ -133,13 +133,13 @@ def test_rows_equal_a_corruption_by_hand_and_give_the_text_back():
     for index in range(50):
         noise = noise_mask(len(ids), 0.15, 3.0, sample_rng(5, index))
         sample = objective([ids], sample_rng(5, index))
-        shown, asked = by_hand(ids.tolist(), noise.tolist())
+        shown, targets = by_hand(ids.tolist(), noise.tolist())
         assert sample.encoder.ids.tolist() == [*shown, EOS]
-        assert sample.targets.tolist() == [*asked, EOS]
-        assert sample.decoder.ids.tolist() == [START, *asked]
-        assert rebuild(shown, asked) == ids.tolist()
+        assert sample.targets.tolist() == [*targets, EOS]
+        assert sample.decoder.ids.tolist() == [START, *targets]
+        assert rebuild(shown, targets) == ids.tolist()
         marks = [token for token in shown if token >= 900]
-        assert marks == MARKS[: len(marks)].tolist() == [t for t in asked if t >= 900]
+        assert marks == MARKS[: len(marks)].tolist() == [t for t in targets if t >= 900]
     np.testing.assert_array_equal(ids, before)
 
 
@@ -154,13 +154,13 @@ def test_documents_are_one_text_or_apart():
     for number, piece in enumerate(pieces, 1):
         of = separate.encoder.segments == number
         said = separate.decoder.segments == number
-        shown, asked = separate.encoder.ids[of], separate.targets[said]
-        assert (len(shown), len(asked)) == corrupted_lengths(len(piece), 0.15, 3.0)
-        assert shown[-1] == asked[-1] == EOS and asked[0] == 999
-        assert rebuild(shown[:-1], asked[:-1]) == piece.tolist()
-        assert separate.decoder.ids[said].tolist() == [START, *asked[:-1]]
+        shown, targets = separate.encoder.ids[of], separate.targets[said]
+        assert (len(shown), len(targets)) == corrupted_lengths(len(piece), 0.15, 3.0)
+        assert shown[-1] == targets[-1] == EOS and targets[0] == 999
+        assert rebuild(shown[:-1], targets[:-1]) == piece.tolist()
+        assert separate.decoder.ids[said].tolist() == [START, *targets[:-1]]
         assert separate.encoder.positions[of].tolist() == list(range(len(shown)))
-        assert separate.decoder.positions[said].tolist() == list(range(len(asked)))
+        assert separate.decoder.positions[said].tolist() == list(range(len(targets)))
 
 
 def test_a_tokenizer_gives_its_sentinels(t5):

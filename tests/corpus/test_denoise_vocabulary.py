@@ -32,15 +32,15 @@ def test_spaces_begin_words(name, request):
     begins = [
         TEXT[start].isspace() or end < start for (start, _), end in zip(spans, ends, strict=False)
     ]
-    found = word_starts(tokenizer)[tokens["input_ids"]]
-    assert found[1:].tolist() == begins[1:] and any(begins) and not all(begins[1:])
+    starts = word_starts(tokenizer)[tokens["input_ids"]]
+    assert starts[1:].tolist() == begins[1:] and any(begins) and not all(begins[1:])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_of_sentence_pieces(kind, tmp_path):
     tokenizer = load_tokenizer(write_pieces(tmp_path, kind))
-    found = word_starts(tokenizer)[encode_exact(tokenizer, " hello worlds")]
-    assert found[0] and found.sum() == 2
+    starts = word_starts(tokenizer)[encode_exact(tokenizer, " hello worlds")]
+    assert starts[0] and starts.sum() == 2
 
 
 def test_words_equal_those_of_transformers(roberta):
@@ -50,9 +50,9 @@ def test_words_equal_those_of_transformers(roberta):
     offsets = np.array([tokens["offset_mapping"]])
     collator = transformers.DataCollatorForLanguageModeling
     words, _ = collator._calc_word_ids_and_prob_mask(offsets, special)
-    found = word_starts(roberta)[tokens["input_ids"][1:-1]]
-    found[0] = True
-    np.testing.assert_array_equal(np.cumsum(found), words[0, 1:-1])
+    starts = word_starts(roberta)[tokens["input_ids"][1:-1]]
+    starts[0] = True
+    np.testing.assert_array_equal(np.cumsum(starts), words[0, 1:-1])
 
 
 def test_plain_words_are_no_specials(bert, roberta, t5):

@@ -33,28 +33,32 @@ def test_labels_above_their_thresholds(tmp_path, corpus):
     rows = [sure_of(label, p) for label, p in enumerate(SURE)]
     rows += [sure_of(label, p) for label, p in enumerate([0.94, 0.49, 0.5, 0.45, 0.69])]
     rows += [np.zeros(5), sure_of(4, 0.71)]
-    found = annotate(tmp_path / "labels", corpus, rows)
-    assert found.labels().tolist() == [0, 1, 2, 3, 4, -1, -1, -1, -1, -1, -1, 4]
-    assert found.labels([0, 0, 0, 0, 0.7]).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, -1, -1, 4]
-    assert found.counts([0, 0, 0, 0, 0.7]).tolist() == [2, 2, 2, 2, 2]
-    assert found.counts([0.0] * 5).sum() == 11  # of 12 units: a row of zeros has no label
-    np.testing.assert_allclose(found.probabilities, rows, atol=1e-3)
-    assert found.classes == CLASSES and found.annotator == "roberta 1a2b" and len(found) == 12
-    assert not found.probabilities.flags.writeable
+    annotated = annotate(tmp_path / "labels", corpus, rows)
+    assert annotated.labels().tolist() == [0, 1, 2, 3, 4, -1, -1, -1, -1, -1, -1, 4]
+    assert annotated.labels([0, 0, 0, 0, 0.7]).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, -1, -1, 4]
+    assert annotated.counts([0, 0, 0, 0, 0.7]).tolist() == [2, 2, 2, 2, 2]
+    assert annotated.counts([0.0] * 5).sum() == 11  # of 12 units: a row of zeros has no label
+    np.testing.assert_allclose(annotated.probabilities, rows, atol=1e-3)
+    assert (
+        annotated.classes == CLASSES
+        and annotated.annotator == "roberta 1a2b"
+        and len(annotated) == 12
+    )
+    assert not annotated.probabilities.flags.writeable
     with pytest.raises(InputError, match="must be 5 numbers, one per class"):
-        found.labels([0.5] * 4)
+        annotated.labels([0.5] * 4)
 
 
 def test_units_become_examples(tmp_path, corpus):
     labels = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]
-    found = annotate(tmp_path / "labels", corpus, [sure_of(label, 0.97) for label in labels])
-    task = cls.make(corpus, [2, 0], bert_forms("cls", num_slots=2), found)
-    made = [task(row, sample_rng(0, 0)) for row in range(len(task))]
-    assert [(*unit_numbers(row), label) for row, label in made] == [
+    annotated = annotate(tmp_path / "labels", corpus, [sure_of(label, 0.97) for label in labels])
+    task = cls.make(corpus, [2, 0], bert_forms("cls", num_slots=2), annotated)
+    examples = [task(row, sample_rng(0, 0)) for row in range(len(task))]
+    assert [(*unit_numbers(row), label) for row, label in examples] == [
         (10, 0), (11, 0), (0, 0), (1, 1), (2, 2), (3, 3),
     ]  # fmt: skip
     assert task.counts.tolist() == [3, 1, 1, 1, 0] and task.majority == 3 / 6
-    row, _ = made[2]
+    row, _ = examples[2]
     assert row.ids.tolist() == [0, 0, 2, *[2000] * 8, 4, 3]  # slots [CLS] text [MASK] [SEP]
 
 
@@ -72,13 +76,13 @@ def test_writing_goes_on_where_it_ended(tmp_path, corpus):
     second = AnnotationWriter(folder, corpus, CLASSES, "roberta")
     assert second.done == 7
     second.append(rows[7:])
-    found = second.seal()
-    np.testing.assert_array_equal(found.probabilities, rows.astype(np.float16))
+    actual = second.seal()
+    np.testing.assert_array_equal(actual.probabilities, rows.astype(np.float16))
     assert sorted(path.name for path in folder.iterdir()) == ["labels.bin", "meta.json"]
     # Of the same work nothing is left to do, of other work it is in the way.
     third = AnnotationWriter(folder, corpus, CLASSES, "roberta")
     assert third.done == 12
-    np.testing.assert_array_equal(third.seal().probabilities, found.probabilities)
+    np.testing.assert_array_equal(third.seal().probabilities, actual.probabilities)
     third.close()
     with pytest.raises(InputError, match="already has finished annotations; use another folder"):
         AnnotationWriter(folder, corpus, CLASSES, "bert")
@@ -150,23 +154,23 @@ def test_unfinished_work_that_is_damaged(tmp_path, corpus, name):
 
 
 def test_labels_of_other_text_or_classes(tmp_path, corpus):
-    found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
+    annotated = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
     forms = bert_forms("cls")
     other = even_corpus(tmp_path / "other", 2, 5)
     with pytest.raises(
         InputError, match=r"annotates different text \(12 units\) than .* \(10 units\)"
     ):
-        cls.make(other, range(2), forms, found)
+        cls.make(other, range(2), forms, annotated)
     with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), but ppt.task=cls has 3"):
-        found.check(corpus, 3)
+        annotated.check(corpus, 3)
     with pytest.raises(InputError, match="none of 12 units has a label above its"):
-        cls.make(corpus, range(3), forms, found, [0.98] * 5)
+        cls.make(corpus, range(3), forms, annotated, [0.98] * 5)
 
 
 def test_another_tokenizer_of_the_same_text_will_do(tmp_path, corpus):
-    found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
+    annotated = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
     corpus.fingerprint["tokenizer"] = "another"
-    assert len(cls.make(corpus, range(3), bert_forms("cls"), found)) == 12
+    assert len(cls.make(corpus, range(3), bert_forms("cls"), annotated)) == 12
     corpus.fingerprint["settings"] = {"units": "sentence"}
     with pytest.raises(InputError, match="annotates different text"):
-        cls.make(corpus, range(3), bert_forms("cls"), found)
+        cls.make(corpus, range(3), bert_forms("cls"), annotated)

@@ -38,21 +38,21 @@ def test_rows_are_those_of_downstream(request, kind, task, style, max_len):
     )  # fmt: skip
     (wanted,) = encoder.encode(Example(texts, ("a choice",) * options))
     spaced = [f" {text}" for text in texts.values()]  # as the units of a corpus are
-    ids = [np.array(own, np.uint16) for own in encode_texts(tokenizer, spaced)]
-    made = forms.forms[options].fill(dict(zip(texts, ids, strict=True)))
-    assert_same(made, wanted)
-    assert len(made.ids) <= max_len
+    ids = [np.array(piece_ids, np.uint16) for piece_ids in encode_texts(tokenizer, spaced)]
+    filled = forms.forms[options].fill(dict(zip(texts, ids, strict=True)))
+    assert_same(filled, wanted)
+    assert len(filled.ids) <= max_len
 
 
-def assert_same(made, wanted):
-    for name, own in made._asdict().items():
+def assert_same(actual, wanted):
+    for name, field in actual._asdict().items():
         other = getattr(wanted, name)
-        if name == "decoder" and own is not None:
-            for one, two in zip(own[:-1], other[:-1], strict=True):
+        if name == "decoder" and field is not None:
+            for one, two in zip(field[:-1], other[:-1], strict=True):
                 np.testing.assert_array_equal(one, two)
-        elif own is not None or other is not None:
-            np.testing.assert_array_equal(own, other, name)
-            assert np.asarray(own).dtype == np.asarray(other).dtype
+        elif field is not None or other is not None:
+            np.testing.assert_array_equal(field, other, name)
+            assert np.asarray(field).dtype == np.asarray(other).dtype
 
 
 def test_the_length_that_is_named_has_room_for_all_numbers_of_options(bert):
@@ -89,9 +89,9 @@ def test_a_left_to_right_model_reads_behind_the_text(roberta):
     )
     (wanted,) = encoder.encode(Example({"first": "One two three four", "second": "Five"}))
     first, second = map(np.array, encode_texts(roberta, [" One two three four", " Five"]))
-    made = forms.forms[0].fill({"first": first, "second": second})
-    assert_same(made, wanted)
-    assert made.types.max() == 1 and len(made.label_pos) > 1
+    filled = forms.forms[0].fill({"first": first, "second": second})
+    assert_same(filled, wanted)
+    assert filled.types.max() == 1 and len(filled.label_pos) > 1
 
 
 ROWS = {

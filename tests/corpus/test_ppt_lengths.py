@@ -35,22 +35,22 @@ def draw(name, corpus, matched):
 
 @pytest.mark.parametrize("name", ["nsp", "nss", "unified"])
 def test_trees_do_not_beat_chance(name, corpus):
-    task, made = draw(name, corpus, True)
+    task, examples = draw(name, corpus, True)
     chance = task.majority
-    assert guess_by_trees(made) < chance + 3 * (chance * (1 - chance) / COUNT) ** 0.5
+    assert guess_by_trees(examples) < chance + 3 * (chance * (1 - chance) / COUNT) ** 0.5
 
 
 def test_trees_see_what_lengths_tell(corpus):
     """Else the test above could not fail."""
-    task, made = draw("nsp", corpus, False)
-    assert guess_by_trees(made) > task.majority + 0.1
+    task, examples = draw("nsp", corpus, False)
+    assert guess_by_trees(examples) > task.majority + 0.1
 
 
 @pytest.mark.parametrize("matched", [True, False])
 def test_options_are_cut_to_the_shortest(corpus, matched):
     """Which loses less than a class of lengths is wide; without `matched` nothing is lost."""
-    task, made = draw("nss", corpus, matched)
-    options = text_lengths(made)[:, 1:]
+    task, examples = draw("nss", corpus, matched)
+    options = text_lengths(examples)[:, 1:]
     equal = (options == options[:, :1]).all(1)
     assert equal.all() if matched else equal.mean() < 0.1
     if matched:
@@ -80,9 +80,9 @@ def test_every_other_document_is_as_likely_as_any(name, tmp_path):
     sizes = [60] * 10 + [6] * 50
     corpus = make_corpus(tmp_path / "store", number_documents([[6] * size for size in sizes]))
     document = np.repeat(np.arange(60), sizes)
-    _, made = draw(name, corpus, True)
+    _, examples = draw(name, corpus, True)
     long, others = 0, 0
-    for row, _ in made:
+    for row, _ in examples:
         first, *rest = document[unit_numbers(row)]
         long += sum(one < 10 for one in rest if one != first)
         others += sum(one != first for one in rest)

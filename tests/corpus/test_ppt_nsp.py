@@ -54,8 +54,8 @@ def test_a_row_for_t5_as_released(t5, corpus):
 
 def test_examples_never_change(task):
     """A run that goes on after an update of this package must draw what it would have drawn."""
-    found = [(*unit_numbers(row), label) for row, label in draw(task, 8, seed=3)]
-    assert found == [  # 6 units a document
+    actual = [(*unit_numbers(row), label) for row, label in draw(task, 8, seed=3)]
+    assert actual == [  # 6 units a document
         (0, 1, 2), (1, 2, 2), (2, 3, 2), (3, 2, 2), (4, 10, 0), (5, 4, 2), (6, 26, 0), (7, 11, 1),
     ]  # fmt: skip
 
@@ -120,7 +120,7 @@ def test_the_other_neighbour_is_no_negative(tmp_path):
     ]  # fmt: skip
     corpus = make_corpus(tmp_path / "store", documents)
     task = nsp.make(corpus, range(4), bert_forms("nsp"))
-    units, seen = [unit[0] for document in documents for unit in document], set()
+    units, visited = [unit[0] for document in documents for unit in document], set()
     for i in range(1500):
         row, label = task(i % 48, sample_rng(0, i))
         first, second = (text[0] for text in texts_of(row))
@@ -129,8 +129,8 @@ def test_the_other_neighbour_is_no_negative(tmp_path):
         at = units.index(first)
         beside = {units[j] for j in (at - 1, at + 1) if 0 <= j < 48 and j // 12 == at // 12}
         assert (second in beside) == (label == 2)
-        seen.add((label, second < FIRST + 10))
-    assert seen == {(label, is_refrain) for label in range(3) for is_refrain in (True, False)}
+        visited.add((label, second < FIRST + 10))
+    assert visited == {(label, is_refrain) for label in range(3) for is_refrain in (True, False)}
 
 
 def test_what_is_too_short_is_left_out_and_counted(tmp_path):
@@ -142,8 +142,8 @@ def test_what_is_too_short_is_left_out_and_counted(tmp_path):
         "10 units of 2 documents; excluded: 3 units below 5 tokens, "
         "2 documents with fewer than 5 other units"
     )
-    seen = {number for row, _ in draw(task, 500) for number in unit_numbers(row)}
-    assert seen == {0, 2, 3, 4, 5, *range(10, 15)}
+    numbers = {number for row, _ in draw(task, 500) for number in unit_numbers(row)}
+    assert numbers == {0, 2, 3, 4, 5, *range(10, 15)}
     # What is left out parts no neighbours.
     pairs = {tuple(unit_numbers(row)) for row, label in draw(task, 500) if label == 2}
     assert (0, 2) in pairs and (2, 0) in pairs

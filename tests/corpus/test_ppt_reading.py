@@ -57,19 +57,19 @@ def test_a_row_is_that_of_pretraining(request, kind, style, number, max_len):
         pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(number,),
         num_types=2, eos=False,
     )  # fmt: skip
-    own = pieces(tokenizer, query, *options)
+    text_pieces = pieces(tokenizer, query, *options)
     names = ["query", *(f"option{i}" for i in range(number))]
-    made = forms.forms[number].fill(dict(zip(names, map(np.array, own), strict=True)))
-    assert len(made.ids) == max_len if max_len == 48 else len(made.ids) < max_len
+    filled = forms.forms[number].fill(dict(zip(names, map(np.array, text_pieces), strict=True)))
+    assert len(filled.ids) == max_len if max_len == 48 else len(filled.ids) < max_len
     encoder = task_encoder(
         tokenizer, family, to_selection_form(PASSAGE, pattern), max_len=max_len, slots=5
     )
     (row,) = encoder.encode(Example({"query": query}, tuple(options)))
-    assert row.num_choices == made.num_choices == number
+    assert row.num_choices == filled.num_choices == number
     for name in ("ids", "slot", "types", "roles", "positions", "label_pos"):
-        np.testing.assert_array_equal(getattr(row, name), getattr(made, name), name)
-    assert [made.ids[made.label_pos[0]], row.decoder and row.decoder.ids[1]] in (
-        [MARKS[kind], None], [made.ids[1], MARKS[kind]],
+        np.testing.assert_array_equal(getattr(row, name), getattr(filled, name), name)
+    assert [filled.ids[filled.label_pos[0]], row.decoder and row.decoder.ids[1]] in (
+        [MARKS[kind], None], [filled.ids[1], MARKS[kind]],
     )  # fmt: skip
 
 
@@ -83,8 +83,8 @@ def options_of(tokenizer, *texts):
     """Letter, stop, text, stop; letters without a space are those of the released code."""
     letters = [A, B, 254, 308, 427, 371, 517, 566, 196, 683]
     parts = [
-        [letter, STOP, *own, STOP]
-        for letter, own in zip(letters, pieces(tokenizer, *texts), strict=False)
+        [letter, STOP, *option, STOP]
+        for letter, option in zip(letters, pieces(tokenizer, *texts), strict=False)
     ]
     return sum(parts, [])
 
@@ -103,11 +103,11 @@ def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, li
     task = get_task(name)
     if words:
         task = replace(task, words=tuple((word,) for word in words))
-    made = to_selection_form(task, get_pattern("unified"))
-    encoder = task_encoder(t5, "seq2seq", made, max_len=2000, slots=3)
+    form = to_selection_form(task, get_pattern("unified"))
+    encoder = task_encoder(t5, "seq2seq", form, max_len=2000, slots=3)
     marks = {"?": [ASKED], ".": [STOP], ";": [THEN]}
     (tail,) = pieces(t5, TAIL)
-    for example in real_rows(shared, made):
+    for example in real_rows(shared, form):
         options = listed.split() or example.choices
         expected = [0] * 3
         for part in layout.split():
@@ -117,8 +117,8 @@ def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, li
         assert row.ids.tolist() == expected
         assert row.decoder.ids.tolist()[:2] == [0, MARKS["t5"]]
         assert row.num_choices == len(options) and 0 <= example.label < row.num_choices
-    assert made.labels == task.labels  # a prediction is named as before
-    ids = make_verbalizer(t5, made.words, leading_space=made.spaced).ids
+    assert form.labels == task.labels  # a prediction is named as before
+    ids = make_verbalizer(t5, form.words, leading_space=form.spaced).ids
     letters = [B, A] if name == "rte" else [A, B]  # label_map in RTEDatasets.py
     assert ids[:2, 0, 0].tolist() == letters and ids.shape == (len(task.labels), 1, 1)
 
@@ -128,9 +128,9 @@ def test_a_pair_is_asked_by_both_texts(style, mark):
     """Of a task without a query of its own, as LCQMC (section 3.3)."""
     task = get_task("lcqmc")
     assert not task.query
-    made = to_selection_form(task, get_pattern("unified", style))
-    stop = made.option[-1]
-    assert made.template.startswith(f" {{sentence1}}{mark} {{sentence2}}{stop}{{choices}}")
+    form = to_selection_form(task, get_pattern("unified", style))
+    stop = form.option[-1]
+    assert form.template.startswith(f" {{sentence1}}{mark} {{sentence2}}{stop}{{choices}}")
 
 
 @pytest.mark.parametrize(
@@ -147,27 +147,27 @@ def test_no_maybe_and_yes_are_listed_in_this_order(style, words, options, names)
     """Section 3.3, whatever the order of the classes; other words stand in the latter."""
     pair = custom_task(fields=["a", "b"], labels=list("vwxyz")[: len(words.split())])
     pair = replace(pair, words=tuple((word,) for word in words.split()))
-    made = to_selection_form(pair, get_pattern("unified", style))
-    assert " ".join(made.options) == options
-    assert " ".join(word for (word,) in made.words) == names
-    assert made.labels == pair.labels
+    form = to_selection_form(pair, get_pattern("unified", style))
+    assert " ".join(form.options) == options
+    assert " ".join(word for (word,) in form.words) == names
+    assert form.labels == pair.labels
 
 
 def test_a_left_to_right_model_ends_with_the_question(gpt2):
     """Byte-level BPE is GPT-2's; what a pattern has behind the mask is left out."""
     for style, end in (("en", "ĠThe Ġcorrect Ġone Ġis"), ("en_paper", ". ĠAnswer Ġis")):
-        made = to_selection_form(get_task("sst2"), get_pattern("unified", style))
-        encoder = task_encoder(gpt2, "causal", made)
-        (row,) = encoder.encode(Example({"sentence": "fine"}, made.options))
+        form = to_selection_form(get_task("sst2"), get_pattern("unified", style))
+        encoder = task_encoder(gpt2, "causal", form)
+        (row,) = encoder.encode(Example({"sentence": "fine"}, form.options))
         shown = " ".join(gpt2.convert_ids_to_tokens(row.ids.tolist()))
         assert shown.startswith("Ġfine ?") and shown.endswith(end)
         assert row.label_pos.tolist() == [len(row.ids) - 1]
 
 
 def test_the_users_own_words():
-    made = to_selection_form(custom_task(fields=["a"], labels=["x", "y"]), get_pattern("unified"))
-    assert (made.options, made.words, made.labels) == (("x", "y"), (("A",), ("B",)), ("x", "y"))
-    assert made.template == " {a}?{choices}? The correct one is [mask]"
+    form = to_selection_form(custom_task(fields=["a"], labels=["x", "y"]), get_pattern("unified"))
+    assert (form.options, form.words, form.labels) == (("x", "y"), (("A",), ("B",)), ("x", "y"))
+    assert form.template == " {a}?{choices}? The correct one is [mask]"
     pair = custom_task(fields=["a", "b"], labels=["x", "y"], words=[("ja", "si"), "no"])
     assert to_selection_form(pair, get_pattern("unified")).template.startswith(
         " {a}? {b}.{choices}?"
@@ -175,12 +175,12 @@ def test_the_users_own_words():
     assert to_selection_form(pair, get_pattern("unified", "zh")).template.startswith(
         " {a}？ {b}。{choices}答"
     )
-    made = to_selection_form(pair, get_pattern("unified"), "{b} or {a|whole}?")
-    assert made.template.startswith(" {b} or {a|whole}?{choices}") and made.options == ("ja", "no")
-    example = read_example(made, {"a": 1, "b": 2, "label": "y"}, "x:1")
+    form = to_selection_form(pair, get_pattern("unified"), "{b} or {a|whole}?")
+    assert form.template.startswith(" {b} or {a|whole}?{choices}") and form.options == ("ja", "no")
+    example = read_example(form, {"a": 1, "b": 2, "label": "y"}, "x:1")
     assert example == Example({"a": "1", "b": "2"}, ("ja", "no"), 1)
     with pytest.raises(InputError, match="label 'ja' is not a label of task custom; labels: x, y"):
-        read_example(made, {"a": 1, "b": 2, "label": "ja"}, "x:1")
+        read_example(form, {"a": 1, "b": 2, "label": "ja"}, "x:1")
 
 
 # -- names and forms of choices -------------------------------------------------------------------
@@ -232,9 +232,9 @@ def test_only_the_article_is_cut(request, shared, kind, form):
         space = " " * (kind == "t5" or form == "unified")
         (article,) = encode_texts(tokenizer, [space + example.fields["dialogue"]])
         at = 7 + (STYLES[kind] == "masked")
-        kept = len(article) - lost
-        assert kept > 0
-        expected = np.delete(whole.ids, np.s_[at + kept : at + len(article)])
+        remaining = len(article) - lost
+        assert remaining > 0
+        expected = np.delete(whole.ids, np.s_[at + remaining : at + len(article)])
         np.testing.assert_array_equal(row.ids, expected)
         assert (row.ids == MARKS[kind]).sum() == 1 and (row.slot >= 0).sum() == 7
     assert cut > 25
@@ -261,8 +261,8 @@ def test_units_within_the_limits_are_read(t5):
         "word " * 1999 + "words": True,  # 10,000
         "word " * 1999 + "words.": True,  # cut, as any text that is longer than data.max_len
     }
-    ids = [np.array(own, np.int32) for own in pieces(t5, *texts)]
-    assert [len(own) for own in ids[:2]] == [4, 5] and min(map(len, ids[2:])) > 5
+    ids = [np.array(piece_ids, np.int32) for piece_ids in pieces(t5, *texts)]
+    assert [len(piece_ids) for piece_ids in ids[:2]] == [4, 5] and min(map(len, ids[2:])) > 5
     corpus = SimpleNamespace(unit=ids.__getitem__)
     task = custom_task(fields=["text"], labels=["a", "b"], template="{text} [mask]")
     reader = UnitEncoder(corpus, t5, task_encoder(t5, "seq2seq", task), parse(task.template), 512)

@@ -87,8 +87,8 @@ def test_layout_of_a_batch(corpus):
 
 def test_a_pass_is_always_the_same_and_of_many_documents(corpus):
     rows = make_rows("nsp", corpus, range(12))
-    held = EvalBatches(rows, batch=8, seed=1, limit=20)
-    first, second = list(held), list(held)
+    eval_batches = EvalBatches(rows, batch=8, seed=1, limit=20)
+    first, second = list(eval_batches), list(eval_batches)
     assert len(first) == 3 and first[-1].weights.sum() == 4
     for one, two in zip(first, second, strict=True):
         assert_equal(one, two)

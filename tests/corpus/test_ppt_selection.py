@@ -80,8 +80,8 @@ def test_a_row_for_t5_as_released(t5, corpus):
 def test_examples_never_change(corpus):
     forms = bert_forms("unified", options=(2, 4))
     task = selection.make("unified", corpus, range(20), forms)
-    found = [(*unit_numbers(row), label) for row, label in draw(task, 5, seed=3)]
-    assert found == [  # 12 units a document; the query, its options, where the neighbour stands
+    actual = [(*unit_numbers(row), label) for row, label in draw(task, 5, seed=3)]
+    assert actual == [  # 12 units a document; the query, its options, where the neighbour stands
         (0, 20, 11, 202, 1, 3), (1, 43, 2, 11, 180, 1), (2, 3, 10, 167, 117, 0),
         (3, 8, 2, 175, 35, 1), (4, 6, 5, 1),
     ]  # fmt: skip

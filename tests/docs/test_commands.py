@@ -150,8 +150,8 @@ def draw(seed, size, *fields, **classes):
 def related(seed, size):
     """Draws texts whose first and last words are related, with the characters of both."""
     rows = []
-    for own, name in zip(sentences(seed, size), itertools.cycle(("none", "part", "whole"))):
-        text = own["text"]
+    for sentence, name in zip(sentences(seed, size), itertools.cycle(("none", "part", "whole"))):
+        text = sentence["text"]
         first, last = text.split()[0], text.split()[-1]
         places = {"head_start": 0, "head_end": len(first), "tail_start": len(text) - len(last)}
         rows.append({"text": text, **places, "tail_end": len(text), "relation": name})
@@ -221,9 +221,9 @@ def write_benchmarks(root):
     spans = {"span1_index": 0, "span2_index": 1}
     for seed, (split, size) in enumerate({"train": 24, "val": 8, "test": NEW}.items()):
         rows = []
-        for number, own in enumerate(sentences(seed, size)):
-            named = {f"span{i}_text": own["text"].split()[i - 1] for i in (1, 2)}
-            rows.append({"text": own["text"], "idx": number, "target": {**spans, **named}})
+        for number, sentence in enumerate(sentences(seed, size)):
+            named = {f"span{i}_text": sentence["text"].split()[i - 1] for i in (1, 2)}
+            rows.append({"text": sentence["text"], "idx": number, "target": {**spans, **named}})
             rows[-1] |= {} if split == "test" else {"label": bool(number % 2)}
         write_rows(root / f"WSC/{split}.jsonl", rows)
     (root / "MNLI").mkdir()
@@ -240,9 +240,9 @@ def write_benchmarks(root):
 def backbones(tmp_path_factory):
     """Folders of tiny models, by family."""
     root = tmp_path_factory.mktemp("backbones")
-    found = {name: make_backbone(root / name, family) for name, family in FAMILIES.items()}
+    actual = {name: make_backbone(root / name, family) for name, family in FAMILIES.items()}
     whole = make_backbone(root / "whole", "bert", hidden_size=64, intermediate_size=64)
-    return found | {"whole": whole}
+    return actual | {"whole": whole}
 
 
 @pytest.fixture(scope="session")
@@ -278,8 +278,8 @@ def files(backbones, tmp_path_factory):
     many = one | {"head.name": "multi_spans", "task.name": "quoref", "data.source": "quoref"}
     files = {"ner": ner, "questions": sorts, "entities": ner, "chunks": chunks, "speech": speech}
     files |= {"squad": one, "quoref": many | {"head.layer": "linear"}}
-    for name, own in files.items():
-        (root / f"{name}.json").write_text(json.dumps(own))
+    for name, text in files.items():
+        (root / f"{name}.json").write_text(json.dumps(text))
     (root / "BoolQ").mkdir()
     asked_rows = draw(1, NEW, "question", "passage")
     write_rows(root / "BoolQ/test.jsonl", [r | {"idx": i} for i, r in enumerate(asked_rows)])
@@ -362,7 +362,9 @@ def shrink(words, backbones):
     fields = dict(SHORT)
     if not Path(c.backbone.path).exists():
         name = c.backbone.path.lower()
-        family = next((own for own in ("roberta", "t5", "electra") if own in name), "bert")
+        family = next(
+            (name_part for name_part in ("roberta", "t5", "electra") if name_part in name), "bert"
+        )
         if c.prompt.name == "dart":  # its words are more subwords of the tiny RoBERTa than rows
             family = "bert"
         if c.backbone.quantize != "none":  # needs sizes that blocks divide
@@ -451,7 +453,7 @@ def check_predict(words, out):
 def check_evaluate(words, out):
     scores = json.loads(out)
     if flag(words, "column"):  # of a bank, by prompt
-        assert scores and all(0 <= own["accuracy"] <= 1 for own in scores.values())
+        assert scores and all(0 <= run_scores["accuracy"] <= 1 for run_scores in scores.values())
         return
     metric = "hit_at_1" if flag(words, "config") == "p_tuning/lama" else "accuracy"
     assert scores["split"] == flag(words, "split") and 0 <= scores[metric] <= 1

@@ -34,13 +34,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> list[list[str]]:
     """Gives the commands of jaxprompt in a page, as words behind `python -m jaxprompt`."""
-    found = []
+    results = []
     for block in blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if "jaxprompt" in words[:4]:
-                found.append(words[words.index("jaxprompt") + 1 :])
-    return found
+                results.append(words[words.index("jaxprompt") + 1 :])
+    return results
 
 
 def test_readme_is_short():
@@ -67,7 +67,7 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
     """Flags and fields are known, and a config that ships can be loaded with them."""
     lines = commands(page)
     monkeypatch.chdir(tmp_path)  # a command that does run leaves nothing in the repository
-    known, read = __main__.commands(), options.Parser.read
+    command_names, read = __main__.commands(), options.Parser.read
 
     def parse(self, argv):
         raise Parsed(read(self, argv))
@@ -77,7 +77,7 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
         name, *rest = words
         if name in ("COMMAND", "--version", "--help") or "..." in " ".join(words):
             continue
-        assert name in known, words
+        assert name in command_names, words
         with pytest.raises(Parsed) as caught:
             __import__(f"jaxprompt.cli.{name}", fromlist=["main"]).main(rest)
         args, overrides = caught.value.args[0]
@@ -85,11 +85,11 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
         if config and (not config.endswith(".json")) and "mine" not in config:
             load_config(config, overrides)
         else:
-            held = load_config("base").leaves()
+            fields = load_config("base").leaves()
             odd = [
                 f
                 for f, _ in overrides
-                if f not in held and f.split(".")[0] not in ("prompt", "head")
+                if f not in fields and f.split(".")[0] not in ("prompt", "head")
             ]
             assert odd == [], words
 
@@ -133,10 +133,10 @@ def test_the_first_python_lines_run(tiny, tmp_path, monkeypatch, capsys):
 def test_python_guide_goes_on(tiny, tmp_path, monkeypatch):
     """The blocks on inference and on pure scores, behind the first one."""
     monkeypatch.chdir(tmp_path)
-    found = blocks(ROOT / "docs/python.md", "python")
+    actual = blocks(ROOT / "docs/python.md", "python")
     rows = sentences(1, 40)
     names = {"train": sentences(0, 48), "dev": rows, "rows": rows, "rows_with_labels": rows}
-    first, inference, pure = found[0], *(b for b in found if "evaluate" in b or "jax.grad" in b)
+    first, inference, pure = actual[0], *(b for b in actual if "evaluate" in b or "jax.grad" in b)
     inference = "\n".join(line for line in inference.splitlines() if "question" not in line)
     for block in (first, inference, pure):
         code = block.replace(MINILM, str(tiny)).replace("epochs=20", "epochs=1, max_len=40")

@@ -66,8 +66,10 @@ def make(backbone, task=TASK, template=TEMPLATE, prompt=None, max_len=40, **head
     )  # fmt: skip
     params = scorer.model.init(jax.random.key(0), loaded.params)
     table = np.asarray(loaded.params["embed"]["word"]["table"])
-    given = InitSource(scorer.tokenizer, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
-    begun = scorer.model.prompt.begin(params["prompt"], given)
+    init_source = InitSource(
+        scorer.tokenizer, 0, (), None, lambda ids: table[list(ids)], *[None] * 5
+    )
+    begun = scorer.model.prompt.begin(params["prompt"], init_source)
     return scorer, params | {"prompt": begun}
 
 
@@ -80,14 +82,14 @@ def torch_inputs(folder, names, order, between=", "):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids, places = [], []
     for text in TEXTS:
-        own = tokenizer.tokenize(text) + tokenizer.tokenize("about:")
+        tokens = tokenizer.tokenize(text) + tokenizer.tokenize("about:")
         at = [0] * len(names)
         for rank, number in enumerate(order):
-            own += tokenizer.tokenize(between) if rank else []
-            at[number] = 1 + len(own)  # behind [CLS]
-            own += tokenizer.tokenize(names[number])
-        own = ["[CLS]", *own, *tokenizer.tokenize("."), "[SEP]"]
-        ids.append(torch.tensor(tokenizer.convert_tokens_to_ids(own)))
+            tokens += tokenizer.tokenize(between) if rank else []
+            at[number] = 1 + len(tokens)  # behind [CLS]
+            tokens += tokenizer.tokenize(names[number])
+        tokens = ["[CLS]", *tokens, *tokenizer.tokenize("."), "[SEP]"]
+        ids.append(torch.tensor(tokenizer.convert_tokens_to_ids(tokens)))
         places.append(at)
     padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
@@ -123,22 +125,22 @@ def test_loss_and_gradients_are_those_of_the_equations(backbone, folder, score, 
         total, n = objective.loss(scores, batch.labels, batch.weights)
         return total / n
 
-    found, grads = jax.value_and_grad(ours)(params["backbone"])
+    actual, grads = jax.value_and_grad(ours)(params["backbone"])
     theirs = transformers.ElectraForPreTraining.from_pretrained(folder).eval()
     ids, mask, places = torch_inputs(folder, [w for (w,) in TASK.words], order)
     logits = theirs(input_ids=ids, attention_mask=mask).logits
     expected = torch_loss(logits, places, score, loss == "mean")
     expected.backward()
-    np.testing.assert_allclose(found, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(actual, expected.item(), rtol=1e-5)
     grads = flatten({"b": grads})
-    own = dict(theirs.named_parameters())
+    torch_params = dict(theirs.named_parameters())
     pairs = {
-        "b/embed/word/table": own["electra.embeddings.word_embeddings.weight"],
-        "b/embed/project/kernel": own["electra.embeddings_project.weight"],
-        "b/rtd/dense/kernel": own["discriminator_predictions.dense.weight"],
-        "b/rtd/dense/bias": own["discriminator_predictions.dense.bias"],
-        "b/rtd/out/kernel": own["discriminator_predictions.dense_prediction.weight"],
-        "b/rtd/out/bias": own["discriminator_predictions.dense_prediction.bias"],
+        "b/embed/word/table": torch_params["electra.embeddings.word_embeddings.weight"],
+        "b/embed/project/kernel": torch_params["electra.embeddings_project.weight"],
+        "b/rtd/dense/kernel": torch_params["discriminator_predictions.dense.weight"],
+        "b/rtd/dense/bias": torch_params["discriminator_predictions.dense.bias"],
+        "b/rtd/out/kernel": torch_params["discriminator_predictions.dense_prediction.weight"],
+        "b/rtd/out/bias": torch_params["discriminator_predictions.dense_prediction.bias"],
     }
     for name, leaf in pairs.items():
         turned = leaf.grad.T if name.endswith("kernel") else leaf.grad
@@ -152,25 +154,25 @@ def test_loss_and_gradients_are_those_of_the_equations(backbone, folder, score, 
 def test_copies_start_as_the_words_and_train_beside_the_vocabulary(backbone, folder):
     """Gradients of the copies are those of the rows of a vocabulary that had them besides."""
     plain, params = make(backbone)
-    copied, own = make(backbone, prompt={"name": "dpt"}, copies=True)
+    copied, separate = make(backbone, prompt={"name": "dpt"}, copies=True)
     names = [word for (word,) in TASK.words]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     pieces = sum((tokenizer(name, add_special_tokens=False)["input_ids"] for name in names), [])
-    assert own["prompt"]["rows"].shape == (len(pieces), 24)
+    assert separate["prompt"]["rows"].shape == (len(pieces), 24)
     batches = [s.one_batch(s.encode(examples()).rows, GOLD) for s in (plain, copied)]
     scores = [
         s.model.forward(p, b)
-        for s, p, b in zip((plain, copied), (params, own), batches, strict=True)
+        for s, p, b in zip((plain, copied), (params, separate), batches, strict=True)
     ]
     np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
 
     def loss(prompt):
         total, n = binary_cross_entropy(
-            copied.model.forward(own | {"prompt": prompt}, batches[1]), GOLD, np.ones(5)
+            copied.model.forward(separate | {"prompt": prompt}, batches[1]), GOLD, np.ones(5)
         )
         return total / n
 
-    grads = jax.grad(loss)(own["prompt"])["rows"]
+    grads = jax.grad(loss)(separate["prompt"])["rows"]
     theirs = transformers.ElectraForPreTraining.from_pretrained(folder).eval()
     ids, mask, places = torch_inputs(folder, names, range(3))
     words = theirs.electra.embeddings.word_embeddings
@@ -195,8 +197,8 @@ def test_copies_are_of_all_subwords_of_the_first_word_of_each_class():
     dims = Dims(vocab=60, width=4, embed=2, layers=1, heads=1, head_dim=4, max_len=8)
     prompt = make_prompt("dpt", dims, TaskInfo(2, words, -1))
     table = np.arange(120, dtype=np.float32).reshape(60, 2)
-    given = InitSource(None, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
-    begun = prompt.begin({"rows": np.zeros((3, 2))}, given)
+    init_source = InitSource(None, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
+    begun = prompt.begin({"rows": np.zeros((3, 2))}, init_source)
     np.testing.assert_array_equal(begun["rows"], table[[11, 12, 21]])
 
 
@@ -289,11 +291,11 @@ def test_the_classes_of_all_groups_are_compared(backbone):
     split = scorer.encode(examples(), targets=True)
     assert len(split.rows) == 10 and split.size == 5
     assert split.labels.tolist()[:4] == [[1, 0], [0, -1], [0, 1], [0, -1]]
-    found = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows, split.labels)))
-    scores = log_scores(split, found, 3)
+    actual = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows, split.labels)))
+    scores = log_scores(split, actual, 3)
     right = float(np.mean(scores.argmax(1) == GOLD))
-    assert scorer.measure(split, found) == {"accuracy": right}
-    answers = list(scorer.answers(examples(), split, found))
+    assert scorer.measure(split, actual) == {"accuracy": right}
+    answers = list(scorer.answers(examples(), split, actual))
     assert [a["prediction"] for a in answers] == [LABELS[c] for c in scores.argmax(1)]
     line = scorer.head.tell(TASK, 3, {"train": split})[-1]
     assert line == "listed: old beast, food | big tool; forward passes per example: 2"
@@ -306,8 +308,8 @@ def test_a_group_has_its_scores_in_the_order_of_the_classes_however_it_lists_the
     assert scorer.head.tree(TASK).lists == ((2, 1), (0,))
     learned = {0: [[0, 0], [1, -1]], 1: [[1, 0], [0, -1]], 2: [[0, 1], [0, -1]]}
     assert split.labels.tolist() == [row for label in GOLD for row in learned[int(label)]]
-    found = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows, split.labels)))
-    scores = log_scores(split, found, 3)
+    actual = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows, split.labels)))
+    scores = log_scores(split, actual, 3)
     pair = custom_task(fields=("text",), labels=LABELS[1:], words=TASK.words[1:])
     alone, _ = make(backbone, pair, listed=("tool", "food"))
     rows = alone.encode(examples(TEXTS, GOLD * 0)).rows
@@ -323,14 +325,14 @@ def test_a_hierarchy_learns_the_way_down_and_scores_every_class(backbone):
     assert learned.labels.tolist()[:3] == [[1, 0], [0, 1], [1, 0]]
     split = scorer.encode(examples())
     assert len(split.rows) == 10
-    found = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows)), np.float64)
-    log_s = -np.log1p(np.exp(-found.reshape(5, 2, 2)))
+    actual = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows)), np.float64)
+    log_s = -np.log1p(np.exp(-actual.reshape(5, 2, 2)))
     expected = np.stack(
         [log_s[:, 0, 0], log_s[:, 0, 1] + log_s[:, 1, 0], log_s[:, 0, 1] + log_s[:, 1, 1]], axis=1
     )
-    np.testing.assert_allclose(log_scores(split, found, 3), expected, atol=1e-6)
+    np.testing.assert_allclose(log_scores(split, actual, 3), expected, atol=1e-6)
     with pytest.raises(InputError, match="score dev or test"):
-        log_scores(learned, found[:8], 3)
+        log_scores(learned, actual[:8], 3)
     line = scorer.head.tell(TASK, 3, {"train": learned})[-1]
     assert line.startswith("listed: living, thing | food, big tool; forward passes per example: 2")
 
@@ -348,10 +350,10 @@ def test_a_list_of_parents_alone_scores_their_classes(backbone):
         learned = scorer.encode(examples(), targets=True).labels.argmax(1)
         assert [listed[place] for place in learned] == [LABELS[label] for label in GOLD]
         scores = []
-        for own in (scorer, plain):
-            split = own.encode(examples())
-            found = np.asarray(own.model.forward(params, own.one_batch(split.rows)))
-            scores.append(log_scores(split, found, 3))
+        for candidate in (scorer, plain):
+            split = candidate.encode(examples())
+            actual = np.asarray(candidate.model.forward(params, candidate.one_batch(split.rows)))
+            scores.append(log_scores(split, actual, 3))
         np.testing.assert_allclose(*scores, atol=1e-6)
 
 
@@ -359,7 +361,7 @@ def test_a_list_of_parents_alone_scores_their_classes(backbone):
 
 
 @pytest.mark.parametrize(
-    "changes, told",
+    "changes, message",
     [
         (dict(template="{text} about it."), r"has no \[classes\]"),
         (dict(template="{text} [classes] [classes]"), r"has 2 \[classes\]"),
@@ -389,9 +391,9 @@ def test_a_list_of_parents_alone_scores_their_classes(backbone):
         ),
     ],
 )
-def test_what_does_not_fit_is_named(backbone, changes, told):
+def test_what_does_not_fit_is_named(backbone, changes, message):
     head = {"name": changes.pop("head")} if "head" in changes else {}
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         make(backbone, **changes, **head)
 
 

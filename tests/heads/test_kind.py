@@ -17,26 +17,26 @@ def make_split(labels, counts):
 
 def test_examples_whose_answer_is_hidden_are_not_measured():
     """The answer is the best of the classes, though the last column, no class, is higher."""
-    found = np.array([[3, 1, 9], [1, 3, 9], [1, 3, 9], [3, 1, 9]], np.float32)
+    actual = np.array([[3, 1, 9], [1, 3, 9], [1, 3, 9], [3, 1, 9]], np.float32)
     head = make_head("linear")
     split = make_split([0, -1, 1, 1], [2] * 4)
-    metrics, count = head.measure_known("accuracy", split, found, 2)
+    metrics, count = head.measure_known("accuracy", split, actual, 2)
     assert metrics == {"accuracy": pytest.approx(2 / 3)} and count == 3
-    assert head.measure_known("accuracy", make_split([-1] * 4, [2] * 4), found, 2) == ({}, 0)
+    assert head.measure_known("accuracy", make_split([-1] * 4, [2] * 4), actual, 2) == ({}, 0)
 
 
 def test_an_answer_outside_the_classes_is_wrong_and_counted():
-    found = np.array([[3, 1, 9], [3, 1, 2], [1, 3, 0], [3, 1, 0]], np.float32)
-    measured = make_head("linear").measure("accuracy", make_split([0, 0, 1, 1], [2] * 4), found, 2)
+    actual = np.array([[3, 1, 9], [3, 1, 2], [1, 3, 0], [3, 1, 0]], np.float32)
+    measured = make_head("linear").measure("accuracy", make_split([0, 0, 1, 1], [2] * 4), actual, 2)
     assert measured == {"accuracy": 0.5, "other_words": 0.25}
 
 
 def test_scores_that_are_nan_are_refused_with_their_number():
-    found = np.zeros((5, 2, 3), np.float32)
-    make_head("linear").check_outputs(found)
-    found[[2, 4], 1, 0] = np.nan
+    actual = np.zeros((5, 2, 3), np.float32)
+    make_head("linear").check_outputs(actual)
+    actual[[2, 4], 1, 0] = np.nan
     with pytest.raises(InputError, match="of 2 of 5 examples are NaN, first in example 3;"):
-        make_head("linear").check_outputs(found)
+        make_head("linear").check_outputs(actual)
 
 
 @pytest.mark.parametrize(

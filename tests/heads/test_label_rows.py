@@ -30,20 +30,20 @@ def score(module, bias):
         lm_table=lambda: (jnp.asarray(TABLE), jnp.asarray(TABLE_BIAS)),
     )  # fmt: skip
     batch = Batch(None, LABEL_POS, None, None, None)
-    given = HIDDEN, batch, Injection(rows=jnp.asarray(ROWS)), backbone
-    return module.apply({"params": {"bias": bias}}, *given, deterministic=True)
+    arguments = HIDDEN, batch, Injection(rows=jnp.asarray(ROWS)), backbone
+    return module.apply({"params": {"bias": bias}}, *arguments, deterministic=True)
 
 
 @pytest.mark.parametrize("scores", ["restricted", "full"])
 def test_the_bias_is_added_behind_the_cap(scores):
     """Gemma caps its logits; a bias that trains here is beside these, and so is the table's."""
     features = HIDDEN[np.arange(4), LABEL_POS[:, 0]]
-    own = cap(features @ ROWS.T) + BIAS
+    reference = cap(features @ ROWS.T) + BIAS
     words = cap(features @ TABLE.T) + TABLE_BIAS
-    whole = own if scores == "restricted" else np.concatenate([own, words], axis=1)
-    expected = own - np.log(np.exp(whole).sum(1, keepdims=True))
-    found = score(LabelRows((1, 1, 1), scores), BIAS)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    whole = reference if scores == "restricted" else np.concatenate([reference, words], axis=1)
+    expected = reference - np.log(np.exp(whole).sum(1, keepdims=True))
+    actual = score(LabelRows((1, 1, 1), scores), BIAS)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_class_is_the_mean_of_its_words():

@@ -44,13 +44,13 @@ def run(where, scores, masks, family="bert"):
     batch = make_batch(masks=masks)
     hidden = module.apply({"params": weights}, batch, Injection(), deterministic=True)
     bound = module.bind({"params": weights})
-    found = make_head(where, scores).apply(
+    actual = make_head(where, scores).apply(
         {}, hidden, batch, Injection(), bound, deterministic=True
     )
     at_masks = np.take_along_axis(np.asarray(hidden), batch.label_pos[..., None], 1)
     features = np.asarray(bound.lm_features(at_masks), np.float64)
     table = np.asarray(weights["embed"]["word"]["table"], np.float64)
-    return np.asarray(found), features @ table.T + np.asarray(weights["mlm"]["bias"], np.float64)
+    return np.asarray(actual), features @ table.T + np.asarray(weights["mlm"]["bias"], np.float64)
 
 
 @pytest.mark.long
@@ -67,11 +67,11 @@ def test_choices_that_an_example_lacks(where):
         make_head(where, kind).apply({}, hidden, batch, Injection(), bound, deterministic=True)
     )
     np.testing.assert_array_equal(score("full", some), score("full", batch))
-    whole, found = score("restricted", batch).astype(np.float64), score("restricted", some)
+    whole, actual = score("restricted", batch).astype(np.float64), score("restricted", some)
     there = np.arange(3) < counts[:, None]
-    np.testing.assert_array_equal(found, np.where(there, whole, ABSENT).astype(np.float32))
+    np.testing.assert_array_equal(actual, np.where(there, whole, ABSENT).astype(np.float32))
     for smoothing in (0.0, 0.2):
-        total, n = make_loss("restricted", smoothing)(found, some.labels, some.weights)
+        total, n = make_loss("restricted", smoothing)(actual, some.labels, some.weights)
         expected = 0.0
         for row, count in zip(whole, counts, strict=True):
             logp = log_softmax(row[:count])
@@ -84,11 +84,11 @@ def test_choices_that_an_example_lacks(where):
 def test_restricted_is_a_softmax_over_the_words(family):
     rows = ROWS[SINGLE[:, 0, 0]]
     module, weights = backbone(family)
-    found, logits = run(SINGLE, "restricted", 1, family)
-    assert found.shape == (8, 3)
-    assert_close(found, log_softmax(logits[:, 0, ROWS])[:, SINGLE[:, 0, 0]].astype(np.float32))
+    actual, logits = run(SINGLE, "restricted", 1, family)
+    assert actual.shape == (8, 3)
+    assert_close(actual, log_softmax(logits[:, 0, ROWS])[:, SINGLE[:, 0, 0]].astype(np.float32))
     # The words' own softmax: what stands besides them in the verbalizer shifts all alike.
-    shares = np.exp(log_softmax(found.astype(np.float64)))
+    shares = np.exp(log_softmax(actual.astype(np.float64)))
     expected = np.exp(log_softmax(logits[:, 0, rows]))
     np.testing.assert_allclose(shares, expected, rtol=1e-4)
 
@@ -101,22 +101,22 @@ def several(logp, column):
 
 
 def test_pieces_then_words_are_averaged():
-    found, logits = run(SEVERAL, "restricted", 2)
+    actual, logits = run(SEVERAL, "restricted", 2)
     expected = several(log_softmax(logits[:, :, ROWS]), lambda row: row)
-    assert_close(found, expected.astype(np.float32))
+    assert_close(actual, expected.astype(np.float32))
 
 
 @pytest.mark.parametrize("where, masks", [(SINGLE, 1), (SEVERAL, 2)])
 def test_full_normalises_over_the_vocabulary(where, masks):
-    found, logits = run(where, "full", masks)
+    actual, logits = run(where, "full", masks)
     logp = log_softmax(logits)
     if masks == 1:
         expected = logp[:, 0, ROWS[where[:, 0, 0]]]
     else:
         expected = several(logp, lambda row: ROWS[row])
     outside = np.delete(logp[:, 0], ROWS, axis=1).max(1)
-    assert found.shape == (8, 4)
-    assert_close(found, np.concatenate([expected, outside[:, None]], 1).astype(np.float32))
+    assert actual.shape == (8, 4)
+    assert_close(actual, np.concatenate([expected, outside[:, None]], 1).astype(np.float32))
 
 
 def test_no_class_is_scored_where_the_first_piece_is_read():
@@ -129,16 +129,16 @@ def test_no_class_is_scored_where_the_first_piece_is_read():
     logp = log_softmax(logits)
     for at in (0, 1):
         head = Head(ROWS, SINGLE, np.full_like(SINGLE, at), "full")
-        found = head.apply({}, hidden, batch, Injection(), bound, deterministic=True)
+        actual = head.apply({}, hidden, batch, Injection(), bound, deterministic=True)
         outside = np.delete(logp[:, at], ROWS, axis=1).max(1)
-        assert_close(found[:, 3], outside.astype(np.float32))
-        assert_close(found[:, :3], logp[:, at, ROWS[SINGLE[:, 0, 0]]].astype(np.float32))
+        assert_close(actual[:, 3], outside.astype(np.float32))
+        assert_close(actual[:, :3], logp[:, at, ROWS[SINGLE[:, 0, 0]]].astype(np.float32))
 
 
 def shapes_of(text):
     """Lists the shapes that name the vocabulary in a program's text."""
-    found = {tuple(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", text)}
-    return {shape for shape in found if VOCAB in shape}
+    actual = {tuple(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", text)}
+    return {shape for shape in actual if VOCAB in shape}
 
 
 @pytest.mark.long_cases("full-allowed1")
@@ -151,19 +151,19 @@ def test_logits_of_every_position_are_never_built(scores, allowed):
     batch = make_batch(rows=5, length=13, slots=3, masks=2)
 
     def loss(prompt, params, batch):
-        found = model.forward(params | {"prompt": prompt}, batch)
-        return make_loss(scores, 0.1)(found, batch.labels, batch.weights)[0]
+        actual = model.forward(params | {"prompt": prompt}, batch)
+        return make_loss(scores, 0.1)(actual, batch.labels, batch.weights)[0]
 
     grad = jax.jit(jax.grad(loss))
     args = params["prompt"], params, batch
     for text in (str(grad.trace(*args).jaxpr), grad.lower(*args).compile().as_text()):
-        seen = shapes_of(text)
-        assert (VOCAB, 16) in seen  # the word table: the pattern does find shapes
-        assert seen >= allowed
-        large = {s for s in seen if np.prod(s) > 2 * 5 * VOCAB and sorted(s) != [16, VOCAB]}
+        shapes = shapes_of(text)
+        assert (VOCAB, 16) in shapes  # the word table: the pattern does find shapes
+        assert shapes >= allowed
+        large = {s for s in shapes if np.prod(s) > 2 * 5 * VOCAB and sorted(s) != [16, VOCAB]}
         assert not large, large
         if scores == "restricted":
-            assert {s for s in seen if 5 in s or 10 in s} == set()
+            assert {s for s in shapes if 5 in s or 10 in s} == set()
 
 
 @pytest.mark.parametrize("head", ["verbalizer", "discriminator"])
@@ -171,13 +171,17 @@ def test_logits_of_every_position_are_never_built(scores, allowed):
 def test_answers_give_the_scores_of_the_best(head, classes):
     """Of thousands of words a prediction would else hold every one."""
     task = custom_task(fields=["text"], labels=[f"word{i}" for i in range(classes)])
-    found = np.random.default_rng(0).normal(size=(2, classes)).astype(np.float32)
+    actual = np.random.default_rng(0).normal(size=(2, classes)).astype(np.float32)
     split = Split([], np.zeros(2), np.full(2, classes), [])
-    for row, told in zip(
-        found,
-        make_kind(head).answers(task, [Example({})] * 2, split, found, classes),
+    for row, answer in zip(
+        actual,
+        make_kind(head).answers(task, [Example({})] * 2, split, actual, classes),
         strict=True,
     ):
-        assert len(told["scores"]) == MANY
-        assert set(told["scores"]) == {f"word{i}" for i in np.argsort(-row)[:MANY]}
-        assert told["score"] == max(told["scores"].values()) == told["scores"][told["prediction"]]
+        assert len(answer["scores"]) == MANY
+        assert set(answer["scores"]) == {f"word{i}" for i in np.argsort(-row)[:MANY]}
+        assert (
+            answer["score"]
+            == max(answer["scores"].values())
+            == answer["scores"][answer["prediction"]]
+        )

@@ -25,8 +25,8 @@ LAYOUT = "{question|whole} [sep] {context}"
 
 def row(*answers, context=CONTEXT):
     starts = [context.index(answer) for answer in answers]
-    found = {"text": list(answers), "answer_start": starts}
-    return {"question": "Who met?", "context": context, "answers": found}
+    actual = {"text": list(answers), "answer_start": starts}
+    return {"question": "Who met?", "context": context, "answers": actual}
 
 
 def encode(tokenizer, rows, max_len=128, **fields):
@@ -41,8 +41,8 @@ def logits_of(split, sure=3.0):
     return np.where(split.labels == 1, sure, -sure).astype(np.float32)
 
 
-def texts(head, examples, split, found):
-    answers = list(head.answers(TASK, examples, split, found, 0))
+def texts(head, examples, split, actual):
+    answers = list(head.answers(TASK, examples, split, actual, 0))
     for example, answer in zip(examples, answers, strict=True):
         text = example.fields["context"]
         for span in answer["spans"]:
@@ -57,14 +57,14 @@ def test_answers_come_back_from_the_labels(tokenizer, max_len):
     rows = [row("Xqzwvb", "Big Ralph"), row("Gansu"), row("1,095 rats", "Anna-Lena", "Ralph.")]
     head, examples, split = encode(tokenizer, rows, max_len)
     assert (len(split.rows) > 3) == (max_len < 128) and split.size == 3
-    found = texts(head, examples, split, logits_of(split))
-    assert found == [["Xqzwvb", "Big Ralph"], ["Gansu"], ["Anna-Lena", "Ralph.", "1,095 rats"]]
+    actual = texts(head, examples, split, logits_of(split))
+    assert actual == [["Xqzwvb", "Big Ralph"], ["Gansu"], ["Anna-Lena", "Ralph.", "1,095 rats"]]
     assert head.measure("f1", split, logits_of(split), 0) == {"f1": 1.0, "exact_match": 1.0}
     # Every token of a text is read, and learned, in one window.
     first = [len(split.rows[w][0].label_pos) for w in range(len(split.rows))]
     per_text = np.bincount(split.parts.owner, weights=first).astype(int)
     whole, _, one = encode(tokenizer, rows, 128)
-    assert per_text.tolist() == [len(own[0].label_pos) for own in one.rows]
+    assert per_text.tolist() == [len(row[0].label_pos) for row in one.rows]
     assert (split.labels == 1).sum() == (one.labels == 1).sum()
 
 
@@ -72,9 +72,9 @@ def test_a_word_is_whole_where_one_subword_passes(bert):
     head, examples, split = encode(bert, [row("Gansu")])
     pieces = bert.convert_ids_to_tokens(split.rows[0][0].ids[split.rows[0][0].label_pos].tolist())
     at = next(i for i, piece in enumerate(pieces) if piece.startswith("##") and i > 4)
-    found = np.full(split.labels.shape, -3.0, np.float32)
-    found[0, at] = 3.0
-    ((word,),) = texts(head, examples, split, found)
+    actual = np.full(split.labels.shape, -3.0, np.float32)
+    actual[0, at] = 3.0
+    ((word,),) = texts(head, examples, split, actual)
     assert word == "Xqzwvb"
 
 
@@ -83,16 +83,16 @@ def test_the_threshold_is_on_the_share_of_replaced(bert):
     head, examples, split = encode(bert, [row("Gansu")], no_answer=True)
     for sigmoid, passes in ((0.59, True), (0.61, False)):
         logit = -np.log(sigmoid / (1 - sigmoid))  # of s = 1 - sigmoid
-        found = np.where(split.labels == 1, logit, -9.0).astype(np.float32)
-        assert texts(head, examples, split, found) == [["Gansu"] * passes]
+        actual = np.where(split.labels == 1, logit, -9.0).astype(np.float32)
+        assert texts(head, examples, split, actual) == [["Gansu"] * passes]
 
 
 def test_one_word_answers_where_none_passes_unless_there_may_be_no_answer(bert):
-    found = lambda split: np.where(split.labels == 1, -2.0, -3.0).astype(np.float32)
+    actual = lambda split: np.where(split.labels == 1, -2.0, -3.0).astype(np.float32)
     for no_answer, expected in ((False, [["Gansu"], ["Anna"]]), (True, [[], []])):
         head, examples, split = encode(bert, [row("Gansu"), row()], no_answer=no_answer)
-        assert texts(head, examples, split, found(split)) == expected
-    assert head.measure("f1", split, found(split), 0) == {"f1": 0.5, "exact_match": 0.5}
+        assert texts(head, examples, split, actual(split)) == expected
+    assert head.measure("f1", split, actual(split), 0) == {"f1": 0.5, "exact_match": 0.5}
 
 
 def test_equal_texts_are_one_answer_in_any_case(bert):
@@ -101,12 +101,12 @@ def test_equal_texts_are_one_answer_in_any_case(bert):
     head, examples, split = encode(bert, [row("Gansu", context=context)])
     (places,) = split.parts.offsets
     odds = {0: 4.0, 4: 1.0, 14: 5.0, 18: 5.0, 28: 2.0}  # of s, by where a word begins
-    found = np.full(split.labels.shape, -4.0, np.float32)
+    actual = np.full(split.labels.shape, -4.0, np.float32)
     for start, logit in odds.items():
         end = start + len(re.match(r"\w+", context[start:])[0])
-        found[0, : len(places)][(places[:, 0] >= start) & (places[:, 1] <= end)] = logit
-    assert texts(head, examples, split, found) == [["Big Ralph", "Gansu"]]
-    (answer,) = head.answers(TASK, examples, split, found, 0)
+        actual[0, : len(places)][(places[:, 0] >= start) & (places[:, 1] <= end)] = logit
+    assert texts(head, examples, split, actual) == [["Big Ralph", "Gansu"]]
+    (answer,) = head.answers(TASK, examples, split, actual, 0)
     sure = lambda logit: 1 / (1 + np.exp(-logit))
     expected = [(sure(4.0) + sure(1.0)) / 2, sure(2.0)]
     assert [span["score"] for span in answer["spans"]] == pytest.approx(expected, rel=1e-5)
@@ -125,26 +125,26 @@ def test_equal_texts_are_one_answer_in_any_case(bert):
         ("BIG RALPH, Ralph", ["BIG RALPH", "Ralph"], ["BIG RALPH"]),  # in any case
     ],
 )
-def test_answers_that_are_part_of_others_are_dropped_as_released(bert, context, answers, kept):
+def test_answers_that_are_part_of_others_are_dropped_as_released(bert, context, answers, remaining):
     """`_remove_substring_from_decoded_output` of DPT's multi_span_head.py."""
-    asked = row(answers[0], context=context)
+    question = row(answers[0], context=context)
     at = context.rindex(answers[1])
-    asked["answers"] = {"text": answers, "answer_start": [context.index(answers[0]), at]}
-    for drops, expected in ((True, kept), (False, answers)):
-        head, examples, split = encode(bert, [asked], drop_substrings=drops)
+    question["answers"] = {"text": answers, "answer_start": [context.index(answers[0]), at]}
+    for drops, expected in ((True, remaining), (False, answers)):
+        head, examples, split = encode(bert, [question], drop_substrings=drops)
         assert texts(head, examples, split, logits_of(split)) == [expected]
 
 
 def test_the_threshold_is_tuned_on_dev_and_taken_over(bert):
     head, examples, split = encode(bert, [row("Gansu"), row("Anna")], tune=True, no_answer=True)
-    found = np.full(split.labels.shape, -9.0, np.float32)
-    found[split.labels == 1] = np.log(0.28 / 0.72)  # s = 0.28: below 0.4, which 0.6 asks for
-    found[:, 5] = np.log(0.2 / 0.8)
-    measured = head.measure("f1", split, found, 0)
+    actual = np.full(split.labels.shape, -9.0, np.float32)
+    actual[split.labels == 1] = np.log(0.28 / 0.72)  # s = 0.28: below 0.4, which 0.6 asks for
+    actual[:, 5] = np.log(0.2 / 0.8)
+    measured = head.measure("f1", split, actual, 0)
     assert measured == {"f1": 1.0, "exact_match": 1.0, "threshold": 0.75}
     fixed = head.fitted(measured)
     assert fixed.threshold == 0.75 and not fixed.tune
-    assert fixed.measure("f1", split, found, 0) == {"f1": 1.0, "exact_match": 1.0}
+    assert fixed.measure("f1", split, actual, 0) == {"f1": 1.0, "exact_match": 1.0}
     assert head.fitted({"f1": 0.5}) == head and fixed.fitted(measured) == fixed
 
 
@@ -154,30 +154,30 @@ def test_alternatives_of_one_span_each(bert):
     (places,) = split.parts.offsets
     learned = [CONTEXT[a:b] for a, b in places[split.labels[0, : len(places)] == 1]]
     assert learned == ["Big", "Ralph"]
-    found = np.full(split.labels.shape, -4.0, np.float32)
-    found[0, : len(places)][places[:, 0] == CONTEXT.index("Ralph. Ralph") + 7] = 3.0
-    found[0, 0] = 1.0
-    assert texts(head, examples, split, found) == [["Ralph"]]
-    assert head.measure("exact_match", split, found, 0)["exact_match"] == 1.0
+    actual = np.full(split.labels.shape, -4.0, np.float32)
+    actual[0, : len(places)][places[:, 0] == CONTEXT.index("Ralph. Ralph") + 7] = 3.0
+    actual[0, 0] = 1.0
+    assert texts(head, examples, split, actual) == [["Ralph"]]
+    assert head.measure("exact_match", split, actual, 0)["exact_match"] == 1.0
 
 
 def test_one_span_is_the_likeliest_of_equal_texts_too(bert):
     head, examples, split = encode(bert, [row("Ralph")], single=True)
     (places,) = split.parts.offsets
-    found = np.full(split.labels.shape, -4.0, np.float32)
+    actual = np.full(split.labels.shape, -4.0, np.float32)
     first, second = CONTEXT.index("Ralph"), CONTEXT.rindex("Ralph")
     for start, logit in ((first, 1.0), (CONTEXT.index("Gansu"), 2.0), (second, 3.0)):
-        found[0, : len(places)][places[:, 0] == start] = logit
-    (answer,) = head.answers(TASK, examples, split, found, 0)
+        actual[0, : len(places)][places[:, 0] == start] = logit
+    (answer,) = head.answers(TASK, examples, split, actual, 0)
     assert answer["prediction"] == ["Ralph"] and answer["spans"][0]["start"] == second > first
 
 
 def test_questions_without_known_answers_teach_nothing_and_are_not_measured(bert):
     head = make_head("multi_spans")
     unknown = read_example(TASK, {"question": "Who?", "context": CONTEXT}, "r:1", need_label=False)
-    known = read_example(TASK, row("Gansu"), "r:2")
+    answered = read_example(TASK, row("Gansu"), "r:2")
     encoder = make_encoder(bert, 128, LAYOUT)
-    split = head.encode(encoder, TASK, [unknown, known], classes=0, targets=False)
+    split = head.encode(encoder, TASK, [unknown, answered], classes=0, targets=False)
     assert (split.labels[0] == -1).all() and (split.labels[1] == 1).any()
     measured, count = head.measure_known("f1", split, logits_of(split), 0)
     assert count == 1 and measured["f1"] == 1.0
@@ -226,8 +226,8 @@ def test_the_loss_of_a_window_is_the_mean_or_the_sum_over_its_tokens(loss):
 
 def test_chinese_answers_end_where_they_do(tokenizer):
     """A run of Chinese has no spaces: not all of it is the answer."""
-    asked = row("田纳西", "1996年", context="他在田纳西，1996年。")
-    head, examples, split = encode(tokenizer, [asked])
+    question = row("田纳西", "1996年", context="他在田纳西，1996年。")
+    head, examples, split = encode(tokenizer, [question])
     assert texts(head, examples, split, logits_of(split)) == [["田纳西", "1996年"]]
     assert head.measure("f1", split, logits_of(split), 0) == {"f1": 1.0, "exact_match": 1.0}
 

@@ -14,18 +14,20 @@ def test_correlations_are_those_of_their_definitions():
     rng = np.random.default_rng(1)
     gold = rng.integers(0, 6, 40).astype(float)  # with ties
     pred = gold + rng.normal(0, 2, 40)
-    found = score_numbers("spearman", gold, pred)
-    assert list(found) == ["spearman", "pearson"]
-    assert found["pearson"] == pytest.approx(np.corrcoef(gold, pred)[0, 1])
+    actual = score_numbers("spearman", gold, pred)
+    assert list(actual) == ["spearman", "pearson"]
+    assert actual["pearson"] == pytest.approx(np.corrcoef(gold, pred)[0, 1])
     ranks = lambda x: [np.mean([(x < y).sum(), (x <= y).sum() - 1]) for y in x]
-    assert found["spearman"] == pytest.approx(np.corrcoef(ranks(gold), ranks(pred))[0, 1])
+    assert actual["spearman"] == pytest.approx(np.corrcoef(ranks(gold), ranks(pred))[0, 1])
     assert score_numbers("pearson", gold, np.ones(40)) == {"pearson": 0.0, "spearman": 0.0}
     assert not any(map(math.isnan, score_numbers("pearson", [1.0], [2.0]).values()))
 
 
 def test_an_answer_lies_within_the_limits_of_its_task():
     """As the number between 0 and 5 of STS-B; without limits it is what the layer gives."""
-    found, head = np.array([[-1.5], [2.25], [7.0]], np.float32), make_head("regression")
-    answers = lambda task: [own["prediction"] for own in head.answers(task, (), None, found, 1)]
+    actual, head = np.array([[-1.5], [2.25], [7.0]], np.float32), make_head("regression")
+    answers = lambda task: [
+        answer["prediction"] for answer in head.answers(task, (), None, actual, 1)
+    ]
     assert answers(get_task("stsb")) == [0.0, 2.25, 5.0]
     assert answers(custom_task(fields=("text",), number="n")) == [-1.5, 2.25, 7.0]

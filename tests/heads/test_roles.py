@@ -21,7 +21,7 @@ PLAIN, MARKED = "{tokens} [sep] {predicate}", "{tokens|marked} [sep] {predicate}
 
 def make_task(rows=(ROW,), **fields):
     task = custom_task(fields=("tokens",), tags="tags", predicate="predicate", **fields)
-    rows = [own for row in rows for own in example_rows(task, row, "r:1")]
+    rows = [example_row for row in rows for example_row in example_rows(task, row, "r:1")]
     task = with_labels(task, rows)
     return task, read_all(task, rows, "r:{}".format)
 
@@ -44,8 +44,8 @@ def test_windows_lose_no_word_and_each_has_the_predicate(tokenizer, template, ma
     split = head.encode(encoder, task, examples, classes=0, targets=True)
     assert (len(split.rows) > 1) == (max_len < 64) and split.size == 1
     firsts = [ids[0] for ids in encoder.tokenise(WORDS)]
-    found = [int(i) for (row,) in split.rows for i in row.ids[row.label_pos]]
-    assert found == firsts  # neither markers nor the predicate behind [SEP] is tagged
+    actual = [int(i) for (row,) in split.rows for i in row.ids[row.label_pos]]
+    assert actual == firsts  # neither markers nor the predicate behind [SEP] is tagged
     tags = [task.labels[i] for row in split.labels for i in row if i >= 0]
     assert tags == TAGS
     left, saw, right = (ids for ids in encoder.tokenise(["<", "saw", ">"]))
@@ -110,7 +110,7 @@ def test_a_list_of_predicates_becomes_examples():
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, message",
     [
         ({"predicate": 20}, "r:0: column 'predicate' is 20; it must be the index"),
         ({"predicate": -1}, "r:0: column 'predicate' is -1; it must be the index"),
@@ -124,11 +124,11 @@ def test_a_list_of_predicates_becomes_examples():
         ({"tags": ["B-A0", "B-A9", *TAGS[2:]]}, "r:0: tag 'B-A9' is not one of task custom"),
     ],
 )
-def test_rows_that_are_wrong(change, told):
+def test_rows_that_are_wrong(change, message):
     task, _ = make_task(scheme="iob2")
     with pytest.raises(InputError) as caught:
         read_all(task, example_rows(task, ROW | change, "r:1"), "r:{}".format)
-    assert str(caught.value).startswith(told) and "\n" not in str(caught.value), caught.value
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value), caught.value
 
 
 def test_a_row_without_a_predicate_and_tags_that_break_a_rule():
@@ -145,7 +145,7 @@ def test_a_row_without_a_predicate_and_tags_that_break_a_rule():
 
 
 @pytest.mark.parametrize(
-    "fields, told",
+    "fields, message",
     [
         ({"tags": ""}, "task.predicate='predicate' is only valid for a task"),
         ({"tags": "predicate"}, "not in task.fields or task.tags"),
@@ -156,8 +156,8 @@ def test_a_row_without_a_predicate_and_tags_that_break_a_rule():
         ({"predicate": "", "markers": ("<", ">")}, "task.entities is empty"),
     ],
 )
-def test_tasks_that_do_not_fit(fields, told):
-    given = {"fields": ("tokens",), "tags": "tags", "predicate": "predicate"} | fields
+def test_tasks_that_do_not_fit(fields, message):
+    task_fields = {"fields": ("tokens",), "tags": "tags", "predicate": "predicate"} | fields
     with pytest.raises(InputError) as caught:
-        custom_task(**given)
-    assert told in str(caught.value)
+        custom_task(**task_fields)
+    assert message in str(caught.value)

@@ -29,25 +29,25 @@ LAYOUT = "{question|whole} [sep] {context}"
 
 def row(*answers, question="How many live there?"):
     starts = [CONTEXT.index(answer) for answer in answers]
-    found = {"text": list(answers), "answer_start": starts}
-    return {"question": question, "context": CONTEXT, "answers": found}
+    actual = {"text": list(answers), "answer_start": starts}
+    return {"question": question, "context": CONTEXT, "answers": actual}
 
 
 def encode(tokenizer, rows, max_len=128, **fields):
     head = make_head("spans", **({"stride": 6} | fields))
-    examples = [read_example(TASK, own, f"r:{i}") for i, own in enumerate(rows, 1)]
+    examples = [read_example(TASK, row, f"r:{i}") for i, row in enumerate(rows, 1)]
     encoder = make_encoder(tokenizer, max_len, LAYOUT)
     return head, examples, head.encode(encoder, TASK, examples, classes=0, targets=True)
 
 
 def scores_of(split):
     """Scores that name what the labels say; windows without the answer say so less surely."""
-    found = np.full((*split.labels.shape, 2), -9.0, np.float32)
+    actual = np.full((*split.labels.shape, 2), -9.0, np.float32)
     for window, labels in enumerate(split.labels):
         for column, bit in enumerate((START, END)):
             at = np.flatnonzero((labels > 0) & (labels & bit > 0))[0]
-            found[window, at, column] = 5.0 if at else 1.0
-    return found
+            actual[window, at, column] = 5.0 if at else 1.0
+    return actual
 
 
 @pytest.mark.parametrize("max_len", [128, 24, 19])
@@ -60,9 +60,12 @@ def test_answers_come_back_from_the_labels(tokenizer, max_len):
     for answer in answers:
         assert CONTEXT[answer["start"] : answer["end"]] == answer["prediction"]
     assert head.measure("f1", split, scores_of(split), 0) == {"f1": 1.0, "exact_match": 1.0}
-    for (own,) in split.rows:
-        assert len(own.ids) <= max_len and own.ids[own.label_pos[0]] == tokenizer.cls_token_id
-        assert own.num_choices == len(own.label_pos)
+    for (encoded,) in split.rows:
+        assert (
+            len(encoded.ids) <= max_len
+            and encoded.ids[encoded.label_pos[0]] == tokenizer.cls_token_id
+        )
+        assert encoded.num_choices == len(encoded.label_pos)
 
 
 @pytest.mark.long_cases(
@@ -77,20 +80,22 @@ def test_answers_come_back_from_the_labels(tokenizer, max_len):
 def test_a_text_is_encoded_as_anywhere_else(shared, head, layout, space):
     """Behind a word with the space that a byte-level BPE counts to what follows."""
     tokenizer = load_tokenizer(shared / "tokenizers/roberta")
-    own = row("Gansu", "2 airports")
-    own["context"] = space + CONTEXT
-    own["answers"]["answer_start"] = [len(space) + at for at in own["answers"]["answer_start"]]
-    example = read_example(TASK, own, "r:1")
+    example_row = row("Gansu", "2 airports")
+    example_row["context"] = space + CONTEXT
+    example_row["answers"]["answer_start"] = [
+        len(space) + at for at in example_row["answers"]["answer_start"]
+    ]
+    example = read_example(TASK, example_row, "r:1")
     encoder = make_encoder(tokenizer, 128, layout)
     split = make_head(head).encode(encoder, TASK, [example], classes=0, targets=True)
-    ((found,),) = split.rows
-    assert found.ids.tolist() == encoder.encode(example)[0].ids.tolist()
+    ((actual,),) = split.rows
+    assert actual.ids.tolist() == encoder.encode(example)[0].ids.tolist()
     places = split.parts.offsets[0]
     marked = split.labels[0][-len(places) :] > 0
     first, last = np.flatnonzero(marked)[[0, -1 if head == "multi_spans" else 1]]
-    assert own["context"][places[first, 0] :].startswith("Gansu")
+    assert example_row["context"][places[first, 0] :].startswith("Gansu")
     end = "2 airports" if head == "multi_spans" else "Gansu"
-    assert own["context"][: places[last, 1]].endswith(end)
+    assert example_row["context"][: places[last, 1]].endswith(end)
 
 
 def test_no_answer_is_said_where_it_may_be(bert):
@@ -104,8 +109,8 @@ def test_no_answer_is_said_where_it_may_be(bert):
     # Over a threshold that no score reaches, and where there always is one, the best is taken.
     for fields in (dict(no_answer=True, threshold=100.0), {}):
         other, _, _ = encode(bert, rows, **fields)
-        found = list(other.answers(TASK, examples, split, scores_of(split), 0))
-        assert found[1]["prediction"] and found[0]["prediction"] == "Gansu"
+        actual = list(other.answers(TASK, examples, split, scores_of(split), 0))
+        assert actual[1]["prediction"] and actual[0]["prediction"] == "Gansu"
 
 
 def test_an_answer_has_max_answer_tokens_at_most(bert):
@@ -144,14 +149,14 @@ def test_the_threshold_of_no_answer_is_the_best_on_dev(bert, metric):
     rng = np.random.default_rng(0)
     rows = [row("Gansu") if rng.random() < 0.5 else row() for _ in range(12)]
     head, _, split = encode(bert, rows, no_answer=True, tune=True)
-    found = scores_of(split) + 6 * rng.normal(size=(*split.labels.shape, 2)).astype(np.float32)
-    measured = head.measure(metric, split, found, 0)
+    actual = scores_of(split) + 6 * rng.normal(size=(*split.labels.shape, 2)).astype(np.float32)
+    measured = head.measure(metric, split, actual, 0)
     plain = lambda at: dataclasses.replace(head, tune=False, threshold=at)
-    tried = [plain(at).measure(metric, split, found, 0)[metric] for at in np.arange(-40, 40, 0.5)]
+    tried = [plain(at).measure(metric, split, actual, 0)[metric] for at in np.arange(-40, 40, 0.5)]
     assert measured[metric] >= max(tried) and measured[metric] > tried[80]
     fitted = head.fitted(measured)
     assert fitted == plain(measured["threshold"])
-    assert fitted.measure(metric, split, found, 0)[metric] == measured[metric]
+    assert fitted.measure(metric, split, actual, 0)[metric] == measured[metric]
     with pytest.raises(InputError, match="selects the threshold of no answer; set head.no_answer"):
         make_head("spans", tune=True)
 
@@ -168,9 +173,9 @@ def test_white_space_neither_answers_nor_stands_around_an_answer(roberta):
     tokens = split.counts[0] - 1
     for begin in range(tokens):
         for end in range(begin, min(begin + 3, tokens)):
-            found = np.full((*split.labels.shape, 2), -9.0, np.float32)
-            found[0, 1 + begin, 0] = found[0, 1 + end, 1] = 9.0
-            (answer,) = head.answers(TASK, examples, split, found, 0)
+            actual = np.full((*split.labels.shape, 2), -9.0, np.float32)
+            actual[0, 1 + begin, 0] = actual[0, 1 + end, 1] = 9.0
+            (answer,) = head.answers(TASK, examples, split, actual, 0)
             span = answer["prediction"]
             assert span and span == span.strip() == text[answer["start"] : answer["end"]]
             if not all(blank[begin : end + 1]):
@@ -181,11 +186,11 @@ def test_an_answer_has_the_accents_of_its_last_letter(bert):
     """BERT drops a decomposed accent, which no subword then holds."""
     context = "He went to the cafe\u0301 and drank an e\u0301te\u0301."
     for answer in ("cafe\u0301", "e\u0301te\u0301"):
-        own = {"text": [answer], "answer_start": [context.index(answer)]}
-        given = {"question": "Where?", "context": context, "answers": own}
-        head, examples, split = encode(bert, [given])
-        (found,) = head.answers(TASK, examples, split, scores_of(split), 0)
-        assert found["prediction"] == answer == context[found["start"] : found["end"]]
+        answers = {"text": [answer], "answer_start": [context.index(answer)]}
+        example_row = {"question": "Where?", "context": context, "answers": answers}
+        head, examples, split = encode(bert, [example_row])
+        (actual,) = head.answers(TASK, examples, split, scores_of(split), 0)
+        assert actual["prediction"] == answer == context[actual["start"] : actual["end"]]
         assert head.measure("f1", split, scores_of(split), 0)["exact_match"] == 1.0
 
 
@@ -196,11 +201,13 @@ def test_answers_that_are_out_of_reach_are_counted(bert):
         TASK, 0, {"train": encode(bert, rows, max_len, **fields)[2]}
     )
     assert len(lines(128)) == 1
-    told = lines(128, max_answer=4)[1]
-    assert told.startswith("train: of 3 questions, 1 have an answer longer than head.max_answer=4")
-    assert "tokens and 0 have an answer that no window" in told
-    told = lines(17, stride=0)[1]
-    assert "0 have an answer longer than head.max_answer=30 tokens and 2 have" in told
+    message = lines(128, max_answer=4)[1]
+    assert message.startswith(
+        "train: of 3 questions, 1 have an answer longer than head.max_answer=4"
+    )
+    assert "tokens and 0 have an answer that no window" in message
+    message = lines(17, stride=0)[1]
+    assert "0 have an answer longer than head.max_answer=30 tokens and 2 have" in message
 
 
 def test_a_span_of_two_windows_counts_once(bert):
@@ -208,25 +215,25 @@ def test_a_span_of_two_windows_counts_once(bert):
     head, examples, split = encode(bert, [row("2 airports")], max_len=30, n_best=1)
     offsets = split.parts.offsets
     assert len(offsets) > 1
-    held = {tuple(place) for place in offsets[0]} & {tuple(place) for place in offsets[1]}
-    place = sorted(held)[-1]  # near the end of the first window
-    at = [1 + [tuple(x) for x in own].index(place) for own in offsets[:2]]
-    found = np.full((*split.labels.shape, 2), -9.0, np.float32)
-    found[0, at[0]], found[1, at[1]] = 2.0, 1.5  # 4 and 3 as a span
+    shared_places = {tuple(place) for place in offsets[0]} & {tuple(place) for place in offsets[1]}
+    place = sorted(shared_places)[-1]  # near the end of the first window
+    at = [1 + [tuple(x) for x in window].index(place) for window in offsets[:2]]
+    actual = np.full((*split.labels.shape, 2), -9.0, np.float32)
+    actual[0, at[0]], actual[1, at[1]] = 2.0, 1.5  # 4 and 3 as a span
     # The windows that do not hold it answer with another one each.
     others = len(offsets) - 2
     for window in range(2, len(offsets)):
-        found[window, 1] = 1.0
-    (answer,) = head.answers(TASK, examples, split, found, 0)
+        actual[window, 1] = 1.0
+    (answer,) = head.answers(TASK, examples, split, actual, 0)
     assert (answer["start"], answer["end"]) == place
     assert answer["score"] == pytest.approx(np.exp(4) / (np.exp(4) + others * np.exp(2)))
 
 
 def test_a_span_is_neither_backward_nor_too_long(bert):
     head, examples, split = encode(bert, [row("Gansu")], max_answer=3)
-    found = np.zeros((*split.labels.shape, 2), np.float32)
-    found[0, 9, 0], found[0, 4, 1], found[0, 20, 1] = 9.0, 9.0, 8.0
-    (answer,) = head.answers(TASK, examples, split, found, 0)
+    actual = np.zeros((*split.labels.shape, 2), np.float32)
+    actual[0, 9, 0], actual[0, 4, 1], actual[0, 20, 1] = 9.0, 9.0, 8.0
+    (answer,) = head.answers(TASK, examples, split, actual, 0)
     start, end = answer["start"], answer["end"]
     places = split.parts.offsets[0]
     first = int(np.flatnonzero(places[:, 0] == start)[0])
@@ -248,7 +255,7 @@ def test_scores_are_those_of_transformers(head, name, layer, labels):
     hidden = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
     args = hidden, batch._replace(counts=counts), Injection(), None
     params = draw_params(head, *args, deterministic=True)
-    found = head.apply({"params": params}, *args, deterministic=True)
+    actual = head.apply({"params": params}, *args, deterministic=True)
     config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_labels=labels)
     linear = getattr(getattr(transformers, name)(config), layer)
     with torch.no_grad():
@@ -258,7 +265,7 @@ def test_scores_are_those_of_transformers(head, name, layer, labels):
     expected = np.take_along_axis(every, batch.label_pos[..., None], 1)
     if counts is not None:
         expected[np.arange(2) >= counts[:, None]] = ABSENT
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -274,8 +281,8 @@ def test_scores_are_those_of_transformers(head, name, layer, labels):
     ],
 )
 def test_answers_are_compared_as_squad_does(gold, pred, f1, exact):
-    found = metrics.score_spans("f1", [gold], [pred])
-    assert found["f1"] == pytest.approx(f1) and found["exact_match"] == exact
+    actual = metrics.score_spans("f1", [gold], [pred])
+    assert actual["f1"] == pytest.approx(f1) and actual["exact_match"] == exact
     assert list(metrics.score_spans("exact_match", [gold], [pred]))[0] == "exact_match"
 
 
@@ -288,17 +295,17 @@ def test_answers_are_read_in_both_forms():
 
 
 @pytest.mark.parametrize(
-    "start, found",
+    "start, actual",
     [(0, 3), (3, 3), (6, 3), (8, 11), (11, 11), (12, 11), (13, 14), (14, 14), (99, 14), (-1, 3)],
 )
-def test_an_answer_elsewhere_is_taken_from_the_nearest_place(start, found):
+def test_an_answer_elsewhere_is_taken_from_the_nearest_place(start, actual):
     text = "I, ab, the abbab, of a"
     assert [at for at in range(len(text)) if text.startswith("ab", at)] == [3, 11, 14]
-    asked = row() | {"context": text, "answers": {"text": ["ab"], "answer_start": [start]}}
-    example = read_example(TASK, asked, "r:9")
-    assert example.spans == ((found, found + 2),)
+    question = row() | {"context": text, "answers": {"text": ["ab"], "answer_start": [start]}}
+    example = read_example(TASK, question, "r:9")
+    assert example.spans == ((actual, actual + 2),)
     assert example.is_moved == (start not in (3, 11, 14))
-    scored = read_example(TASK, asked, "r:9", need_place=False)
+    scored = read_example(TASK, question, "r:9", need_place=False)
     assert scored.spans == (() if example.is_moved else example.spans) and not scored.is_moved
 
 

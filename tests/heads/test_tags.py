@@ -45,10 +45,10 @@ def test_windows_lose_no_word(tokenizer, max_len):
     assert (len(split.rows) > 2) == (max_len < 64) and split.size == 2
     # What is read, put together, is the first subword of every word and its tag.
     firsts = [ids[0] for ids in encoder.tokenise(examples[0].words)]
-    own = [w for w in range(len(split.rows)) if split.parts.owner[w] == 0]
-    found = [int(i) for w in own for i in split.rows[w][0].ids[split.rows[w][0].label_pos]]
-    assert found == firsts
-    tags = [task.labels[i] for w in own for i in split.labels[w] if i >= 0]
+    windows = [w for w in range(len(split.rows)) if split.parts.owner[w] == 0]
+    actual = [int(i) for w in windows for i in split.rows[w][0].ids[split.rows[w][0].label_pos]]
+    assert actual == firsts
+    tags = [task.labels[i] for w in windows for i in split.labels[w] if i >= 0]
     assert tuple(tags) == examples[0].tags
     for (row,) in split.rows:
         assert len(row.ids) <= max_len
@@ -71,9 +71,9 @@ def test_windows_lose_no_word(tokenizer, max_len):
 def test_entities_are_counted_as_conlleval_does():
     gold = ["B-A I-A O B-B", "O B-A"]
     pred = ["B-A I-A O B-A", "I-A B-A"]  # what begins with I- is an entity too
-    found = metrics.score_tags("entity_f1", [g.split() for g in gold], [p.split() for p in pred])
-    assert found["precision"] == 2 / 4 and found["recall"] == 2 / 3
-    assert found["entity_f1"] == pytest.approx(2 * 2 / (4 + 3)) and found["accuracy"] == 4 / 6
+    actual = metrics.score_tags("entity_f1", [g.split() for g in gold], [p.split() for p in pred])
+    assert actual["precision"] == 2 / 4 and actual["recall"] == 2 / 3
+    assert actual["entity_f1"] == pytest.approx(2 * 2 / (4 + 3)) and actual["accuracy"] == 4 / 6
 
 
 def test_texts_and_lists_are_read_alike():
@@ -103,8 +103,10 @@ def test_tags_without_a_scheme_stay_as_they_are():
 def test_the_example_that_plan_makes_up_has_tags_of_its_task(tokenizer):
     task = custom_task(fields=("tokens",), tags="tags", scheme="none", labels=("NN", "VB"))
     head, encoder = make_head("tags"), make_encoder(tokenizer, 16)
-    made = head.longest_example(task, "a b c", 0)
-    assert head.encode(encoder, task, [made], classes=0, targets=True).labels.tolist() == [[0] * 3]
+    longest = head.longest_example(task, "a b c", 0)
+    assert head.encode(encoder, task, [longest], classes=0, targets=True).labels.tolist() == [
+        [0] * 3
+    ]
 
 
 @pytest.mark.parametrize(

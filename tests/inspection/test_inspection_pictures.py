@@ -27,7 +27,7 @@ def test_odd_names_are_drawn_as_they_are(tmp_path):
     labels = np.repeat(range(len(ODD)), 4)
     points = RNG.normal(size=(len(labels), 2))
     counts = RNG.integers(0, 9, (len(ODD), len(ODD) + 1))
-    made = [
+    pictures = [
         draw.draw_states(points, labels, ODD, "states", tmp_path / "a.png"),
         draw.draw_confusion(counts, ODD, tmp_path / "b.png"),
         draw.draw_labels(
@@ -35,7 +35,7 @@ def test_odd_names_are_drawn_as_they_are(tmp_path):
             "labels", tmp_path / "c.png",
         ),
     ]  # fmt: skip
-    for path in made:
+    for path in pictures:
         pixels(path)
 
 

@@ -40,8 +40,8 @@ def test_rows_that_score_classes_are_compared_with_the_output_table(kind, lists_
         head=SimpleNamespace(LISTS_CLASSES=lists_classes),
     )  # fmt: skip
     rows = np.array([[2, 0.1], [0.1, 3]], np.float32)
-    found = nearest_words(scorer, {"backbone": {}}, rows, 1, kind)
-    for row, (word,) in zip(rows, found, strict=True):
+    actual = nearest_words(scorer, {"backbone": {}}, rows, 1, kind)
+    for row, (word,) in zip(rows, actual, strict=True):
         best = int(np.argmax(table @ row))
         assert (word.id, word.token) == (best, "abc"[best])
         assert word.cosine == pytest.approx(float(table[best] @ row / np.linalg.norm(row)))

@@ -28,13 +28,13 @@ def compare(tmp_path, monkeypatch):
 
 def test_cosines_are_those_of_the_mean_tokens(compare):
     metadata = make_metadata(method="soft")
-    found = compare({name: ({"prompt/slots": np.array(x)}, metadata) for name, x in SLOTS.items()})
-    assert found.names == ["a", "b/c", "z"]
-    a, b, z = (np.mean(SLOTS[name], 0) for name in found.names)
+    actual = compare({name: ({"prompt/slots": np.array(x)}, metadata) for name, x in SLOTS.items()})
+    assert actual.names == ["a", "b/c", "z"]
+    a, b, z = (np.mean(SLOTS[name], 0) for name in actual.names)
     cosine = lambda x, y: x @ y / np.linalg.norm(x) / np.linalg.norm(y)
     expected = [[cosine(x, y) for y in (a, b, z)] for x in (a, b, z)]
-    np.testing.assert_allclose(found.cosines, expected, atol=1e-12)
-    assert similarity.format_pairs(found) == " 0.8944  a  b/c\n 0.4472  a  z\n 0.0000  b/c  z\n"
+    np.testing.assert_allclose(actual.cosines, expected, atol=1e-12)
+    assert similarity.format_pairs(actual) == " 0.8944  a  b/c\n 0.4472  a  z\n 0.0000  b/c  z\n"
 
 
 def test_a_prefix_has_a_mean_key_and_value_in_each_layer():

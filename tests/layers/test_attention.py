@@ -37,11 +37,11 @@ def reference(q, k, v, mask, bias=None, scale=None):
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     mask = np.broadcast_to(mask if mask.ndim == 3 else mask[:, None], (*q.shape[:2], k.shape[1]))
     for b, t, n in np.ndindex(q.shape[:3]):
-        kept = mask[b, t]
-        keys, values = (x[b, kept, n].astype(np.float64) for x in (k, v))
+        visible = mask[b, t]
+        keys, values = (x[b, visible, n].astype(np.float64) for x in (k, v))
         scores = keys @ q[b, t, n].astype(np.float64) * scale
         if bias is not None:
-            scores = scores + bias[b % len(bias), n, t, kept]
+            scores = scores + bias[b % len(bias), n, t, visible]
         weights = np.exp(scores - scores.max())
         out[b, t, n] = weights / weights.sum() @ values
     return out.astype(np.float32)
@@ -67,9 +67,9 @@ def test_heads_that_share_keys_attend_to_the_same_ones(mask):
 def test_bias_is_added_to_the_scores(kernel, rows, scale):
     bias = 3 * draw(rows, N, T, S)
     for mask in (MASK, FULL):
-        found = attend(Q, K, V, AttentionMask(mask), bias, scale=scale, kernel=kernel)
-        assert_close(found, reference(Q, K, V, mask, bias, scale))
-        assert np.abs(found - reference(Q, K, V, mask, None, scale)).max() > 0.1
+        outputs = attend(Q, K, V, AttentionMask(mask), bias, scale=scale, kernel=kernel)
+        assert_close(outputs, reference(Q, K, V, mask, bias, scale))
+        assert np.abs(outputs - reference(Q, K, V, mask, None, scale)).max() > 0.1
 
 
 def test_a_large_bias_does_not_lift_a_masked_key():
@@ -95,17 +95,17 @@ def test_masked_keys_have_no_part_whatever_they_hold():
 
 
 def test_a_row_without_keys_attends_evenly():
-    found = attend(Q, K, V, AttentionMask(np.zeros_like(MASK)), kernel="einsum")
+    outputs = attend(Q, K, V, AttentionMask(np.zeros_like(MASK)), kernel="einsum")
     expected = np.broadcast_to(V.mean(1, keepdims=True), Q.shape)
-    assert_close(found, expected)
+    assert_close(outputs, expected)
 
 
 def test_softmax_is_float32_for_bfloat16():
     half = lambda x: jnp.asarray(x, jnp.bfloat16)
-    found = attend(half(Q), half(K), half(V), AttentionMask(MASK), kernel="einsum")
-    assert found.dtype == jnp.bfloat16
+    outputs = attend(half(Q), half(K), half(V), AttentionMask(MASK), kernel="einsum")
+    assert outputs.dtype == jnp.bfloat16
     rounded = [np.asarray(half(x), np.float32) for x in (Q, K, V)]
-    assert_close(found, reference(*rounded, MASK), rtol=0.02)
+    assert_close(outputs, reference(*rounded, MASK), rtol=0.02)
 
 
 def test_16_bit_probabilities_are_all_that_is_kept_for_the_backward_pass():
@@ -115,24 +115,24 @@ def test_16_bit_probabilities_are_all_that_is_kept_for_the_backward_pass():
         return attend(q, k, v, AttentionMask(jnp.asarray(MASK))).astype(jnp.float32).sum()
 
     _, back = jax.vjp(loss, q, k, v)
-    kept = [leaf for leaf in jax.tree.leaves(back) if leaf.shape == (B, N, T, S)]
-    assert kept and all(leaf.dtype == jnp.bfloat16 for leaf in kept)
+    residuals = [leaf for leaf in jax.tree.leaves(back) if leaf.shape == (B, N, T, S)]
+    assert residuals and all(leaf.dtype == jnp.bfloat16 for leaf in residuals)
     exact = jax.grad(
         lambda *x: attend(*x, AttentionMask(jnp.asarray(MASK))).sum(), argnums=(0, 1, 2)
     )(*(x.astype(jnp.float32) for x in (q, k, v)))
-    for found, expected in zip(back(jnp.float32(1.0)), exact, strict=True):
-        assert_close(found, expected, rtol=0.03)
+    for actual, expected in zip(back(jnp.float32(1.0)), exact, strict=True):
+        assert_close(actual, expected, rtol=0.03)
 
 
 def test_dropout_falls_on_the_probabilities():
     """With one kept key its weight is 1, so a head's output is 0 or v / (1 - rate)."""
     mask = np.arange(S) == 2
-    seen = AttentionMask(np.broadcast_to(mask, MASK.shape))
-    found = attend(Q, K, V, seen, dropout=0.5, key=jax.random.key(0))
-    kept = np.abs(found).max(-1) > 0  # [B, T, N]
-    assert 0 < kept.mean() < 1
-    expected = np.where(kept[..., None], V[:, None, 2] / 0.5, 0.0)
-    assert_close(found, expected)
+    attention_mask = AttentionMask(np.broadcast_to(mask, MASK.shape))
+    outputs = attend(Q, K, V, attention_mask, dropout=0.5, key=jax.random.key(0))
+    nonzero = np.abs(outputs).max(-1) > 0  # [B, T, N]
+    assert 0 < nonzero.mean() < 1
+    expected = np.where(nonzero[..., None], V[:, None, 2] / 0.5, 0.0)
+    assert_close(outputs, expected)
 
 
 def draw_layer(**options):
@@ -158,11 +158,11 @@ def test_attention_projects_attends_and_projects(options):
     k, v = layer.apply({"params": params}, source, method="keys")
     assert_close(k, linear(source, params["key"]))
     assert_close(v, linear(source, params["value"]))
-    found = layer.apply({"params": params}, x, k, v, AttentionMask(FULL), bias, deterministic=True)
+    actual = layer.apply({"params": params}, x, k, v, AttentionMask(FULL), bias, deterministic=True)
     scale = options.get("scale")
     mixed = reference(linear(x, params["query"]), np.array(k), np.array(v), FULL, bias, scale)
     expected = np.einsum("btnd,ndw->btw", mixed, params["out"]["kernel"])
-    assert_close(found, expected + params["out"]["bias"] if has_bias else expected)
+    assert_close(actual, expected + params["out"]["bias"] if has_bias else expected)
 
 
 @pytest.mark.parametrize("rows", [1, B])
@@ -172,15 +172,17 @@ def test_prefix_stands_in_front_of_the_keys(rows, mask):
     prefix = Prefix(
         draw(rows, length, N, D), draw(rows, length, N, D), np.array([[True, False]] * rows)
     )
-    k, v, seen = prepend_prefix(prefix, K, V, AttentionMask(mask))
+    k, v, longer_mask = prepend_prefix(prefix, K, V, AttentionMask(mask))
     spread = lambda y: np.broadcast_to(y, (B, *y.shape[1:]))
     assert_equal(k, np.concatenate([spread(prefix.k), K], 1))
     assert_equal(v, np.concatenate([spread(prefix.v), V], 1))
     front = np.zeros((*mask.shape[:-1], length), bool)
     front[..., 0] = True
-    assert_equal(seen.mask, np.concatenate([front, mask], -1))
-    assert_close(attend(Q, k, v, seen), reference(Q, *map(np.array, (k, v, seen.mask))))
-    assert np.abs(attend(Q, k, v, seen) - attend(Q, K, V, AttentionMask(mask))).max() > 0.01
+    assert_equal(longer_mask.mask, np.concatenate([front, mask], -1))
+    assert_close(
+        attend(Q, k, v, longer_mask), reference(Q, *map(np.array, (k, v, longer_mask.mask)))
+    )
+    assert np.abs(attend(Q, k, v, longer_mask) - attend(Q, K, V, AttentionMask(mask))).max() > 0.01
     none = prefix._replace(mask=np.zeros((rows, length), bool))
     masked = attend(Q, *prepend_prefix(none, K, V, AttentionMask(mask)))
     assert_close(masked, attend(Q, K, V, AttentionMask(mask)), rtol=1e-6)
@@ -191,8 +193,8 @@ def test_prefix_takes_the_dtype_of_the_stream():
     half = jnp.asarray(K, jnp.bfloat16)
     k, v, _ = prepend_prefix(prefix, half, half, AttentionMask(MASK))
     assert k.dtype == v.dtype == jnp.bfloat16
-    seen = AttentionMask(MASK)
-    assert prepend_prefix(None, K, V, seen) == (K, V, seen)
+    mask = AttentionMask(MASK)
+    assert prepend_prefix(None, K, V, mask) == (K, V, mask)
 
 
 def test_causal_mask_keeps_branches_apart():
@@ -200,15 +202,15 @@ def test_causal_mask_keeps_branches_apart():
     types = np.array([[0, 0, 0, 1, 1, 2, 2, 0], [0, 0, 1, 2, 1, 0, 2, 2]], np.int32)
     mask = np.array([[0, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1, 1]], bool)
     none = np.zeros_like(types)
-    found = np.array(causal_mask(Tokens(none, mask, none - 1, none, types, none)).mask)
+    actual = np.array(causal_mask(Tokens(none, mask, none - 1, none, types, none)).mask)
     expected = np.zeros((2, 8, 8), bool)
     for b, t, s in np.ndindex(expected.shape):
         sees = types[b, s] in (0, types[b, t])
         expected[b, t, s] = s <= t and mask[b, s] and sees
-    assert_equal(found, expected)
-    assert_equal(found[0, 6], np.array([0, 1, 1, 0, 0, 1, 1, 0], bool))  # branch 2: 0 and itself
-    assert_equal(found[0, 4], np.array([0, 1, 1, 1, 1, 0, 0, 0], bool))
-    assert_equal(found[1, 5], np.array([1, 1, 0, 0, 0, 1, 0, 0], bool))  # branch 0: 0 alone
+    assert_equal(actual, expected)
+    assert_equal(actual[0, 6], np.array([0, 1, 1, 0, 0, 1, 1, 0], bool))  # branch 2: 0 and itself
+    assert_equal(actual[0, 4], np.array([0, 1, 1, 1, 1, 0, 0, 0], bool))
+    assert_equal(actual[1, 5], np.array([1, 1, 0, 0, 0, 1, 0, 0], bool))  # branch 0: 0 alone
 
 
 def test_documents_see_themselves():
@@ -218,16 +220,16 @@ def test_documents_see_themselves():
     none = np.zeros_like(types)
     queries = Tokens(none, segments > 0, none - 1, none, types, none, segments)
     keys = Tokens(*(x[:, 1:5] for x in queries[:-1]))
-    found, causal = (
+    actual, causal = (
         np.array(bidirectional_mask(queries, keys).mask),
         np.array(causal_mask(queries).mask),
     )
-    assert found.shape == (2, 6, 4) and causal.shape == (2, 6, 6)
+    assert actual.shape == (2, 6, 4) and causal.shape == (2, 6, 6)
     for b, t, s in np.ndindex(causal.shape):
-        own = segments[b, t] == segments[b, s] > 0
+        same_document = segments[b, t] == segments[b, s] > 0
         if 1 <= s < 5:
-            assert found[b, t, s - 1] == own
-        assert causal[b, t, s] == (own and s <= t and types[b, s] in (0, types[b, t]))
+            assert actual[b, t, s - 1] == same_document
+        assert causal[b, t, s] == (same_document and s <= t and types[b, s] in (0, types[b, t]))
 
 
 def test_one_text_a_row_has_the_mask_of_its_tokens():
@@ -240,14 +242,14 @@ def test_one_text_a_row_has_the_mask_of_its_tokens():
 def test_the_gradient_of_a_prefix_is_summed_in_float32():
     """Of bfloat16 keys too: their sum over a large batch would lose what each row adds."""
     rows = 512
-    own = jnp.zeros((rows, 1, N, D), jnp.bfloat16)
+    keys = jnp.zeros((rows, 1, N, D), jnp.bfloat16)
     out = jnp.asarray(RNG.uniform(1, 2, (rows, 2, N, D)), jnp.bfloat16)
 
     def loss(k, v):
-        seen = AttentionMask(np.ones((rows, 1), bool))
-        joined = prepend_prefix(Prefix(k, v, None), own, own, seen)[:2]
+        mask = AttentionMask(np.ones((rows, 1), bool))
+        joined = prepend_prefix(Prefix(k, v, None), keys, keys, mask)[:2]
         return sum((x[:, :2] * out).astype(jnp.float32).sum() for x in joined)
 
     prefix = draw(1, 2, N, D)
-    for found in jax.grad(loss, argnums=(0, 1))(prefix, prefix):
-        np.testing.assert_allclose(found[0], np.asarray(out, np.float64).sum(0), rtol=1e-6)
+    for actual in jax.grad(loss, argnums=(0, 1))(prefix, prefix):
+        np.testing.assert_allclose(actual[0], np.asarray(out, np.float64).sum(0), rtol=1e-6)

@@ -45,11 +45,11 @@ def test_remember(prefix):
     assert len(memories) == L
     for i, memory in enumerate(memories):
         assert memory.k.shape == memory.v.shape == (B, N, front + T + ROOM, D)
-        for found, own, ahead in ((memory.k, K, FRONT.k), (memory.v, V, FRONT.v)):
-            assert_equal(found[:, :, front : front + T], own[i].swapaxes(1, 2))
+        for actual, values, ahead in ((memory.k, K, FRONT.k), (memory.v, V, FRONT.v)):
+            assert_equal(actual[:, :, front : front + T], values[i].swapaxes(1, 2))
             if prefix:
                 expected = np.broadcast_to(ahead[i].swapaxes(1, 2), (B, N, P, D))
-                assert_equal(found[:, :, :P], expected)
+                assert_equal(actual[:, :, :P], expected)
         assert_equal(memory.mask[:, front : front + T], MASK)
         assert not memory.mask[:, front + T :].any()
         assert (np.asarray(memory.mask[:, :front]) == (i == 0)).all()
@@ -83,17 +83,20 @@ def test_write_fills_one_column():
 
 
 def test_beams_take_from_their_own_row_and_leave_the_source():
-    own, cross = make_layer_caches(None, K, V, MASK, ROOM), make_layer_caches(None, K, V, MASK)
-    cache = Cache(own, column_positions(None, POSITIONS, ROOM), cross)
+    self_cache, cross = (
+        make_layer_caches(None, K, V, MASK, ROOM),
+        make_layer_caches(None, K, V, MASK),
+    )
+    cache = Cache(self_cache, column_positions(None, POSITIONS, ROOM), cross)
     wide = repeat_for_beams(cache, 2)
-    assert_equal(wide.self_attention[1].v, own[1].v[np.array([0, 0, 1, 1, 2, 2])])
+    assert_equal(wide.self_attention[1].v, self_cache[1].v[np.array([0, 0, 1, 1, 2, 2])])
     marks = np.arange(6, dtype=np.int32)[:, None] + 0 * wide.positions
-    found = select_beams(wide._replace(positions=marks), np.array([[1, 1], [0, 1], [1, 0]]))
+    actual = select_beams(wide._replace(positions=marks), np.array([[1, 1], [0, 1], [1, 0]]))
     rows = np.array([1, 1, 2, 3, 5, 4])
-    assert_equal(found.positions, marks[rows])
-    assert_equal(found.self_attention[1].v, wide.self_attention[1].v[rows])
-    assert_equal(found.self_attention[0].mask, wide.self_attention[0].mask[rows])
-    assert found.cross is wide.cross is cache.cross
+    assert_equal(actual.positions, marks[rows])
+    assert_equal(actual.self_attention[1].v, wide.self_attention[1].v[rows])
+    assert_equal(actual.self_attention[0].mask, wide.self_attention[0].mask[rows])
+    assert actual.cross is wide.cross is cache.cross
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])
@@ -105,8 +108,8 @@ def test_recall_equals_attend(scale, fold):
     front = Prefix(FRONT.k[0], FRONT.v[0], FRONT.mask[0])
     k, v, joined = prepend_prefix(front, K[0], V[0], AttentionMask(MASK))
     k, v, mask = (np.repeat(x, fold, axis=0) for x in (k, v, joined.mask))
-    for added, seen in ((bias, bias[:, :, None, : P + T]), (None, None)):
-        expected = attend(q[:, None], k, v, AttentionMask(mask), seen, scale=scale)[:, 0]
+    for added, visible_bias in ((bias, bias[:, :, None, : P + T]), (None, None)):
+        expected = attend(q[:, None], k, v, AttentionMask(mask), visible_bias, scale=scale)[:, 0]
         assert_close(attend_cached(q, memory, added, scale=scale), expected)
 
 

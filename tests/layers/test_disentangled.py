@@ -19,17 +19,17 @@ HEADS, SIZE, WIDTH, LENGTH, FRONT, SPAN = 2, 4, 8, 6, 3, 4
 def test_buckets_are_those_of_transformers(buckets, limit):
     length = 1100
     distance = torch.arange(length - 1, -length, -1)
-    found = deberta.make_log_bucket_position(distance, buckets, limit).long()
-    expected = torch.clamp(found + buckets, 0, 2 * buckets - 1).numpy()
+    actual = deberta.make_log_bucket_position(distance, buckets, limit).long()
+    expected = torch.clamp(actual + buckets, 0, 2 * buckets - 1).numpy()
     np.testing.assert_array_equal(distance_rows(length, buckets, buckets, limit)[:-1], expected)
 
 
 def test_scores_go_to_their_keys():
     scores = np.random.default_rng(0).normal(size=(2, 3, 5, 10)).astype(np.float32)
-    found = align_by_distance(jnp.asarray(scores))
+    actual = align_by_distance(jnp.asarray(scores))
     for i in range(5):
         for j in range(5):
-            np.testing.assert_array_equal(found[..., i, j], scores[..., i, j - i + 4])
+            np.testing.assert_array_equal(actual[..., i, j], scores[..., i, j - i + 4])
 
 
 @pytest.mark.parametrize("joined, shared, terms", [
@@ -48,16 +48,16 @@ def test_a_prefix_is_scored_by_content_alone_under_the_same_divisor(joined, shar
     prefix = Prefix(draw(1, FRONT, HEADS, SIZE), draw(1, FRONT, HEADS, SIZE), None)
 
     def attend(module):
-        k, v, seen = prepend_prefix(prefix, *module.keys(x), AttentionMask(jnp.asarray(keep)))
-        return module(x, k, v, seen, relative, deterministic=True), k, v, module._queries(x)
+        k, v, mask = prepend_prefix(prefix, *module.keys(x), AttentionMask(jnp.asarray(keep)))
+        return module(x, k, v, mask, relative, deterministic=True), k, v, module._queries(x)
 
-    own = draw_params(module, method=attend)
-    found, k, v, q = module.apply({"params": own}, method=attend)
+    params = draw_params(module, method=attend)
+    actual, k, v, q = module.apply({"params": params}, method=attend)
 
     def project(name, of):
         if shared:
             name = name.removeprefix("position_")
-        return np.einsum("h,hnd->nd", of, own[name]["kernel"]) + own[name].get("bias", 0.0)
+        return np.einsum("h,hnd->nd", of, params[name]["kernel"]) + params[name].get("bias", 0.0)
 
     mixed = np.zeros((2, LENGTH, HEADS, SIZE), np.float32)
     for b in range(2):
@@ -80,8 +80,8 @@ def test_a_prefix_is_scored_by_content_alone_under_the_same_divisor(joined, shar
             probs = np.exp(scores / divisor)
             probs /= probs.sum(-1, keepdims=True)
             mixed[b, i] = np.einsum("ns,snd->nd", probs, v[b])
-    expected = np.einsum("btnd,ndh->bth", mixed, own["out"]["kernel"]) + own["out"]["bias"]
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    expected = np.einsum("btnd,ndh->bth", mixed, params["out"]["kernel"]) + params["out"]["bias"]
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
 def test_v1_takes_queries_keys_and_values_from_one_kernel():

@@ -13,11 +13,11 @@ from jaxprompt.layers.dropout import Dropout, dropout, sample_keep_mask
 def test_rate_and_scale(rate):
     n = 1_000_000
     x = np.linspace(1, 2, n, dtype=np.float32)
-    found = np.asarray(dropout(x, rate, jax.random.key(0)))
-    dropped = found == 0
+    actual = np.asarray(dropout(x, rate, jax.random.key(0)))
+    dropped = actual == 0
     sigma = np.sqrt(rate * (1 - rate) / n)
     assert abs(dropped.mean() - rate) < 4 * sigma + 1 / 65536
-    np.testing.assert_allclose(found[~dropped], x[~dropped] / (1 - rate), rtol=1e-6)
+    np.testing.assert_allclose(actual[~dropped], x[~dropped] / (1 - rate), rtol=1e-6)
     neighbours = (dropped[1:] & dropped[:-1]).mean()
     assert abs(neighbours - rate**2) < 0.005
 
@@ -54,12 +54,12 @@ def test_padding_changes_nothing(small, large):
     """Of hidden states [B, T, H] and probabilities [B, N, T, S], whatever T and S are."""
     key = jax.random.key(3)
     within = tuple(slice(size) for size in small)
-    found = [np.asarray(sample_keep_mask(shape, 0.4, key)) for shape in (small, large)]
-    assert_equal(found[0], found[1][within])
-    rows = found[1].reshape(-1, large[-1])
+    actual = [np.asarray(sample_keep_mask(shape, 0.4, key)) for shape in (small, large)]
+    assert_equal(actual[0], actual[1][within])
+    rows = actual[1].reshape(-1, large[-1])
     assert len({row.tobytes() for row in rows}) == len(rows)
 
 
 def test_other_generators_draw_too():
-    found = sample_keep_mask((200, 301), 0.3, jax.random.key(0, impl="rbg"))
-    assert found.shape == (200, 301) and abs(found.mean() - 0.7) < 0.01
+    actual = sample_keep_mask((200, 301), 0.3, jax.random.key(0, impl="rbg"))
+    assert actual.shape == (200, 301) and abs(actual.mean() - 0.7) < 0.01

@@ -43,9 +43,9 @@ def test_the_gradient_of_float32_rows_is_summed_in_float32():
     out = jnp.asarray(RNG.uniform(1, 2, (rows, T, E)), jnp.bfloat16)
     x, slot = jnp.zeros((rows, T, E), jnp.bfloat16), np.tile(SLOT[:1], (rows, 1))
     loss = lambda slots: (write_slots(x, slot, slots) * out).astype(jnp.float32).sum()
-    found = jax.grad(loss)(np.ones((1, S, E), np.float32))
+    grads = jax.grad(loss)(np.ones((1, S, E), np.float32))
     expected = np.asarray(out, np.float64).sum(0)[None, 1 : 1 + S]  # row s stands at s + 1
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(grads, expected, rtol=1e-6)
 
 
 def test_the_gradient_has_no_scatter():
@@ -55,8 +55,8 @@ def test_the_gradient_has_no_scatter():
 
 
 def test_float32_rows_are_cast_to_the_activations():
-    found = write_slots(X.astype(jnp.bfloat16), SLOT, np.ones((1, S, E), np.float32))
-    assert found.dtype == jnp.bfloat16
+    actual = write_slots(X.astype(jnp.bfloat16), SLOT, np.ones((1, S, E), np.float32))
+    assert actual.dtype == jnp.bfloat16
 
 
 def test_table_looks_up_and_casts():

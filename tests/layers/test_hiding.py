@@ -11,10 +11,10 @@ from jaxprompt.types import Role
 
 
 def hidden(batch, share, seed=0):
-    found = mask_text(batch.encoder, jax.random.key(seed), share=share, mask=MASK)
+    actual = mask_text(batch.encoder, jax.random.key(seed), share=share, mask=MASK)
     return [
         sorted((int(at), int(word)) for at, word in zip(places, words, strict=True) if word >= 0)
-        for places, words in zip(*map(np.asarray, found[1:]), strict=True)
+        for places, words in zip(*map(np.asarray, actual[1:]), strict=True)
     ]
 
 
@@ -33,14 +33,14 @@ def test_padding_hides_the_same_words(share):
 def test_as_many_words_of_the_text_are_hidden_as_the_share_says(share):
     batch = make_batch(0, rows=200, length=40)
     text = (batch.encoder.roles == Role.TEXT).sum(1)
-    found = [hidden(batch, share, seed) for seed in range(5)]
-    for rows in found:
-        for row, own in enumerate(rows):
-            assert 1 <= len(own) <= max(1, np.ceil(2 * share * text[row]))
-            at = [place for place, _ in own]
+    actual = [hidden(batch, share, seed) for seed in range(5)]
+    for rows in actual:
+        for row, words in enumerate(rows):
+            assert 1 <= len(words) <= max(1, np.ceil(2 * share * text[row]))
+            at = [place for place, _ in words]
             assert (batch.encoder.roles[row, at] == Role.TEXT).all()
-            assert [batch.encoder.ids[row, place] for place in at] == [word for _, word in own]
-    counts = [len(own) for rows in found for own in rows]
+            assert [batch.encoder.ids[row, place] for place in at] == [word for _, word in words]
+    counts = [len(hidden_words) for rows in actual for hidden_words in rows]
     if share:  # about; the cap takes some, the least of one adds some
         assert np.mean(counts) == pytest.approx(share * text.mean(), rel=0.15)
     else:
@@ -51,14 +51,14 @@ def test_the_words_with_the_least_chances_are_hidden():
     """Those below the share, but one at least, and no more than twice the share of a text."""
     share, key = 0.15, jax.random.key(3)
     batch = make_batch(0, rows=100, length=24)
-    found, hits = hidden(batch, share, 3), set()
+    actual, hits = hidden(batch, share, 3), set()
     for row in range(100):
         text = np.flatnonzero(batch.encoder.roles[row] == Role.TEXT)
         chance = np.asarray(jax.random.uniform(jax.random.fold_in(key, row), (24,)))[text]
         order = text[np.argsort(chance)]
         below, limit = int((chance < share).sum()), int(np.ceil(2 * share * len(text)))
         expected = sorted(order[: max(1, min(below, limit))].tolist())
-        assert [place for place, _ in found[row]] == expected
+        assert [place for place, _ in actual[row]] == expected
         hits.add((below > limit) - (below < 1))
     assert hits == {-1, 0, 1}  # texts of all three kinds are there
 

@@ -19,7 +19,7 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
 
 
 @pytest.mark.parametrize(
-    "target, asked, changes, chosen",
+    "target, requested, changes, chosen",
     [
         (GPU, "auto", {}, "cudnn"),
         (GPU, "auto", dict(dtype="float16", head_dim=128), "cudnn"),
@@ -49,9 +49,9 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
         (TPU, "fused", dict(has_key_mask=False), "recompute"),
     ],
 )
-def test_choice(target, asked, changes, chosen):
+def test_choice(target, requested, changes, chosen):
     options = dict(dtype="bfloat16", head_dim=64, has_dropout=False, length=64, has_key_mask=True)
-    assert kernels.choose_kernel(asked, target, **(options | changes)) == chosen
+    assert kernels.choose_kernel(requested, target, **(options | changes)) == chosen
 
 
 def draw(seed, *shape):
@@ -91,55 +91,55 @@ def make(name):
     tokens = tokens_of(rows, length, segments=segments)
     if left:
         tokens = tokens._replace(mask=tokens.mask[:, ::-1], lengths=None)
-    seen = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
+    mask = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
     q, k, v = (draw(i, rows, length, N, D) for i in range(3))
     if front:
         prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
-        k, v, seen = prepend_prefix(prefix, k, v, seen)
+        k, v, mask = prepend_prefix(prefix, k, v, mask)
     bias = 2 * draw(5, biased, N, length, length + front) if biased else None
-    return (q, k, v, bias), seen, tokens.mask
+    return (q, k, v, bias), mask, tokens.mask
 
 
-def run(kernel, given, seen, real):
+def run(kernel, qkv, mask, real):
     """Attends, with gradients of what is real. -> float32 output, gradients"""
 
-    def loss(given):
-        q, k, v, bias = given
-        y = kernel(q, k, v, seen, bias, D**-0.5)
+    def loss(qkv):
+        q, k, v, bias = qkv
+        y = kernel(q, k, v, mask, bias, D**-0.5)
         y = jnp.where(jnp.asarray(real)[:, :, None, None], y, 0)
         return (y.astype(jnp.float32) * jnp.cos(jnp.arange(D))).sum(), y
 
-    (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(given)
+    (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(qkv)
     return np.float32(y), jax.tree.map(np.float32, grads)
 
 
-def plainly(q, k, v, seen, bias, scale):
-    return attend(q, k, v, AttentionMask(seen.mask), bias, scale=scale, kernel="einsum")
+def plainly(q, k, v, mask, bias, scale):
+    return attend(q, k, v, AttentionMask(mask.mask), bias, scale=scale, kernel="einsum")
 
 
-def assert_near(found, expected):
+def assert_near(actual, expected):
     """In bfloat16: 1e-3 of the largest in the mean, 2^-6 at most."""
     scale = np.abs(expected).max()
-    assert np.isfinite(found).all()
-    assert np.abs(found - expected).mean() <= 1e-3 * scale
-    assert np.abs(found - expected).max() <= 2**-6 * scale
+    assert np.isfinite(actual).all()
+    assert np.abs(actual - expected).mean() <= 1e-3 * scale
+    assert np.abs(actual - expected).max() <= 2**-6 * scale
 
 
-def compare(kernel, given, reference=plainly):
+def compare(kernel, case, reference=plainly):
     """Compares a kernel's output and gradients with those of two products and a softmax."""
-    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, reference))
+    (y, grads), (expected, slopes) = (run(attend, *case) for attend in (kernel, reference))
     assert_near(y, expected)
-    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
-        assert_near(found, slope)
+    for actual, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
+        assert_near(actual, slope)
 
 
 def compare_shared(kernel, name):
     """As `compare`, of four heads of which two share keys each, against keys that are repeated."""
-    (_, k, v, _), seen, real = make(name)
+    (_, k, v, _), mask, real = make(name)
     q = draw(6, *real.shape, 2 * N, D)
     twice = lambda x: jnp.repeat(x, 2, axis=2)
     repeated = lambda q, k, v, *rest: plainly(q, twice(k), twice(v), *rest)
-    compare(kernel, ((q, k, v, None), seen, real), repeated)
+    compare(kernel, ((q, k, v, None), mask, real), repeated)
 
 
 SHARED = ("left", "odd, prefix", "causal, prefix", "causal documents", "several blocks, causal")
@@ -195,37 +195,37 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
     length, front, columns, out, cap, heads, local, causal = WINDOWS[name]
     tokens = tokens_of(4, length)
     q, k, v = (draw(i, 4, length, n, D) for i, n in enumerate((heads, N, N)))
-    seen = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
+    visible = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
     if front:
         prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
-        k, v, seen = prepend_prefix(prefix, k, v, seen)
+        k, v, visible = prepend_prefix(prefix, k, v, visible)
     place, column = front + np.arange(length)[:, None], np.arange(front + length)
     near = (abs(column - place) < columns) | (column < front * out) | (not local)
-    mask = (seen.mask if causal else seen.mask[:, None]) & near
+    mask = (visible.mask if causal else visible.mask[:, None]) & near
 
-    def by_window(q, k, v, seen, bias, scale):
+    def by_window(q, k, v, visible, bias, scale):
         # In a scan, as a layer of one kind among others is.
         def pick(local):
             window = AttentionWindow(columns, local, front * out)
-            mask = seen._replace(window=window)
+            mask = visible._replace(window=window)
             return kernels.pallas_attention(q, k, v, mask, bias, scale, cap)
 
         if not traced:
             return pick(local)
         return jax.lax.scan(lambda _, x: (None, pick(x)), None, jnp.array([local]))[1][0]
 
-    def by_mask(q, k, v, seen, bias, scale):
+    def by_mask(q, k, v, visible, bias, scale):
         k, v = (jnp.repeat(x, heads // N, axis=2) for x in (k, v))
         return attend(q, k, v, AttentionMask(mask), bias, scale=scale, cap=cap, kernel="einsum")
 
-    compare(by_window, ((q, k, v, None), seen, tokens.mask), by_mask)
+    compare(by_window, ((q, k, v, None), visible, tokens.mask), by_mask)
 
 
 @pytest.mark.parametrize("bias, taken", [(None, ["pallas"]), (1.0, ["recompute"])])
 def test_a_bias_beside_a_window_leaves_the_kernel_out(bias, taken, monkeypatch):
     """Splash attention takes no bias, and flash attention knows no window."""
-    (q, k, v, _), seen, _ = make("causal")
-    seen = seen._replace(window=AttentionWindow(7, True))
+    (q, k, v, _), mask, _ = make("causal")
+    mask = mask._replace(window=AttentionWindow(7, True))
     chosen, inner = [], kernels.choose_kernel
 
     def choose(*args, **how):
@@ -233,7 +233,7 @@ def test_a_bias_beside_a_window_leaves_the_kernel_out(bias, taken, monkeypatch):
         return "einsum"
 
     monkeypatch.setattr(kernels, "choose_kernel", choose)
-    attend(q, k, v, seen, None if bias is None else jnp.full((1, N, 40, 40), bias))
+    attend(q, k, v, mask, None if bias is None else jnp.full((1, N, 40, 40), bias))
     assert chosen == taken
 
 
@@ -294,13 +294,13 @@ def test_gpus_kernel_on_a_gpu_where_heads_share_keys(name, on_a_gpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["plain", "odd, prefix", "left", "causal, prefix", "bias"])
 def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
-    (q, k, v, bias), seen, real = make(name)
+    (q, k, v, bias), mask, real = make(name)
     more = draw(7, 2, *q.shape)
 
     place = dataclasses.replace(make_placement(devices=jax.devices()[:1]), maps_runs=True)
 
     def over(kernel):
-        one = lambda x: kernel(q + x, k, v, seen, bias, D**-0.5)
+        one = lambda x: kernel(q + x, k, v, mask, bias, D**-0.5)
         return np.float32(jax.jit(with_placement(place, jax.vmap(one)))(more))
 
     assert_near(over(kernels.cudnn_attention)[:, real], over(plainly)[:, real])
@@ -312,8 +312,8 @@ def test_rows_of_no_keys_stay_finite(described, interpreted):
     none = AttentionMask(
         jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32)
     )
-    for seen in (none, none._replace(lengths=None)):
-        assert np.isfinite(np.float32(kernels.cudnn_attention(q, k, v, seen, None, 1.0))).all()
+    for mask in (none, none._replace(lengths=None)):
+        assert np.isfinite(np.float32(kernels.cudnn_attention(q, k, v, mask, None, 1.0))).all()
     assert np.isfinite(np.float32(kernels.pallas_attention(q, k, v, none, None, 1.0))).all()
 
 
@@ -337,8 +337,8 @@ def test_mapped_over_runs_every_array_has_the_axis_in_front():
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.ones(3)
     grads = jax.vmap(jax.grad(lambda x, y: (kernels._batch_all((x, y))[0] * y).sum()), (0, None))
     np.testing.assert_array_equal(grads(x, y), np.ones((2, 3)))
-    found = jax.vmap(one, (0, None))(x, y)
-    np.testing.assert_array_equal(found, (x + 1).sum(1))
+    actual = jax.vmap(one, (0, None))(x, y)
+    np.testing.assert_array_equal(actual, (x + 1).sum(1))
     assert shapes == [([True, True], (2, 3), (2, 3))]
 
 

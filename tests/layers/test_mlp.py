@@ -97,19 +97,19 @@ def test_t5s_block_in_bfloat16(gated):
     module, params, x = draw_gated("gelu_new", gated)
     half, _, _ = draw_gated("gelu_new", gated, jnp.bfloat16)
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
-    found = half.apply({"params": rounded[0]}, rounded[1], deterministic=True)
-    assert found.dtype == jnp.bfloat16
+    actual = half.apply({"params": rounded[0]}, rounded[1], deterministic=True)
+    assert actual.dtype == jnp.bfloat16
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rounded)
     expected = module.apply({"params": wide[0]}, wide[1], deterministic=True)
-    assert_close(found.astype(jnp.float32), expected, rtol=0.02)
+    assert_close(actual.astype(jnp.float32), expected, rtol=0.02)
 
 
 def test_t5s_block_drops_hidden_elements():
     module, params, x = draw_gated("relu", False, dropout=0.5)
     rngs = {"dropout": jax.random.key(0)}
     still = module.apply({"params": params}, x, deterministic=True)
-    found = module.apply({"params": params}, x, deterministic=False, rngs=rngs)
-    assert np.abs(found - still).max() > 0.1
+    actual = module.apply({"params": params}, x, deterministic=False, rngs=rngs)
+    assert np.abs(actual - still).max() > 0.1
     params["up"]["kernel"] = jnp.zeros_like(params["up"]["kernel"])
-    found = module.apply({"params": params}, x, deterministic=False, rngs=rngs)
-    assert np.abs(found).max() == 0
+    actual = module.apply({"params": params}, x, deterministic=False, rngs=rngs)
+    assert np.abs(actual).max() == 0

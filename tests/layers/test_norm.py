@@ -22,8 +22,8 @@ def test_values_and_gradients_are_torchs(eps):
     theirs.backward(torch.tensor(G))
     ours, pull = jax.vjp(lambda *a: normalize(*a, eps), X, SCALE, BIAS)
     assert_close(ours, theirs.detach().numpy())
-    for found, leaf in zip(pull(jnp.asarray(G)), leaves, strict=True):
-        assert_close(found, leaf.grad.numpy())
+    for actual, leaf in zip(pull(jnp.asarray(G)), leaves, strict=True):
+        assert_close(actual, leaf.grad.numpy())
 
 
 def test_gradients_keep_the_dtype_of_their_arguments():
@@ -57,8 +57,8 @@ def test_root_mean_square_norm_is_torchs(eps):
     dx, dscale = pull(jnp.asarray(G))
     assert_close(dx, x.grad.numpy())
     assert_close(dscale, theirs.weight.grad.numpy())
-    found = RMSNorm(eps).apply({"params": {"scale": SCALE}}, X)
-    assert_close(found, ours, rtol=0)
+    actual = RMSNorm(eps).apply({"params": {"scale": SCALE}}, X)
+    assert_close(actual, ours, rtol=0)
 
 
 def test_root_mean_square_norm_in_bfloat16_is_the_rounded_float32():
@@ -68,9 +68,9 @@ def test_root_mean_square_norm_in_bfloat16_is_the_rounded_float32():
     wide, pull_wide = jax.vjp(plain, x.astype(jnp.float32), scale.astype(jnp.float32))
     assert y.dtype == jnp.bfloat16
     np.testing.assert_array_equal(y, wide.astype(jnp.bfloat16))
-    for found, expected in zip(pull(g), pull_wide(g.astype(jnp.float32)), strict=True):
-        assert found.dtype == jnp.bfloat16
-        assert_close(found.astype(jnp.float32), expected, rtol=0.01)
+    for actual, expected in zip(pull(g), pull_wide(g.astype(jnp.float32)), strict=True):
+        assert actual.dtype == jnp.bfloat16
+        assert_close(actual.astype(jnp.float32), expected, rtol=0.01)
 
 
 def test_root_mean_square_norm_keeps_one_wide_array():

@@ -108,29 +108,29 @@ def test_a_draw_is_where_the_chance_falls(vocab):
     chances = np.linspace(0, 1, 5000, endpoint=False).reshape(50, 100).astype(np.float32)
     chances[-1, -1] = 1 - 2**-24
     features = np.broadcast_to(FEATURES[:1, :1], (50, 100, X))
-    drawn = draw(features, np.float32(table), np.float32(bias), chances)
+    sampled = draw(features, np.float32(table), np.float32(bias), chances)
     p = np.exp(table @ np.float64(FEATURES[0, 0]) + bias)
     ends = np.cumsum(p) / p.sum()
     starts = np.concatenate([[0], ends[:-1]])
-    assert (starts[drawn] - 1e-6 <= chances).all() and (chances <= ends[drawn] + 1e-6).all()
-    assert drawn[0, 0] == 0 and drawn[-1, -1] == vocab - 1
+    assert (starts[sampled] - 1e-6 <= chances).all() and (chances <= ends[sampled] + 1e-6).all()
+    assert sampled[0, 0] == 0 and sampled[-1, -1] == vocab - 1
 
 
 def test_draws_follow_the_distribution():
     """10,000 draws from each of two rows against its probabilities, by the chi-squared test."""
     features = np.broadcast_to(FEATURES[0, :2], (10_000, 2, X))
     chances = jax.random.uniform(jax.random.key(0), (10_000, 2))
-    drawn = draw(features, TABLE, BIAS, chances, block=4096)
+    sampled = draw(features, TABLE, BIAS, chances, block=4096)
     for column in range(2):
         logits = np.float64(FEATURES[0, column] @ TABLE.T + BIAS)
         due = 10_000 * np.exp(logits) / np.exp(logits).sum()
-        counts, often = np.bincount(drawn[:, column], minlength=V), due >= 5
+        counts, often = np.bincount(sampled[:, column], minlength=V), due >= 5
         rare = [x[~often].sum() for x in (counts, due)]
         distance = ((counts - due) ** 2 / due)[often].sum() + (rare[0] - rare[1]) ** 2 / (
             5 + rare[1]
         )
         assert distance < often.sum() + 4 * np.sqrt(2 * often.sum())  # 4 deviations of chi-squared
-    assert (drawn[:, 0] != drawn[:, 1]).any()
+    assert (sampled[:, 0] != sampled[:, 1]).any()
 
 
 def test_what_cannot_be_is_not_drawn():
@@ -138,9 +138,9 @@ def test_what_cannot_be_is_not_drawn():
     bias = np.where(np.isin(np.arange(300), [7, 8, 130, 140]), 0.0, -np.inf).astype(np.float32)
     chances = np.random.default_rng(0).random((40, 50), np.float32)
     chances[0, :2] = 0, 1 - 2**-24
-    drawn = draw(np.zeros((40, 50, X), np.float32), np.zeros((300, X), np.float32), bias, chances)
-    assert set(drawn.ravel()) == {7, 8, 130, 140}
-    assert drawn[0, 0] == 7 and drawn[0, 1] == 140
+    sampled = draw(np.zeros((40, 50, X), np.float32), np.zeros((300, X), np.float32), bias, chances)
+    assert set(sampled.ravel()) == {7, 8, 130, 140}
+    assert sampled[0, 0] == 7 and sampled[0, 1] == 140
 
 
 def test_drawing_changes_nothing_else():

@@ -32,15 +32,15 @@ def wide(*arrays):
 def test_einsum_is_numpys(equation, result, dtype):
     x, y = (draw(shape, i, dtype) for i, shape in enumerate(SHAPES[equation]))
     run = jax.jit(lambda x, y: einsum(equation, x, y, result))
-    found, back = jax.vjp(run, x, y)
-    assert found.dtype == (result or dtype)
+    actual, back = jax.vjp(run, x, y)
+    assert actual.dtype == (result or dtype)
     want = np.einsum(equation, *wide(x, y))
     near = lambda a, b, rate: np.testing.assert_allclose(
         np.asarray(a, np.float64), b, atol=rate * np.abs(b).max()
     )
-    rate = 1e-6 if found.dtype == jnp.float32 else 2**-8
-    near(found, want, rate)
-    g = draw(found.shape, 2, dtype).astype(found.dtype)
+    rate = 1e-6 if actual.dtype == jnp.float32 else 2**-8
+    near(actual, want, rate)
+    g = draw(actual.shape, 2, dtype).astype(actual.dtype)
     left, right, out = equation.replace("->", ",").split(",")
     dx, dy = back(g)
     assert dx.dtype == dy.dtype == dtype
@@ -54,14 +54,14 @@ def test_einsum_is_numpys(equation, result, dtype):
 def test_a_table_scores_features_of_any_shape(shape, dtype):
     """And has a gradient, as where the output table is tuned."""
     x, table = draw(shape, 0, dtype), draw((7, 8), 1, dtype)
-    found, back = jax.vjp(jax.jit(score_table), x, table)
+    actual, back = jax.vjp(jax.jit(score_table), x, table)
     g = draw((*shape[:-1], 7), 2, jnp.float32)
     dx, dy = back(g)
     x, table, g = wide(x, table, g)
     want = x @ table.T, g @ table, g.reshape(-1, 7).T @ x.reshape(-1, 8)
-    assert found.dtype == jnp.float32 and dx.dtype == dy.dtype == dtype
+    assert actual.dtype == jnp.float32 and dx.dtype == dy.dtype == dtype
     rate = 1e-6 if dtype == jnp.float32 else 2**-7
-    for a, b in zip(wide(found, dx, dy), want, strict=True):
+    for a, b in zip(wide(actual, dx, dy), want, strict=True):
         np.testing.assert_allclose(a, b, atol=rate * np.abs(b).max())
 
 
@@ -75,16 +75,16 @@ def test_dense_layers_are_flaxs(dtype):
             for how in (dot_general, None)
         )
         weights = theirs.init(jax.random.key(0), x)
-        found, want = ours.apply(weights, x), theirs.apply(weights, x)
-        assert found.dtype == want.dtype == dtype
-        np.testing.assert_allclose(*wide(found, want), rtol=2**-6, atol=2**-6)
+        actual, want = ours.apply(weights, x), theirs.apply(weights, x)
+        assert actual.dtype == want.dtype == dtype
+        np.testing.assert_allclose(*wide(actual, want), rtol=2**-6, atol=2**-6)
 
 
 def test_a_frozen_side_is_not_kept():
     """What a product keeps for the backward pass: of a frozen kernel its rows are not needed."""
     x, kernel = draw((4, 8), 0, jnp.bfloat16), draw((8, 16), 1, jnp.bfloat16)
-    kept = lambda x: jax.tree.leaves(jax.vjp(lambda x: einsum("tw,wf->tf", x, kernel), x)[1])
-    assert (4, 8) not in [leaf.shape for leaf in kept(x)]
+    residuals = lambda x: jax.tree.leaves(jax.vjp(lambda x: einsum("tw,wf->tf", x, kernel), x)[1])
+    assert (4, 8) not in [leaf.shape for leaf in residuals(x)]
 
 
 def test_layers_in_a_loop_and_runs_side_by_side():

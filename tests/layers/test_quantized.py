@@ -36,13 +36,13 @@ from jaxprompt.types import TaskInfo
 )
 def test_a_number_moves_by_half_a_step_at_most(bits, mean, scale):
     numbers = np.random.default_rng(0).normal(mean, scale, (6, 3 * BLOCK)).astype(np.float32)
-    found = np.asarray(dequantize(*quantize(numbers, bits), dtype=jnp.float32))
+    actual = np.asarray(dequantize(*quantize(numbers, bits), dtype=jnp.float32))
     blocks = numbers.reshape(6, 3, BLOCK)
     spread = np.ptp(blocks, axis=-1, keepdims=True)
-    moved = np.abs(found.reshape(blocks.shape) - blocks)
+    moved = np.abs(actual.reshape(blocks.shape) - blocks)
     rounding = 2.0**-10 * np.abs(blocks).max(-1, keepdims=True)  # of float16, minimum and scale
     assert (moved <= 0.5 * spread / (2**bits - 1) + rounding + 2.0**-24).all()
-    assert found.std() > 0.9 * numbers.std()
+    assert actual.std() > 0.9 * numbers.std()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -52,14 +52,14 @@ def test_codes_are_what_the_definition_says(bits):
     scale, minimum = (rng.normal(size=(2, 2)).astype(np.float16) for _ in range(2))
     expected = codes * scale[..., None].astype(float) + minimum[..., None]
     bytes_ = codes if bits == 8 else codes[..., :16] + 16 * codes[..., 16:]
-    found = dequantize(bytes_.reshape(2, -1).astype(np.uint8), scale, minimum, jnp.float32)
-    np.testing.assert_allclose(found, expected.reshape(2, -1), rtol=1e-6, atol=1e-6)
+    values = dequantize(bytes_.reshape(2, -1).astype(np.uint8), scale, minimum, jnp.float32)
+    np.testing.assert_allclose(values, expected.reshape(2, -1), rtol=1e-6, atol=1e-6)
 
 
 def test_constant_and_empty_blocks_are_exact():
     numbers = np.repeat(np.float32([[0.0, -1.5, 1e-9]]), BLOCK, axis=1)
-    found = dequantize(*quantize(numbers, 4), dtype=jnp.float32)
-    np.testing.assert_allclose(found, numbers, atol=1e-7)
+    values = dequantize(*quantize(numbers, 4), dtype=jnp.float32)
+    np.testing.assert_allclose(values, numbers, atol=1e-7)
 
 
 def test_numbers_beyond_float16_are_refused():
@@ -100,22 +100,22 @@ def make_both(family, bits, **how):
 def test_every_matrix_of_a_layer_is_quantized(family):
     backbone, weights = make_quantizable(family)
     names = flatten({"backbone": weights})
-    kept = {name for name in names if input_axis(name.partition("/")[2]) is None}
+    unquantized = {name for name in names if input_axis(name.partition("/")[2]) is None}
     stacks = ("backbone/layers/", "backbone/decoder_layers/", "backbone/later_layers/")
-    left = {name for name in kept if name.startswith(stacks) and name.endswith("kernel")}
-    assert not left and "backbone/embed/word/table" not in kept
+    left = {name for name in unquantized if name.startswith(stacks) and name.endswith("kernel")}
+    assert not left and "backbone/embed/word/table" not in unquantized
     for kind, bits in BITS.items():
-        found = {n: (x.shape, x.dtype) for n, x in backbone_shapes(backbone, kind).items()}
-        made = flatten({"backbone": quantize_params(weights, bits)})
-        assert found == {n: (x.shape, x.dtype) for n, x in made.items()}
-        assert count(made) == count(names)
-        assert quantized_shapes(names, kind).keys() == made.keys()
+        actual = {n: (x.shape, x.dtype) for n, x in backbone_shapes(backbone, kind).items()}
+        flat = flatten({"backbone": quantize_params(weights, bits)})
+        assert actual == {n: (x.shape, x.dtype) for n, x in flat.items()}
+        assert count(flat) == count(names)
+        assert quantized_shapes(names, kind).keys() == flat.keys()
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def scores_and_slopes(model, params, batch):
-    def loss(own):
-        scores = model.forward(params | own, batch)
+    def loss(init_params):
+        scores = model.forward(params | init_params, batch)
         return cross_entropy(scores, batch.labels, batch.weights)[0], scores
 
     return jax.grad(loss, has_aux=True)({"prompt": params["prompt"]})
@@ -152,8 +152,8 @@ def test_the_function_is_that_of_the_numbers(family, stack, remat, bits):
         slots=prompt.num_slots(), shift=prompt.position_shift(), family=family,
         decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
     )  # fmt: skip
-    found, expected = (scores_and_slopes(model, p, batch) for p in (codes, numbers))
-    assert_close(found, expected, 1e-6 if family != "t5" else 1e-5)
+    actual, expected = (scores_and_slopes(model, p, batch) for p in (codes, numbers))
+    assert_close(actual, expected, 1e-6 if family != "t5" else 1e-5)
     assert float(jnp.abs(jax.tree.leaves(expected[0])[0]).max()) > 0
 
 
@@ -177,16 +177,16 @@ def test_no_number_of_a_matrix_is_kept_for_the_backward_pass(family, stack, rema
     assert stores_matrix(numbers)
 
 
-def kept_of(loss, own):
+def kept_of(loss, params):
     """Lists what the backward pass takes; nothing is computed."""
-    return jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(loss, x)[1], own))
+    return jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(loss, x)[1], params))
 
 
 def is_matrix(model, shape):
     """Tells whether a shape is that of a layer's matrix, or of a stack of these."""
     leaves = backbone_shapes(model.backbone)
     whole = {x.shape for n, x in leaves.items() if input_axis(n.partition("/")[2]) is not None}
-    whole |= {own[1:] for own in whole if len(own) > 2}
+    whole |= {shape[1:] for shape in whole if len(shape) > 2}
     return shape in whole
 
 
@@ -213,16 +213,19 @@ def test_scores_of_a_whole_vocabulary_keep_codes_alone(prompt, head):
     numbers = params | {"backbone": dequantize_tree(codes, jnp.float32)}
     batch = make_batch(slots=model.prompt.num_slots())
 
-    def loss(own, params):
-        scores = model.forward(params | {"prompt": own}, batch)
+    def loss(prompt_params, params):
+        scores = model.forward(params | {"prompt": prompt_params}, batch)
         return cross_entropy(scores[:, :3], batch.labels, batch.weights)[0]
 
-    found, expected = (jax.jit(jax.grad(loss))(params["prompt"], p) for p in (params, numbers))
-    assert_close(found, expected, 1e-6)
+    actual, expected = (jax.jit(jax.grad(loss))(params["prompt"], p) for p in (params, numbers))
+    assert_close(actual, expected, 1e-6)
     table = (backbone.dims.vocab, backbone.dims.embed)
 
     def kept(params):
-        return {x.shape for x in kept_of(lambda own: loss(own, params), params["prompt"])}
+        return {
+            x.shape
+            for x in kept_of(lambda prompt_params: loss(prompt_params, params), params["prompt"])
+        }
 
     assert table in kept(numbers) and table not in kept(params)
 
@@ -241,9 +244,9 @@ def test_attention_is_looked_at_through_codes(family):
     model, codes, numbers = make_both(family, 8)
     prompt = model.prompt
     batch = make_batch(slots=prompt.num_slots(), shift=prompt.position_shift(), family=family)
-    found, expected = (attend_prompt(model, p, batch) for p in (codes, numbers))
-    assert found.keys() == {"encoder"}
-    assert_close(found, expected, 1e-6)
+    actual, expected = (attend_prompt(model, p, batch) for p in (codes, numbers))
+    assert actual.keys() == {"encoder"}
+    assert_close(actual, expected, 1e-6)
 
 
 @pytest.mark.default_cases("t5")
@@ -259,17 +262,17 @@ def test_texts_are_written_through_codes(family):
     write = jax.jit(
         lambda p: generate(model, p, batch, max_new_tokens=6, eos=1, pad=0, num_beams=2)
     )
-    found, expected = write(codes), write(numbers)
-    np.testing.assert_array_equal(found.ids, expected.ids)
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+    actual, expected = write(codes), write(numbers)
+    np.testing.assert_array_equal(actual.ids, expected.ids)
+    np.testing.assert_allclose(actual.scores, expected.scores, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_a_prefix_starts_from_a_text_read_through_codes(family):
     model, codes, numbers = make_both(family, 4)
     read = jax.jit(functools.partial(text_keys, model.backbone))
-    found, expected = (read(p["backbone"], np.arange(5, 9)) for p in (codes, numbers))
-    assert_close(found, expected, 1e-6)
+    actual, expected = (read(p["backbone"], np.arange(5, 9)) for p in (codes, numbers))
+    assert_close(actual, expected, 1e-6)
 
 
 def test_a_trained_bias_scores_a_table_of_codes():
@@ -283,9 +286,9 @@ def test_a_trained_bias_scores_a_table_of_codes():
     def total(bias, table):
         return score_targets(features, table, bias, targets, block=4).logp.sum()
 
-    found = jax.grad(total)(bias, table)
+    grads = jax.grad(total)(bias, table)
     expected, of_table = jax.grad(total, argnums=(0, 1))(bias, table.astype(jnp.float32))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grads, expected, rtol=1e-5, atol=1e-6)
     assert float(jnp.abs(of_table).max()) > 0
 
 
@@ -293,5 +296,5 @@ def test_a_block_far_from_zero_is_no_constant():
     numbers = np.linspace(100.0, 100.5, BLOCK, dtype=np.float32)[None]
     planes = quantize(numbers, 8)
     assert planes.scale[0, 0] > 0 and planes.minimum[0, 0] <= 100.0
-    found = np.asarray(dequantize(*planes, dtype=jnp.float32))
-    assert np.abs(found - numbers).max() < 0.11 and np.ptp(found) > 0.4
+    actual = np.asarray(dequantize(*planes, dtype=jnp.float32))
+    assert np.abs(actual - numbers).max() < 0.11 and np.ptp(actual) > 0.4

@@ -42,9 +42,9 @@ def test_bias_is_torchs(both_ways):
     module = RelativeBias(8, 12, N, both_ways)
     for queries, keys in ((40, 40), (3, 40)):
         expected = theirs.compute_bias(queries, keys).detach().numpy()
-        found = module.apply(params, np.arange(queries)[None], np.arange(keys)[None])
-        assert found.dtype == np.float32
-        assert_equal(found, expected)
+        actual = module.apply(params, np.arange(queries)[None], np.arange(keys)[None])
+        assert actual.dtype == np.float32
+        assert_equal(actual, expected)
     shifted = module.apply(params, np.arange(20, 25)[None], np.arange(20, 45)[None])
     assert_equal(shifted, theirs.compute_bias(5, 25).detach().numpy())  # distances alone count
 
@@ -54,14 +54,14 @@ def test_rows_have_positions_of_their_own_and_minus_one_is_outside():
     module, params = RelativeBias(8, 12, N, True), {"params": {"table": table}}
     queries = np.array([[0, 1, 2, 3, 4], [0, 0, 0, 1, 2]])
     keys = np.array([[-1, -1, 0, 1, 2, 3, 4], [-1, 5, 0, 0, 0, 1, 2]])
-    found = np.array(module.apply(params, queries, keys))
-    assert found.shape == (B, N, T, S)
+    actual = np.array(module.apply(params, queries, keys))
+    assert actual.shape == (B, N, T, S)
     for b, t, s in np.ndindex(B, T, S):
         row = distance_buckets(
             keys[b, s] - queries[b, t], buckets=8, max_distance=12, both_ways=True
         )
         expected = table[row] if keys[b, s] >= 0 else np.zeros(N, np.float32)
-        assert_equal(found[b, :, t, s], expected)
+        assert_equal(actual[b, :, t, s], expected)
     gradient = jax.grad(lambda p: module.apply(p, queries, np.full_like(keys, -1)).sum())(params)
     assert np.abs(gradient["params"]["table"]).max() == 0
 
@@ -69,5 +69,5 @@ def test_rows_have_positions_of_their_own_and_minus_one_is_outside():
 def test_bias_is_float32_for_a_bfloat16_table():
     module = RelativeBias(8, 12, N, True)
     table = jax.numpy.ones((8, N), jax.numpy.bfloat16)
-    found = module.apply({"params": {"table": table}}, np.arange(3)[None], np.arange(3)[None])
-    assert found.dtype == np.float32
+    actual = module.apply({"params": {"table": table}}, np.arange(3)[None], np.arange(3)[None])
+    assert actual.dtype == np.float32

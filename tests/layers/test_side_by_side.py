@@ -19,19 +19,19 @@ def test_rows_beyond_the_template_come_last_in_both_streams():
     parts = [
         Injection(slots(1, 2, 8), slots(3, 9)), Injection(), Injection(slots(4, 7), slots(5, 6))
     ]  # fmt: skip
-    found = join_injections(parts, [SlotCounts(2, 1, 3), SlotCounts(0, 0, 3), SlotCounts(1, 2, 3)])
-    assert found.encoder.slots[0, :, 0].tolist() == [1, 2, 4, 8, 7]
-    assert found.decoder.slots[0, :, 0].tolist() == [3, 5, 6, 9]
-    assert found.encoder.slots_mask is None and found.cross == Stream() and found.rows is None
+    joined = join_injections(parts, [SlotCounts(2, 1, 3), SlotCounts(0, 0, 3), SlotCounts(1, 2, 3)])
+    assert joined.encoder.slots[0, :, 0].tolist() == [1, 2, 4, 8, 7]
+    assert joined.decoder.slots[0, :, 0].tolist() == [3, 5, 6, 9]
+    assert joined.encoder.slots_mask is None and joined.cross == Stream() and joined.rows is None
 
 
 def test_rows_that_a_text_lacks_are_masked_beside_those_that_all_have():
     """Of a method that reads the text, in a batch of 2, beside one that does not."""
     mask = [[True, False], [True, True]]
     parts = [Injection(slots(1, 2, 3)), Injection(slots(4, 5, rows=2, mask=mask))]
-    found = join_injections(parts, [SlotCounts(3, 0, 5), SlotCounts(2, 0, 5)]).encoder
-    assert found.slots[..., 0].tolist() == [[1, 2, 3, 4, 5]] * 2
-    assert found.slots_mask.tolist() == [[True] * 4 + [False], [True] * 5]
+    joined = join_injections(parts, [SlotCounts(3, 0, 5), SlotCounts(2, 0, 5)]).encoder
+    assert joined.slots[..., 0].tolist() == [[1, 2, 3, 4, 5]] * 2
+    assert joined.slots_mask.tolist() == [[True] * 4 + [False], [True] * 5]
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -46,12 +46,12 @@ def test_prefixes_stand_one_behind_the_other(inside):
         return Injection(Stream(prefix=Prefix(k, -k, mask, places)))
 
     parts = [prefix(1.0, 2, [True, False]), prefix(2.0, 1, [True, True])]
-    found = join_injections(parts, [SlotCounts(0, 0, 0)] * 2).encoder.prefix
-    assert found.k[0, 0, :, 0, 0].tolist() == [1, 1, 2]
-    assert found.v[0, 0, :, 0, 0].tolist() == [-1, -1, -2]
-    assert isinstance(found.mask, np.ndarray)  # known when compiling, so that layers are spared
-    assert found.mask[:, 0].tolist() == [[True] * 3, [False, False, True]]
-    assert (found.positions.tolist() == [0, 1, 2]) if inside else (found.positions is None)
+    joined = join_injections(parts, [SlotCounts(0, 0, 0)] * 2).encoder.prefix
+    assert joined.k[0, 0, :, 0, 0].tolist() == [1, 1, 2]
+    assert joined.v[0, 0, :, 0, 0].tolist() == [-1, -1, -2]
+    assert isinstance(joined.mask, np.ndarray)  # known when compiling, so that layers are spared
+    assert joined.mask[:, 0].tolist() == [[True] * 3, [False, False, True]]
+    assert (joined.positions.tolist() == [0, 1, 2]) if inside else (joined.positions is None)
 
 
 def test_the_rows_for_the_head_are_those_of_the_part_that_has_some():

@@ -57,11 +57,11 @@ def run(stack, remat, dropout=0.0, wide=True):
 @pytest.mark.long
 @pytest.mark.parametrize("stack, remat", WAYS[1:])
 def test_every_way_is_bit_equal_forward(stack, remat):
-    expected, found = run("unroll", "none"), run(stack, remat)
-    assert_equal(found[0], expected[0])
-    assert_equal(found[1], expected[1])
-    assert_close(found[2], expected[2], rtol=1e-5)
-    weights, k, v = found[2]
+    expected, actual = run("unroll", "none"), run(stack, remat)
+    assert_equal(actual[0], expected[0])
+    assert_equal(actual[1], expected[1])
+    assert_close(actual[2], expected[2], rtol=1e-5)
+    weights, k, v = actual[2]
     assert np.abs(weights["layers"]["mlp"]["up"]["kernel"]).max(axis=(1, 2)).min() > 0
     for grad in (k, v):
         assert np.abs(grad[1]).max() == 0 and np.abs(grad[2][:, 1]).max() == 0  # masked
@@ -71,9 +71,9 @@ def test_every_way_is_bit_equal_forward(stack, remat):
 @pytest.mark.long
 @pytest.mark.parametrize("stack, remat", [("scan", "none"), ("unroll", "full"), ("scan", "dots")])
 def test_every_way_drops_the_same_elements(stack, remat):
-    expected, found = run("unroll", "none", 0.2, False), run(stack, remat, 0.2, False)
-    assert_close(found[1], expected[1], rtol=1e-5)
-    assert_close(found[2], expected[2], rtol=1e-5)
+    expected, actual = run("unroll", "none", 0.2, False), run(stack, remat, 0.2, False)
+    assert_close(actual[1], expected[1], rtol=1e-5)
+    assert_close(actual[2], expected[2], rtol=1e-5)
     assert np.abs(expected[1] - run("unroll", "none", 0.0, False)[1]).max() > 0.1
 
 
@@ -105,10 +105,10 @@ def test_what_layers_give_is_collected(stack, remat):
     """Each layer sees its share of the tree, all of the shared arguments, and the flags."""
     params, parts = {"scale": jnp.array([1.0, 10.0, 100.0])}, {"k": jnp.arange(6.0).reshape(3, 2)}
     options = dict(stack=stack, remat=remat, deterministic=True)
-    x, kept = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, **options)
+    x, collected = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, **options)
     inputs = [1.0, 2 * 1 + 1, 2 * 3 + 10 * 5]
     assert x == 2 * inputs[-1] + 100 * 9
-    assert_equal(kept, {"x": np.float32(inputs), "k": np.float32([[1, 2], [3, 4], [5, 6]])})
+    assert_equal(collected, {"x": np.float32(inputs), "k": np.float32([[1, 2], [3, 4], [5, 6]])})
     y, none = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, return_kv=False, **options)
     assert y == x and none is None
 
@@ -120,8 +120,8 @@ def test_gradients_flow_through_what_is_collected(remat):
 
     def loss(params, parts, stack):
         options = dict(stack=stack, remat=remat, deterministic=True)
-        x, kept = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, **options)
-        return x + (kept["x"] * jnp.array([0.0, 3.0, 7.0])).sum() + kept["k"].sum()
+        x, collected = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, **options)
+        return x + (collected["x"] * jnp.array([0.0, 3.0, 7.0])).sum() + collected["k"].sum()
 
     one, other = (jax.grad(loss, argnums=(0, 1))(params, parts, stack) for stack in STACKS)
     assert_close(one, other, rtol=1e-6)
@@ -183,8 +183,8 @@ def test_layers_without_the_prefix_are_spared_it(stack, remat):
     """The mask as a numpy array cuts the stack, as a traced one it hides columns: one result."""
     places = dict(max_position_embeddings=64)
     results = []
-    for known in (True, False):
-        mask = interval(2, 4) if known else jnp.asarray(interval(2, 4))
+    for is_static in (True, False):
+        mask = interval(2, 4) if is_static else jnp.asarray(interval(2, 4))
         loss, args = tuned(stack, remat, mask, **places)
         results.append(jit(jax.value_and_grad(loss, argnums=(0, 1)))(*args))
     assert_close(*results)
@@ -225,15 +225,15 @@ def test_what_is_not_read_and_what_changes_nothing_is_not_computed():
 
 
 def test_a_stack_is_cut_where_any_prefix_begins_or_ends():
-    own = Prefix(np.zeros((6, 1, 4, 2, 2)), np.zeros((6, 1, 4, 2, 2)), interval(1, 4))
-    cross = own._replace(mask=interval(2, 6), k=np.arange(6.0))
-    cuts = layer_segments((own, cross, None), 0, 6)
+    prefix = Prefix(np.zeros((6, 1, 4, 2, 2)), np.zeros((6, 1, 4, 2, 2)), interval(1, 4))
+    cross = prefix._replace(mask=interval(2, 6), k=np.arange(6.0))
+    cuts = layer_segments((prefix, cross, None), 0, 6)
     assert [cut[:2] for cut in cuts] == [(0, 1), (1, 2), (2, 4), (4, 6)]
     assert [tuple(part is not None for part in cut[2]) for cut in cuts] == [
         (False, False, False), (True, False, False), (True, True, False), (False, True, False),
     ]  # fmt: skip
     assert cuts[2][2][1].k.tolist() == [2, 3]
-    everywhere = own._replace(mask=interval(0, 6))
+    everywhere = prefix._replace(mask=interval(0, 6))
     assert (
         len(layer_segments((everywhere, None), 0, 6))
         == len(layer_segments((None, None), 0, 6))

@@ -17,12 +17,14 @@ def test_rows_start_on_both_sides_of_zero():
     assert abs((table < 0).mean() - 0.5) < 4 * 0.5 / np.sqrt(table.size)
 
 
-@pytest.mark.parametrize("seen, stored", [((0, 3, 5), {0: 0, 3: 1, 5: 2}), ((2, 5), {2: 0, 5: 1})])
-def test_words_seen_have_rows_in_their_order_and_others_the_rule(seen, stored):
+@pytest.mark.parametrize(
+    "seen_words, stored", [((0, 3, 5), {0: 0, 3: 1, 5: 2}), ((2, 5), {2: 0, 5: 1})]
+)
+def test_words_seen_have_rows_in_their_order_and_others_the_rule(seen_words, stored):
     """The first of them too, and the word 0, which pads, as any other."""
-    rows = WordRows(6, 2, 0.5, pack_ids(np.array(seen)))
+    rows = WordRows(6, 2, 0.5, pack_ids(np.array(seen_words)))
     table = np.arange(128, dtype=np.float32).reshape(64, 2)
-    found = rows.apply({"params": {"table": jnp.asarray(table)}}, jnp.arange(6))
+    actual = rows.apply({"params": {"table": jnp.asarray(table)}}, jnp.arange(6))
     for word in range(6):
         expected = table[stored[word]] if word in stored else hash_vectors(word, 2, 0.5, np)
-        np.testing.assert_array_equal(found[word], expected)
+        np.testing.assert_array_equal(actual[word], expected)

@@ -39,16 +39,16 @@ def test_each_example_is_judged_by_its_own_numbers(kind, most, monkeypatch):
     added = [given(number) for number in range(PROMPTS)]
     args = hidden, batch, added[0], bound
     numbers = [draw_params(head, *args, seed=n, deterministic=True) for n in range(PROMPTS)]
-    kinds, held, of = group_heads([head] * PROMPTS, numbers, [own.rows for own in added])
+    kinds, stacked, of = group_heads([head] * PROMPTS, numbers, [module.rows for module in added])
     assert of == [0] * PROMPTS
     every = Bank(backbone, kinds, choices)
-    (found,) = jit(every.scores)({"backbone": weights}, stack_injections(added), held, batch)
+    (actual,) = jit(every.scores)({"backbone": weights}, stack_injections(added), stacked, batch)
     alone = [
-        head.apply({"params": own}, hidden, batch, more, bound, deterministic=True)
-        for own, more in zip(numbers, added, strict=True)
+        head.apply({"params": head_params}, hidden, batch, more, bound, deterministic=True)
+        for head_params, more in zip(numbers, added, strict=True)
     ]
     expected = np.stack([np.asarray(alone[n])[i] for i, n in enumerate(batch.prompt)])
-    assert_close(found, expected, 1e-6)
+    assert_close(actual, expected, 1e-6)
     assert not np.allclose(expected, alone[0], atol=1e-3)
 
 
@@ -59,12 +59,12 @@ def test_the_work_of_heads_does_not_grow_with_their_number():
     batch = batch._replace(prompt=np.zeros(ROWS, np.int32))
     bound = backbone.bind({"params": weights})
     hidden = backbone.apply({"params": weights}, batch, Injection(), deterministic=True)
-    own = draw_params(head, hidden, batch, Injection(), bound, deterministic=True)
+    params = draw_params(head, hidden, batch, Injection(), bound, deterministic=True)
     flops = []
     for count in (2, 200):
-        kinds, held, _ = group_heads([head] * count, [own] * count, [None] * count)
+        kinds, stacked, _ = group_heads([head] * count, [params] * count, [None] * count)
         added, every = stack_injections([Injection()] * count), Bank(backbone, kinds)
-        step = jax.jit(every.scores).lower({"backbone": weights}, added, held, batch)
+        step = jax.jit(every.scores).lower({"backbone": weights}, added, stacked, batch)
         text = step.as_text()
         assert "while" not in text
         flops.append(step.compile().cost_analysis()["flops"])

@@ -100,8 +100,8 @@ def test_scores_and_gradients_are_those_of_whole_rows(family, method, side):
         return np.asarray(ravel_pytree(gradient)[0]), np.asarray(scores)
 
     whole, shared = (look(*pair) for pair in zip(models, batches, strict=True))
-    for found, expected in zip(shared, whole, strict=True):
-        assert np.linalg.norm(found - expected) <= 1e-6 * np.linalg.norm(expected)
+    for actual, expected in zip(shared, whole, strict=True):
+        assert np.linalg.norm(actual - expected) <= 1e-6 * np.linalg.norm(expected)
         assert np.linalg.norm(expected) > 0.01
 
 
@@ -130,9 +130,9 @@ def test_an_evaluation_runs_the_front_once(method, monkeypatch):
 
     def run_shared_prefix(self, params):
         begun.append(self.shared_prefix)
-        return own(self, params)
+        return original(self, params)
 
-    own = Model.run_shared_prefix
+    original = Model.run_shared_prefix
     monkeypatch.setattr(Model, "run_shared_prefix", run_shared_prefix)
     params = merge(trainable, frozen)
     expected = jit(shared.forward)(params, batch)
@@ -157,10 +157,10 @@ def test_runs_of_a_grid_have_fronts_of_their_own():
     model, (trainable, frozen) = make_model("gpt2", "soft")
     (_, shared), (_, batch) = lay(model, "right")
     each = [trainable, jax.tree.map(lambda x: 2 * x, trainable)]
-    both, own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), PerRun({}, {})
-    shared_kv = jit(make_group_prefixes(shared))(both, frozen, own)
-    scores = jit(make_group_scores(shared, is_shared=True))(both, frozen, batch, own, shared_kv)
-    expected = [jit(shared.forward)(merge(own, frozen), batch) for own in each]
+    both, per_run = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), PerRun({}, {})
+    shared_kv = jit(make_group_prefixes(shared))(both, frozen, per_run)
+    scores = jit(make_group_scores(shared, is_shared=True))(both, frozen, batch, per_run, shared_kv)
+    expected = [jit(shared.forward)(merge(run_params, frozen), batch) for run_params in each]
     assert np.linalg.norm(scores - np.array(expected)) <= 1e-6 * np.linalg.norm(expected)
     assert float(jnp.abs(expected[0] - expected[1]).max()) > 0.01
 
@@ -173,9 +173,9 @@ def test_texts_of_a_pass_are_those_of_one_program():
     expected = jit(lambda t, b: generate(shared, merge(t, frozen), b, **how).ids)(trainable, batch)
     generation, layout = GenerateConfig(max_new_tokens=4, num_beams=2), Layout(5, 24, 0, ends=(1,))
     step = compile_generation(make_placement(1, 1), generation, shared, layout)
-    index, found = step(trainable, frozen)(batch)
+    index, actual = step(trainable, frozen)(batch)
     np.testing.assert_array_equal(index, batch.index)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_row_that_begins_otherwise_is_no_row_of_the_layout():

@@ -160,17 +160,17 @@ def torch_generate(model, batch: Batch, eos, max_new_tokens=NEW, **how):
     # Torch's cache has as many layers as the encoder.
     cached = getattr(model.config, "num_decoder_layers", 0) <= model.config.num_hidden_layers
     with torch.no_grad():
-        found = model.generate(
+        actual = model.generate(
             **inputs, use_cache=cached, max_new_tokens=max_new_tokens, do_sample=False,
             eos_token_id=eos,
             pad_token_id=PAD, return_dict_in_generate=True, output_scores=True, **how,
         )  # fmt: skip
-    new = found.sequences.numpy()[:, batch.read.ids.shape[1] :]
+    new = actual.sequences.numpy()[:, batch.read.ids.shape[1] :]
     ids = np.full((len(new), max_new_tokens), PAD)
     ids[:, : new.shape[1]] = new
     ends = np.isin(ids, [] if eos is None else eos)
     ended = ends.cumsum(1) - ends > 0  # torch may fill with the end id
-    return found, np.where(ended, PAD, ids)
+    return actual, np.where(ended, PAD, ids)
 
 
 def torch_ids(pair, batch, **how):
@@ -181,8 +181,8 @@ def run(pair: Pair, batch, model=None, prompt=None, **how) -> Generated:
     """Runs ours, compiled."""
     how = dict(max_new_tokens=NEW, eos=pair.eos, pad=PAD) | how
     step = jit(functools.partial(generate, model or pair.model(), **how))
-    found = step({"backbone": pair.params, "prompt": prompt or {}}, batch)
-    return Generated(*(np.asarray(part) for part in found))
+    actual = step({"backbone": pair.params, "prompt": prompt or {}}, batch)
+    return Generated(*(np.asarray(part) for part in actual))
 
 
 def lengths_of(ids, eos):
@@ -198,10 +198,10 @@ def test_greedy(pairs, kind):
     expected = torch_ids(pair, batch)
     lengths = lengths_of(expected, pair.eos)
     assert len(set(lengths)) > 1 and lengths.max() == NEW
-    found = run(pair, batch)
-    np.testing.assert_array_equal(found.ids, expected)
-    np.testing.assert_array_equal(found.lengths, lengths)
-    assert found.ids.dtype == found.lengths.dtype == np.int32
+    actual = run(pair, batch)
+    np.testing.assert_array_equal(actual.ids, expected)
+    np.testing.assert_array_equal(actual.lengths, lengths)
+    assert actual.ids.dtype == actual.lengths.dtype == np.int32
     other = run(pair, make_batch(kind, "right"))  # the same rows, padded on the other side
     np.testing.assert_array_equal(other.ids, expected)
 
@@ -226,10 +226,10 @@ def test_beam_search(pairs, kind, num_beams, penalty, stop):
     batch = make_batch(kind, "left")
     how = dict(length_penalty=penalty, early_stopping=stop)
     expected, ids = torch_generate(pair.torch, batch, pair.eos, num_beams=num_beams, **how)
-    found = run(pair, make_batch(kind) if kind in FED else batch, num_beams=num_beams, **how)
-    np.testing.assert_array_equal(found.ids, ids)
-    np.testing.assert_array_equal(found.lengths, lengths_of(ids, pair.eos))
-    assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
+    actual = run(pair, make_batch(kind) if kind in FED else batch, num_beams=num_beams, **how)
+    np.testing.assert_array_equal(actual.ids, ids)
+    np.testing.assert_array_equal(actual.lengths, lengths_of(ids, pair.eos))
+    assert_close(actual.scores, expected.sequences_scores.numpy(), MODEL)
 
 
 @pytest.mark.long_cases("t5-3", "gpt2-1", "qwen3-1")
@@ -243,14 +243,14 @@ def test_any_of_several_ends_is_one(pairs, kind, num_beams):
     shorter = [(lengths_of(ids, (pair.eos, x)) < first).sum() for x in range(V)]
     ends = (pair.eos, int(np.argmax(shorter)))
     expected, ids = torch_generate(pair.torch, batch, list(ends), num_beams=num_beams)
-    found = run(pair, make_batch(kind) if kind in FED else batch, num_beams=num_beams, eos=ends)
-    np.testing.assert_array_equal(found.ids, ids)
-    np.testing.assert_array_equal(found.lengths, lengths_of(ids, ends))
+    actual = run(pair, make_batch(kind) if kind in FED else batch, num_beams=num_beams, eos=ends)
+    np.testing.assert_array_equal(actual.ids, ids)
+    np.testing.assert_array_equal(actual.lengths, lengths_of(ids, ends))
     if num_beams == 1:
-        last = np.take_along_axis(found.ids, found.lengths[:, None] - 1, axis=1)
+        last = np.take_along_axis(actual.ids, actual.lengths[:, None] - 1, axis=1)
         assert set(ends) <= set(last.ravel().tolist())  # each ends a row
     else:
-        assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
+        assert_close(actual.scores, expected.sequences_scores.numpy(), MODEL)
 
 
 @pytest.mark.long
@@ -259,21 +259,21 @@ def test_a_forced_stem_and_one_token(pairs):
     pair, stems = pairs("t5"), [3, 1, 2, 3]
     batch = make_batch("t5", stems=stems)
     how = dict(num_beams=3)
-    found, one = run(pair, batch, num_beams=3), run(pair, batch, max_new_tokens=1)
+    actual, one = run(pair, batch, num_beams=3), run(pair, batch, max_new_tokens=1)
     for row, stem in enumerate(stems):
         take = lambda x, row=row: x[row : row + 1]
         alone = jax.tree.map(take, batch)
         alone = alone._replace(decoder=jax.tree.map(lambda x, n=stem: x[:, :n], alone.decoder))
-        np.testing.assert_array_equal(take(found.ids), torch_ids(pair, alone, **how))
+        np.testing.assert_array_equal(take(actual.ids), torch_ids(pair, alone, **how))
         np.testing.assert_array_equal(take(one.ids), torch_ids(pair, alone, max_new_tokens=1))
 
 
-def grow(batch: Batch, found) -> Batch:
+def grow(batch: Batch, actual) -> Batch:
     """Puts tokens right behind those that are read, by plain loops."""
     tokens = batch.read
     wide = jax.tree.map(lambda x: np.pad(x, [(0, 0), (0, NEW)]), tokens)
     wide.slot[:, -NEW:] = -1
-    for row, new in enumerate(found):
+    for row, new in enumerate(actual):
         at = np.flatnonzero(tokens.mask[row])[-1]
         for i, token in enumerate(new):
             wide.ids[row, at + 1 + i], wide.mask[row, at + 1 + i] = token, True
@@ -294,9 +294,9 @@ def plain_scores(pair, model, params, batch):
     last = [np.flatnonzero(mask)[-1] for mask in batch.read.mask]
     rows = np.arange(len(last))[:, None]
 
-    def score(found):  # of each row the tokens -> log-probabilities of each next one [B, n+1, V]
-        logp = np.asarray(forward(params, grow(batch, found)))
-        return logp[rows, np.array(last)[:, None] + np.arange(len(found[0]) + 1)]
+    def score(actual):  # of each row the tokens -> log-probabilities of each next one [B, n+1, V]
+        logp = np.asarray(forward(params, grow(batch, actual)))
+        return logp[rows, np.array(last)[:, None] + np.arange(len(actual[0]) + 1)]
 
     return score
 
@@ -336,29 +336,31 @@ def test_a_prompt_is_read_once(pairs, name):
     ids = np.zeros((len(LENGTHS), NEW), int)
     for i in range(NEW):  # what is behind a token does not change its scores
         ids[:, i] = score(ids)[:, i].argmax(-1)
-    found = run(pair, batch, model, prompt, eos=-1)
-    np.testing.assert_array_equal(found.ids, ids)
+    actual = run(pair, batch, model, prompt, eos=-1)
+    np.testing.assert_array_equal(actual.ids, ids)
     rows, columns = np.arange(len(ids))[:, None], np.arange(NEW)
-    assert_close(found.scores, score(ids)[rows, columns, ids].sum(1) / NEW, MODEL)
+    assert_close(actual.scores, score(ids)[rows, columns, ids].sum(1) / NEW, MODEL)
     bare = run(pair, make_batch(kind), eos=-1)
-    assert (bare.ids != found.ids).any(), "the prompt has no effect"
+    assert (bare.ids != actual.ids).any(), "the prompt has no effect"
     num_beams = run(pair, batch, model, prompt, num_beams=3, length_penalty=0.6)
-    kept = columns < num_beams.lengths[:, None]
+    is_real = columns < num_beams.lengths[:, None]
     logp = score(num_beams.ids)[rows, columns, num_beams.ids]
-    assert_close(num_beams.scores, np.where(kept, logp, 0).sum(1) / num_beams.lengths**0.6, MODEL)
+    assert_close(
+        num_beams.scores, np.where(is_real, logp, 0).sum(1) / num_beams.lengths**0.6, MODEL
+    )
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "gemma2"])
 def test_layers_that_are_read_where_they_lie_write_the_same(pairs, kind, monkeypatch):
     """As on TPUs, whose compiler slices a stack inside the product."""
     pair, batch = pairs(kind), make_batch(kind)
-    copied, asked = run(pair, batch, num_beams=2), []
+    copied, calls = run(pair, batch, num_beams=2), []
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "copies_layers", lambda platform: bool(asked.append(platform)))
-        found = run(pair, batch, num_beams=2)
-    assert asked
-    assert_equal(found.ids, copied.ids)
-    assert_close(found.scores, copied.scores)
+        patch.setattr(cache, "copies_layers", lambda platform: bool(calls.append(platform)))
+        actual = run(pair, batch, num_beams=2)
+    assert calls
+    assert_equal(actual.ids, copied.ids)
+    assert_close(actual.scores, copied.scores)
 
 
 @pytest.mark.long
@@ -373,10 +375,10 @@ def test_bfloat16(pairs, kind):
     score = plain_scores(pair, pair.model(), {"backbone": exact, "prompt": {}}, batch)
     rows, columns = np.arange(len(LENGTHS))[:, None], np.arange(NEW)
     for num_beams in (1, 2):
-        found = run(half, batch, num_beams=num_beams, eos=-1)
-        assert found.scores.dtype == np.float32
-        plain = score(found.ids)[rows, columns, found.ids].mean(1)
-        assert np.abs(found.scores - plain).max() < 0.3  # large weights amplify rounding
+        actual = run(half, batch, num_beams=num_beams, eos=-1)
+        assert actual.scores.dtype == np.float32
+        plain = score(actual.ids)[rows, columns, actual.ids].mean(1)
+        assert np.abs(actual.scores - plain).max() < 0.3  # large weights amplify rounding
 
 
 def test_one_compile_and_rows_that_fill(pairs):
@@ -387,12 +389,12 @@ def test_one_compile_and_rows_that_fill(pairs):
         how = dict(max_new_tokens=NEW, eos=pair.eos, pad=PAD, num_beams=num_beams)
         step = jit(functools.partial(generate, pair.model(), **how))
         params = {"backbone": pair.params}
-        found = step(params, batch)
+        actual = step(params, batch)
         full = step(params, batch._replace(weights=np.ones(4, np.float32)))
         step(params, make_batch("gpt2", seed=1))
         assert step._cache_size() == 1
-        assert found.lengths[1] == found.scores[1] == 0 and (found.ids[1] == PAD).all()
-        for one, other in zip(found, full, strict=True):
+        assert actual.lengths[1] == actual.scores[1] == 0 and (actual.ids[1] == PAD).all()
+        for one, other in zip(actual, full, strict=True):
             assert_equal(np.delete(one, 1, 0), np.delete(other, 1, 0))
 
 

@@ -24,7 +24,7 @@ def test_beams_are_not_sent_around(family):
     write = functools.partial(generate, max_new_tokens=4, eos=1, pad=0, num_beams=2)
     step = with_placement(place, lambda params, batch: write(model, params, batch).ids)
     batch = put_batch(place, make_batch(rows=8, family=family))
-    given = jax.device_put({"backbone": params}, place.replicated)
-    work = count_work(jax.jit(step).lower(given, batch).compile().as_text())
+    params_on_mesh = jax.device_put({"backbone": params}, place.replicated)
+    work = count_work(jax.jit(step).lower(params_on_mesh, batch).compile().as_text())
     keys = 8 * 2 * 12 * 16 * 4  # bytes of one layer
     assert sum(work.sent.values()) < keys, work.sent

@@ -69,8 +69,8 @@ def test_padding_changes_no_dropout(masks):
     assert np.abs(alone - jit(model.forward)(params, batch)).max() > 0.01
     # Where all batches are of one length it may be picked, and dropout is another.
     steady = dataclasses.replace(model, varies=False)
-    found = jit(lambda batch: steady.forward(params, batch, **draws))(wide)
-    assert np.allclose(found, beside, atol=1e-5) == (masks == 1)
+    actual = jit(lambda batch: steady.forward(params, batch, **draws))(wide)
+    assert np.allclose(actual, beside, atol=1e-5) == (masks == 1)
 
 
 def test_init_with_choices():
@@ -106,8 +106,8 @@ def test_parts_without_numbers_survive_split_and_merge():
 def with_words(rows, scores="restricted"):
     backbone, _ = make_tiny()
     where = np.array([[[0]], [[1]]])
-    own = verbalizer.LabelWords(np.array(rows), where, np.zeros_like(where), scores)
-    heads = {"main": verbalizer.AnswerHead(own, own), "other": own}
+    words = verbalizer.LabelWords(np.array(rows), where, np.zeros_like(where), scores)
+    heads = {"main": verbalizer.AnswerHead(words, words), "other": words}
     return Model(backbone, make_prompt("soft", backbone.dims, length=2), heads)
 
 
@@ -116,7 +116,7 @@ def test_equal_label_words_are_the_same_program(make):
     """Their arrays have no hash of their own: else nothing that is compiled would be shared."""
     one, equal = make(with_words([7, 9])), make(with_words([7, 9]))
     assert one == equal and hash(one) == hash(equal)
-    others = [make(with_words(*own)) for own in (([7, 8], "restricted"), ([7, 9], "full"))]
+    others = [make(with_words(*words)) for words in (([7, 8], "restricted"), ([7, 9], "full"))]
     assert all(one != other for other in others) and one != "a text"
 
 

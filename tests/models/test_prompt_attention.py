@@ -63,8 +63,8 @@ def test_a_prompt_draws_what_transformers_says(bert, method):
     model = Model(backbone, prompt, {"main": Classifier(3)})
     params = make_params(model, weights)
     batch = make_batch(rows=5, slots=prompt.num_slots(), shift=prompt.position_shift())
-    found = measure(model, params, batch)
-    assert set(found) == {"encoder"}
+    scores = measure(model, params, batch)
+    assert set(scores) == {"encoder"}
     tokens, table = batch.encoder, np.asarray(params["prompt"]["table"])
     tensor = lambda x: torch.tensor(np.asarray(x))
     is_prompt, mask, past = np.asarray(tokens.slot) >= 0, tensor(tokens.mask) * 1.0, None
@@ -88,10 +88,10 @@ def test_a_prompt_draws_what_transformers_says(bert, method):
     for layer, probs in enumerate(out.attentions):  # [B, N, T, P+T]
         mass = (probs.numpy() * is_prompt[:, None, None]).sum(-1)
         expected = average(mass, is_query)
-        np.testing.assert_allclose(found["encoder"].tokens[:, layer], expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(scores["encoder"].tokens[:, layer], expected, rtol=0, atol=1e-5)
         read = mass[np.arange(5), :, batch.label_pos[:, 0]]
-        np.testing.assert_allclose(found["encoder"].read[:, layer], read, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(found["encoder"].uniform, LENGTH / mask.sum(-1), rtol=1e-6)
+        np.testing.assert_allclose(scores["encoder"].read[:, layer], read, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores["encoder"].uniform, LENGTH / mask.sum(-1), rtol=1e-6)
 
 
 FIELDS = {"t5": {"decoder": LENGTH, "cross": LENGTH}}
@@ -101,20 +101,20 @@ FIELDS = {"t5": {"decoder": LENGTH, "cross": LENGTH}}
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "glm"])
 def test_layers_without_a_prefix_give_it_nothing(family):
     model, params = build(family, "prefix", layers="2-2", **FIELDS.get(family, {}))
-    found = measure(model, params, make_batch(rows=4, shift=LENGTH, family=family))
-    own = found["encoder"].tokens
-    assert own[:, 0].max() == 0 and own[:, 1].min() > 0
+    scores = measure(model, params, make_batch(rows=4, shift=LENGTH, family=family))
+    tokens = scores["encoder"].tokens
+    assert tokens[:, 0].max() == 0 and tokens[:, 1].min() > 0
     if family == "t5":
-        assert found["decoder"].tokens.shape == found["cross"].tokens.shape == (4, 3, 2)
-        assert np.isnan(found["encoder"].read).all() and found["cross"].read.min() > 0
+        assert scores["decoder"].tokens.shape == scores["cross"].tokens.shape == (4, 3, 2)
+        assert np.isnan(scores["encoder"].read).all() and scores["cross"].read.min() > 0
     elif family == "glm":
-        written = found["decoder"]
-        assert set(found) == {"encoder", "decoder"} and np.isnan(found["encoder"].read).all()
-        for own in (written.tokens, written.read):
-            assert own.shape == (4, 2, 2) and own[:, 0].max() == 0 and own[:, 1].min() > 0
+        written = scores["decoder"]
+        assert set(scores) == {"encoder", "decoder"} and np.isnan(scores["encoder"].read).all()
+        for tokens in (written.tokens, written.read):
+            assert tokens.shape == (4, 2, 2) and tokens[:, 0].max() == 0 and tokens[:, 1].min() > 0
     else:
         heads = 4 if family == "llama" else 2
-        assert set(found) == {"encoder"} and found["encoder"].read.shape == (4, 2, heads)
+        assert set(scores) == {"encoder"} and scores["encoder"].read.shape == (4, 2, heads)
 
 
 @pytest.mark.long_cases("bert", "t5")
@@ -127,12 +127,12 @@ def test_a_prompt_whose_keys_are_all_the_same_draws_its_share(family):
         params["backbone"],
     )
     slots = {"slots": LENGTH} | ({"decoder_slots": 2} if family == "t5" else {})
-    found = measure(model, params | {"backbone": flat}, make_batch(rows=4, family=family, **slots))
+    scores = measure(model, params | {"backbone": flat}, make_batch(rows=4, family=family, **slots))
     streams = {"t5": {"encoder", "decoder", "cross"}, "glm": {"encoder", "decoder"}}
-    assert set(found) == streams.get(family, {"encoder"})
-    for own in found.values():
-        wanted = np.broadcast_to(own.uniform[:, None, None], own.tokens.shape)
-        np.testing.assert_allclose(own.tokens, wanted, rtol=1e-5)
+    assert set(scores) == streams.get(family, {"encoder"})
+    for attention in scores.values():
+        wanted = np.broadcast_to(attention.uniform[:, None, None], attention.tokens.shape)
+        np.testing.assert_allclose(attention.tokens, wanted, rtol=1e-5)
 
 
 def test_nothing_of_a_prompt_is_met_where_there_is_none():
@@ -148,5 +148,5 @@ def test_the_way_that_layers_run_changes_nothing(stack):
     cfg = dataclasses.replace(model.backbone.cfg, stack=stack, remat="full")
     other = dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))
     batch = make_batch(rows=3, shift=LENGTH)
-    wanted, found = measure(model, params, batch), measure(other, params, batch)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    wanted, scores = measure(model, params, batch), measure(other, params, batch)
+    jax.tree.map(np.testing.assert_array_equal, scores, wanted)

@@ -38,13 +38,15 @@ THEIRS = {
 @pytest.mark.parametrize("family", families())
 def test_their_shapes(family, stack):
     backbone, params = make_tiny(family, stack=stack)
-    found = jit(lambda p: text_keys(backbone, p, IDS))(params)
+    actual = jit(lambda p: text_keys(backbone, p, IDS))(params)
     d = backbone.dims
     layers = {"encoder": d.layers}
     if d.decoder_layers:
         layers |= {"decoder": d.decoder_layers, "cross": d.decoder_layers}
-    shapes = {stream: (own, len(IDS), d.heads, d.head_dim) for stream, own in layers.items()}
-    assert {s: (k.shape, v.shape) for s, (k, v) in found.items()} == {
+    shapes = {
+        stream: (num_layers, len(IDS), d.heads, d.head_dim) for stream, num_layers in layers.items()
+    }
+    assert {s: (k.shape, v.shape) for s, (k, v) in actual.items()} == {
         stream: (shape, shape) for stream, shape in shapes.items()
     }
 
@@ -56,11 +58,11 @@ def test_they_are_those_of_transformers(family, tmp_path):
     cls, config = THEIRS[family]
     model = cls(config).eval()
     model.save_pretrained(tmp_path)
-    seen = {}
+    outputs = {}
 
     def keep(name):
-        def hook(module, given, made):
-            seen.setdefault(name, []).append(made[0].detach().numpy())
+        def hook(module, inputs, outputs):
+            outputs.setdefault(name, []).append(outputs[0].detach().numpy())
 
         return hook
 
@@ -82,15 +84,15 @@ def test_they_are_those_of_transformers(family, tmp_path):
         out = model(input_ids=ids, **fed)
     backbone, report = load_backbone(tmp_path, family, read_config(tmp_path))
     module = make_backbone(family, read_config(tmp_path), report.heads)
-    found = text_keys(module, backbone, IDS)
-    for stream, pair in found.items():
+    keys = text_keys(module, backbone, IDS)
+    for stream, pair in keys.items():
         for values, part in zip(pair, (False, True), strict=True):
             if family == "gpt2":  # one product makes all three
                 layers = out.past_key_values.layers
-                expected = [(own.values if part else own.keys)[0].numpy() for own in layers]
+                expected = [(layer.values if part else layer.keys)[0].numpy() for layer in layers]
                 expected = np.stack(expected).swapaxes(1, 2)
             else:
-                expected = np.stack(seen[f"{stream} {part}"]).reshape(values.shape)
+                expected = np.stack(outputs[f"{stream} {part}"]).reshape(values.shape)
             np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
 
 
@@ -101,7 +103,7 @@ def test_in_front_they_are_the_text_itself():
     k, v = text_keys(backbone, params, IDS)["encoder"]
     prefix = Prefix(k[:, None], v[:, None], np.ones((len(k), 1, len(IDS)), bool))
     run = jit(lambda b, i: backbone.apply({"params": params}, b, i, deterministic=True))
-    found = run(batch, Injection(Stream(prefix=prefix)))
+    actual = run(batch, Injection(Stream(prefix=prefix)))
     tokens = batch.encoder
     front = np.broadcast_to(IDS, (len(tokens.ids), len(IDS)))
     join = lambda a, b: np.concatenate([a, b], axis=1)
@@ -113,4 +115,4 @@ def test_in_front_they_are_the_text_itself():
     )  # fmt: skip
     expected = run(batch._replace(encoder=whole), Injection())[:, len(IDS) :]
     mask = tokens.mask[..., None]
-    assert_close(np.where(mask, found, 0), np.where(mask, expected, 0))
+    assert_close(np.where(mask, actual, 0), np.where(mask, expected, 0))

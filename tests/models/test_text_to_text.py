@@ -71,12 +71,12 @@ def pairs(shared, tmp_path_factory):
         vocab_size=50265, n_embd=24, n_layer=2, n_head=4, n_positions=48, bos_token_id=0,
         eos_token_id=2, pad_token_id=1, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
     )  # fmt: skip
-    made = {
+    cases = {
         "seq2seq": ("t5", T5ForConditionalGeneration(t5), t5),
         "causal": ("roberta", GPT2LMHeadModel(gpt2), gpt2),
     }
-    found = {}
-    for style, (tokenizer, model, config) in made.items():
+    results = {}
+    for style, (tokenizer, model, config) in cases.items():
         folder = tmp_path_factory.mktemp(style)
         for file in (shared / "tokenizers" / tokenizer).iterdir():
             if file.name != "config.json":
@@ -91,8 +91,8 @@ def pairs(shared, tmp_path_factory):
         backbone, loaded = load_weights(
             open_backbone(BackboneConfig(path=str(folder))), make_placement(1, 1)
         )
-        found[style] = Pair(backbone, loaded.params, model)
-    return found
+        results[style] = Pair(backbone, loaded.params, model)
+    return results
 
 
 def make_scorer(pair, *, task=None, head=None, **changes):
@@ -130,14 +130,14 @@ def plain_scores(pair, tokenizer, inputs, stem, end=(), rows=None, average=np.me
     for ids in inputs:
         scores = []
         for group in word_ids(tokenizer):
-            own = []
+            log_probs = []
             for word in group:
                 said = [*word, *end]
                 logp = torch_logits(pair, ids, stem, said)
                 logp = log_softmax(logp if rows is None else logp[:, rows])
                 columns = said if rows is None else [list(rows).index(x) for x in said]
-                own.append(average(logp[np.arange(len(said)), columns]))
-            scores.append(np.mean(own))
+                log_probs.append(average(logp[np.arange(len(said)), columns]))
+            scores.append(np.mean(log_probs))
         table.append(scores)
     return np.array(table, np.float32)
 
@@ -157,14 +157,14 @@ def torch_logits(pair, ids, stem, said):
 
 def inputs_of(pair, tokenizer, template="{} It was"):
     """Encodes the texts as torch sees them; T5's sentinel and end of sequence included."""
-    found = []
+    results = []
     for text in TEXTS:
         if pair.backbone.module.STYLE == "causal":
-            found.append(encode_texts(tokenizer, [template.format(text)])[0])
+            results.append(encode_texts(tokenizer, [template.format(text)])[0])
         else:
             front = encode_texts(tokenizer, [" " + template.format(text)])[0]
-            found.append([*front, 32099, *encode_texts(tokenizer, ["."])[0], 1])
-    return found
+            results.append([*front, 32099, *encode_texts(tokenizer, ["."])[0], 1])
+    return results
 
 
 @pytest.mark.default_cases("causal-full-sum", "causal-restricted-mean")
@@ -175,7 +175,7 @@ def inputs_of(pair, tokenizer, template="{} It was"):
 def test_branches_score_like_one_word_after_the_other(style, scores, pieces, pairs):
     pair = pairs[style]
     scorer = make_scorer(pair, head={"scores": scores, "pieces": pieces})
-    found, rows = run(pair, scorer)
+    actual, rows = run(pair, scorer)
     tokenizer = scorer.tokenizer
     inputs = inputs_of(pair, tokenizer)
     stem = [32099] if style == "seq2seq" else []
@@ -190,7 +190,7 @@ def test_branches_score_like_one_word_after_the_other(style, scores, pieces, pai
         first = np.stack([log_softmax(torch_logits(pair, ids, stem, [0]))[0] for ids in inputs])
         outside = np.delete(first, subwords, axis=1).max(1).astype(np.float32)
         expected = np.concatenate([expected, outside[:, None]], axis=1)
-    assert_close(found, expected, rtol=2e-5)
+    assert_close(actual, expected, rtol=2e-5)
     # The decoder runs over its own few positions, and each input stands once in the batch.
     fed = sum(len(word) - 1 for word in words)
     (row,) = rows[0]
@@ -217,7 +217,7 @@ def test_loss_over_the_whole_target_is_torchs(answer, pairs):
     task = custom_task(fields=("text",), labels=CLASSES, words=("good", "unwatchable"))
     form = "cloze" if stem else "text"
     scorer = make_scorer(pair, task=task, head={"span": "target"}, answer=answer, form=form)
-    found, _ = run(pair, scorer, head="target")
+    actual, _ = run(pair, scorer, head="target")
     inputs = inputs_of(pair, scorer.tokenizer)
     if not stem:
         inputs = [encode_texts(scorer.tokenizer, [" " + text])[0] + [1] for text in TEXTS]
@@ -226,12 +226,12 @@ def test_loss_over_the_whole_target_is_torchs(answer, pairs):
             target = [*stem, *encode_texts(scorer.tokenizer, [f" {word}"])[0], *end]
             with torch.no_grad():
                 out = pair.torch(input_ids=torch.tensor([ids]), labels=torch.tensor([target]))
-            assert found[i, c] == pytest.approx(-float(out.loss), rel=2e-5), (i, word)
+            assert actual[i, c] == pytest.approx(-float(out.loss), rel=2e-5), (i, word)
     c = load_config("base", [("head.name", "verbalizer"), ("head.span", "target")])
     (objective,) = build_objectives(c, scorer.model)
-    total, n = objective.loss(found, np.array([0, 1, 1]), np.ones(3))
+    total, n = objective.loss(actual, np.array([0, 1, 1]), np.ones(3))
     assert objective.head == "target" and n == 3
-    assert float(total) == pytest.approx(-(found[0, 0] + found[1, 1] + found[2, 1]))
+    assert float(total) == pytest.approx(-(actual[0, 0] + actual[1, 1] + actual[2, 1]))
     decided, _ = run(pair, scorer)  # the answer itself is picked by the label's tokens
     assert decided.shape == (3, 2)
 
@@ -277,8 +277,8 @@ def test_written_texts_are_those_of_torch(style, num_beams, pairs):
     )
     step = compile_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
     params = scorer.model.init(jax.random.key(0), pair.params)
-    found = write_texts(step, tokenizer, (how["eos"],), {}, flatten(params), [batch], len(TEXTS))
-    for text, ours in zip(TEXTS, found, strict=True):
+    actual = write_texts(step, tokenizer, (how["eos"],), {}, flatten(params), [batch], len(TEXTS))
+    for text, ours in zip(TEXTS, actual, strict=True):
         space = " " if style == "seq2seq" else ""
         ids = encode_texts(tokenizer, [space + text])[0] + [1] * (style == "seq2seq")
         with torch.no_grad():
@@ -300,8 +300,8 @@ def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
         scorer = make_scorer(
             pair._replace(backbone=backbone), task=text_task(), head={"name": "text"}
         )
-        given = make_placement(1, 1), scorer.model, how, scorer.tokenizer, scorer.layout
-        answer = make_answer_fn(scorer.head, *given)
+        arguments = make_placement(1, 1), scorer.model, how, scorer.tokenizer, scorer.layout
+        answer = make_answer_fn(scorer.head, *arguments)
         batch = scorer.one_batch(scorer.encode([Example({"text": TEXTS[0]})]).rows)
         return scorer, answer({}, flatten({"backbone": pair.params}), [batch], 1)[0]
 
@@ -318,7 +318,7 @@ def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
     else:
         (folder / file).write_text(json.dumps({"eos_token_id": [2, end]}))
     backbone = open_backbone(BackboneConfig(path=str(folder)))
-    scorer, found = write(backbone)
+    scorer, actual = write(backbone)
     assert scorer.layout.ends == (last, 2, end)
     # The id is a plain word of the tokenizer, and no part of the text that it ends.
-    assert found and found != free and free.startswith(found)
+    assert actual and actual != free and free.startswith(actual)

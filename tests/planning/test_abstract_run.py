@@ -30,27 +30,27 @@ def test_the_decoder_is_fed_what_the_head_reads(make_run):
 
 
 def test_choices_and_free_texts(make_run):
-    own = dict(task__name="custom", task__fields=("question",), data__batch=2)
-    run = make_run(ELECTRA, task__choices=("a", "b", "c"), **own)
+    fields = dict(task__name="custom", task__fields=("question",), data__batch=2)
+    run = make_run(ELECTRA, task__choices=("a", "b", "c"), **fields)
     assert run.batch.encoder.ids.shape[0] == 2 * 3 and len(run.batch.labels) == 2
-    run = make_run(ELECTRA, task__choices=("options",), **own)
+    run = make_run(ELECTRA, task__choices=("options",), **fields)
     assert run.batch.encoder.ids.shape[0] == 2 * 4 and "4 choices" in run.notes[-1]
     text = dict(task__target="answer", head__name="text", data__max_target=9)
-    run = make_run(T5, **own, **text)
+    run = make_run(T5, **fields, **text)
     assert run.batch.targets.shape == (2, 9) and run.batch.decoder.ids.shape == (2, 9)
-    run = make_run(ELECTRA, **own)
+    run = make_run(ELECTRA, **fields)
     assert "2 classes" in run.notes[-1] and run.scorer.classes == 2
     # The classes that are assumed lack the one of the data that f1 is of.
-    run = make_run(ELECTRA, task__metric="f1", task__positive="spam", **own)
+    run = make_run(ELECTRA, task__metric="f1", task__positive="spam", **fields)
     assert "2 classes" in run.notes[-1] and run.scorer.classes == 2
 
 
 def test_reading_and_the_unified_form(make_run):
     """A row is full though its question is never cut."""
-    own = dict(head__name="verbalizer", task__form="unified", data__batch=2, data__max_len=64)
-    run = make_run(T5, task__name="race", **own)
+    fields = dict(head__name="verbalizer", task__form="unified", data__batch=2, data__max_len=64)
+    run = make_run(T5, task__name="race", **fields)
     assert run.batch.encoder.mask.all() and run.batch.counts.tolist() == [4, 4]
-    run = make_run(T5, task__name="custom", task__fields=("text",), **own)
+    run = make_run(T5, task__name="custom", task__fields=("text",), **fields)
     assert run.scorer.task.options == ("0", "1") and "2 classes" in run.notes[-1]
 
 
@@ -84,8 +84,8 @@ def test_gpus_have_a_kernel_for_attention(make_run):
 
 def test_the_kernel_of_a_tpu_is_promised_from_512_tokens_on_behind_a_window_too(make_run):
     """Mistral's is 4096 tokens, those of a prefix included."""
-    own = dict(prompt__length=8, backbone__dtype="bfloat16")
-    c = make_run("mistralai/Mistral-7B-v0.1", "prefix", **own).config
+    fields = dict(prompt__length=8, backbone__dtype="bfloat16")
+    c = make_run("mistralai/Mistral-7B-v0.1", "prefix", **fields).config
     kernel = lambda device: open_run(c, DEVICES[device]).backbone.module.cfg.attention
     c = c.replace({"data.max_len": 511})
     assert (kernel("v5e"), kernel("h100")) == ("auto", "fused")

@@ -67,10 +67,10 @@ def test_a_program_is_measured():
     """On the CPU, whose compiler answers in the same way."""
     place = make_placement(2, 1, devices=jax.devices()[:2])
     x = jax.ShapeDtypeStruct((8, 16), "float32", sharding=place.batch)
-    found = compilers.compile_for(place, with_placement(place, lambda x: (x @ x.T).sum()), x)
-    assert found.arguments == 4 * 16 * 4
-    assert found.arguments <= found.bytes <= found.arguments + found.temporary + 4
-    assert sum(found.work.counts.values()) >= 1 and "HloModule" in found.text
+    actual = compilers.compile_for(place, with_placement(place, lambda x: (x @ x.T).sum()), x)
+    assert actual.arguments == 4 * 16 * 4
+    assert actual.arguments <= actual.bytes <= actual.arguments + actual.temporary + 4
+    assert sum(actual.work.counts.values()) >= 1 and "HloModule" in actual.text
 
 
 def test_what_a_compiler_refuses_is_one_line(monkeypatch):

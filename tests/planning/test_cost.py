@@ -144,9 +144,9 @@ def test_memory_is_that_of_real_steps():
     command.append("--case=electra-small soft")
     one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     done = subprocess.run(command, env=os.environ | one, stdout=subprocess.PIPE, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["activations"] > 0.8 * found["planned"]
-    assert found["planned"] == pytest.approx(found["measured"], rel=0.15)
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["activations"] > 0.8 * document["planned"]
+    assert document["planned"] == pytest.approx(document["measured"], rel=0.15)
 
 
 # -- evaluation ------------------------------------------------------------------------------------
@@ -199,13 +199,13 @@ def test_what_is_counted_is_what_the_program_takes(make_run):
     run = make_run(
         T5, data__eval_batch=16, generate__num_beams=2, generate__max_new_tokens=16, **WRITES
     )
-    found = eval_shapes(run, on())
+    actual = eval_shapes(run, on())
     step = with_placement(
-        on(), generation_step(run.config.generate, found.model, run.scorer.layout)
+        on(), generation_step(run.config.generate, actual.model, run.scorer.layout)
     )
-    memory = jax.jit(step).lower(*found[1:]).compile().memory_analysis()
+    memory = jax.jit(step).lower(*actual[1:]).compile().memory_analysis()
     taken = memory.temp_size_in_bytes + memory.output_size_in_bytes
-    batch = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(found.batch))
+    batch = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(actual.batch))
     # Reading the input is counted beside what it leaves, so it is on the safe side.
     assert 0.9 * taken < eval_only_bytes(run) - batch < 1.6 * taken
 

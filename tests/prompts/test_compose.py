@@ -29,7 +29,7 @@ def injected(prompt, batch, **options):
 
 
 @pytest.mark.parametrize(
-    "text, found",
+    "text, actual",
     [
         ("soft", [("soft", {})]),
         ("soft + prefix", [("soft", {}), ("prefix", {})]),
@@ -41,8 +41,8 @@ def injected(prompt, batch, **options):
         ("soft(text='It was + (so)',scale=-1)", [("soft", dict(text="It was + (so)", scale=-1))]),
     ],
 )  # fmt: skip
-def test_parts_are_read(text, found):
-    assert read_parts(text) == found
+def test_parts_are_read(text, actual):
+    assert read_parts(text) == actual
 
 
 @pytest.mark.parametrize(
@@ -62,37 +62,37 @@ def test_what_are_no_parts_is_refused(text):
 ])  # fmt: skip
 def test_two_tables_are_one(name, fields):
     """Of soft tokens, of an input and of a decoder, and of prefixes in three attentions."""
-    sizes = [dict(zip(fields, own, strict=False)) for own in ((2, 1, 3), (3, 2, 1))]
-    parts = [f"{name}({','.join(f'{f}={n}' for f, n in own.items())})" for own in sizes]
+    sizes = [dict(zip(fields, lengths, strict=False)) for lengths in ((2, 1, 3), (3, 2, 1))]
+    parts = [f"{name}({','.join(f'{f}={n}' for f, n in lengths.items())})" for lengths in sizes]
     prompt = compose("+".join(parts), T5_DIMS)
     batch = make_batch(rows=5, shift=3)
-    params, found = injected(prompt, batch)
+    params, actual = injected(prompt, batch)
     assert params.keys() == {name, f"{name}-2"}
     totals = {field: sizes[0][field] + sizes[1][field] for field in fields}
     whole = make_prompt(name, T5_DIMS, **totals)
     if name == "soft":
-        first, second = (params[own]["table"] for own in params)
+        first, second = (params[part]["table"] for part in params)
         table = {"table": np.concatenate([first[:2], second[:3], first[2:], second[3:]])}
     else:
         table = {
-            own: np.concatenate([part[own] for part in params.values()], axis=2)
-            for own in ("table", "decoder_table", "cross_table")
+            table: np.concatenate([part[table] for part in params.values()], axis=2)
+            for table in ("table", "decoder_table", "cross_table")
         }
     embed = jnp.zeros((53, 16))
     expected = whole.apply({"params": table}, batch, embed, deterministic=True)
-    jax.tree.map(assert_equal, found, expected)
-    for told in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
-        assert getattr(prompt, told)() == getattr(whole, told)()
-    assert (found.encoder.prefix is None) == (name == "soft")
+    jax.tree.map(assert_equal, actual, expected)
+    for counter in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
+        assert getattr(prompt, counter)() == getattr(whole, counter)()
+    assert (actual.encoder.prefix is None) == (name == "soft")
 
 
 @pytest.mark.long
 def test_a_part_that_drops_is_drawn_for_every_example():
     prompt = compose("prefix(length=2,dropout=0.5)+prefix(length=1)")
     batch = make_batch(rows=5, shift=3)
-    _, found = injected(prompt, batch, deterministic=False, rngs={"dropout": jax.random.key(1)})
-    k = found.encoder.prefix.k
-    assert k.shape[1:3] == (5, 3) and found.encoder.prefix.mask.shape == (4, 1, 3)
+    _, actual = injected(prompt, batch, deterministic=False, rngs={"dropout": jax.random.key(1)})
+    k = actual.encoder.prefix.k
+    assert k.shape[1:3] == (5, 3) and actual.encoder.prefix.mask.shape == (4, 1, 3)
     assert (k[:, :1, :2] != k[:, 1:2, :2]).any() and (k[:, :1, 2:] == k[:, 1:2, 2:]).all()
 
 
@@ -108,19 +108,19 @@ def test_the_view_of_a_part_names_its_own_rows(parts, before, count):
     """At the mask stands the row of the right label, whatever stands in front of it."""
     prompt = compose(parts)
     batch = make_batch(rows=6, slots=count, classes=3)
-    params, found = injected(prompt, batch)
-    assert found.encoder.slots.shape == (1, count + 3, 16) and prompt.num_slots() == count
-    own = params["dart"]
-    assert_equal(found.rows, own["rows"])
-    assert_equal(found.encoder.slots[0, before : before + 3], own["table"])
+    params, actual = injected(prompt, batch)
+    assert actual.encoder.slots.shape == (1, count + 3, 16) and prompt.num_slots() == count
+    dart_params = params["dart"]
+    assert_equal(actual.rows, dart_params["rows"])
+    assert_equal(actual.encoder.slots[0, before : before + 3], dart_params["table"])
     (term,) = prompt.objectives()
-    seen = term.view(batch, jax.random.key(0))
+    view = term.view(batch, jax.random.key(0))
     at = np.arange(6), np.asarray(batch.label_pos)[:, 0]
-    rows = found.encoder.slots[0][np.asarray(seen.encoder.slot)[at]]
-    assert_equal(rows, own["rows"][np.asarray(batch.labels)])
+    rows = actual.encoder.slots[0][np.asarray(view.encoder.slot)[at]]
+    assert_equal(rows, dart_params["rows"][np.asarray(batch.labels)])
     others = np.ones(batch.encoder.slot.shape, bool)
     others[at] = False
-    assert_equal(seen.encoder.slot[others], batch.encoder.slot[others])
+    assert_equal(view.encoder.slot[others], batch.encoder.slot[others])
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_soft_tokens_behind_a_mask_that_goes_keep_their_rows(length, labels, at_
     tokens = Tokens(ints[0], np.ones((1, len(kinds)), bool), *ints[1:], np.int8([kinds]))
     batch = Batch(tokens, np.int32([[1, 2]]), np.int32([0]), np.ones(1), np.int32([0]))
     (term,) = prompt.objectives()
-    seen = term.view(batch, jax.random.key(0)).encoder
-    assert seen.mask[0].tolist() == [True] * (len(kinds) - 1) + [False]
-    assert seen.slot[0, :-1].tolist() == [-1, at_mask, *soft, -1, -1]
+    view = term.view(batch, jax.random.key(0)).encoder
+    assert view.mask[0].tolist() == [True] * (len(kinds) - 1) + [False]
+    assert view.slot[0, :-1].tolist() == [-1, at_mask, *soft, -1, -1]
 
 
 def test_each_part_starts_from_its_export_or_as_it_says():
@@ -149,12 +149,12 @@ def test_each_part_starts_from_its_export_or_as_it_says():
     prompt = compose(
         "soft(length=2,init='runs/a')+prefix(length=1)+soft(length=1,start=text,text=x)"
     )
-    asked = []
-    inherit = lambda init, drawn: asked.append((init, drawn)) or "from an export"
+    calls = []
+    inherit = lambda init, random_params: calls.append((init, random_params)) or "from an export"
     source = InitSource(*[None] * 7, inherit, None, None)
-    drawn = {"soft": "drawn 0", "prefix": "drawn 1"}
-    assert prompt.begin(drawn, source) == {"soft": "from an export", "prefix": "drawn 1"}
-    assert asked == [("runs/a", "drawn 0")]
+    random_parts = {"soft": "drawn 0", "prefix": "drawn 1"}
+    assert prompt.begin(random_parts, source) == {"soft": "from an export", "prefix": "drawn 1"}
+    assert calls == [("runs/a", "drawn 0")]
     assert prompt.inherits() == [("runs/a", prompt.components()[0].method)]
     assert prompt.starts() == ["normal", "text"]
 
@@ -162,20 +162,20 @@ def test_each_part_starts_from_its_export_or_as_it_says():
 def test_parts_add_the_rows_that_their_exports_hold():
     """An export holds no rows of words but those that it trained: the others it takes again."""
     prompt = compose("prefix(length=1)+ipt(length=2,pretrained='topics')")
-    held = make_prompt("ipt", DIMS, length=2).with_vocabulary(np.array([5, 8]))
+    exported = make_prompt("ipt", DIMS, length=2).with_vocabulary(np.array([5, 8]))
     table = np.arange(32, dtype=np.float32).reshape(2, 16)
-    asked = []
-    take = lambda path: asked.append(path) or (held, {"words": {"table": table}})
-    found = prompt.with_base({"prefix": {"table": 1}}, take)
-    assert asked == ["topics"] and found["prefix"] == {"table": 1}
-    base = found["ipt"]["words"]["base"]
+    calls = []
+    take = lambda path: calls.append(path) or (exported, {"words": {"table": table}})
+    actual = prompt.with_base({"prefix": {"table": 1}}, take)
+    assert calls == ["topics"] and actual["prefix"] == {"table": 1}
+    base = actual["ipt"]["words"]["base"]
     assert base.shape == (64, 16)  # 53 words, rounded up
     np.testing.assert_array_equal(base[[5, 8]], table)
-    assert np.abs(np.delete(base, [5, 8], axis=0)).max() <= held.scale
+    assert np.abs(np.delete(base, [5, 8], axis=0)).max() <= exported.scale
 
 
 @pytest.mark.parametrize(
-    "parts, told",
+    "parts, message",
     [
         ("soft", "must combine at least two trainable methods; use methods"),
         ("soft+none", "must combine at least two trainable methods"),
@@ -190,10 +190,10 @@ def test_parts_add_the_rows_that_their_exports_hold():
         ("soft+compose", "contains compose itself"),
     ],
 )
-def test_parts_that_do_not_go_together_are_refused(parts, told):
+def test_parts_that_do_not_go_together_are_refused(parts, message):
     with pytest.raises(InputError) as error:
         compose(parts, T5_DIMS)
-    assert told in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def test_prefix_stands_in_its_layers(first, last):
     assert {n: x.shape for n, x in params.items()} == dict.fromkeys("kv", (last - first, 3, 2, 8))
     prefix = injection.encoder.prefix
     inside = np.arange(first, last)
-    for found, held in ((prefix.k, params["k"]), (prefix.v, params["v"])):
-        assert found.shape == (4, 1, 3, 2, 8)
-        assert_equal(found[inside, 0], held)
+    for actual, stored in ((prefix.k, params["k"]), (prefix.v, params["v"])):
+        assert actual.shape == (4, 1, 3, 2, 8)
+        assert_equal(actual[inside, 0], stored)
     np.testing.assert_array_equal(np.flatnonzero(prefix.mask.all((1, 2))), inside)
     np.testing.assert_array_equal(np.flatnonzero(prefix.mask.any((1, 2))), inside)
     assert injection.encoder.slots is None
@@ -46,14 +46,14 @@ def test_each_stream_of_an_encoder_decoder_has_its_own(shift_decoder):
         "cross_k": (1, 5, 2, 8), "cross_v": (1, 5, 2, 8),
     }  # fmt: skip
     assert_equal(injection.decoder.slots, params["decoder_slots"][None])
-    own, cross = injection.decoder.prefix, injection.cross.prefix
-    assert own.k.shape == (5, 1, 2, 2, 8) and cross.v.shape == (5, 1, 5, 2, 8)
-    assert_equal(own.k[:2, 0], params["decoder_k"])
+    decoder_prefix, cross = injection.decoder.prefix, injection.cross.prefix
+    assert decoder_prefix.k.shape == (5, 1, 2, 2, 8) and cross.v.shape == (5, 1, 5, 2, 8)
+    assert_equal(decoder_prefix.k[:2, 0], params["decoder_k"])
     assert_equal(cross.v[4:, 0], params["cross_v"])
-    assert own.mask.all((1, 2)).tolist() == [1, 1, 0, 0, 0]
+    assert decoder_prefix.mask.all((1, 2)).tolist() == [1, 1, 0, 0, 0]
     assert cross.mask.all((1, 2)).tolist() == [0, 0, 0, 0, 1]
     assert injection.encoder.prefix.positions is None and cross.positions is None
-    assert (own.positions is not None) == (shift_decoder > 0)
+    assert (decoder_prefix.positions is not None) == (shift_decoder > 0)
     assert (prompt.num_decoder_slots(), prompt.decoder_shift()) == (4, shift_decoder)
 
 

@@ -88,17 +88,17 @@ def make_batch(masks=1):
     return Batch(tokens, at, labels, weights, index)
 
 
-def torch_hidden(theirs, seen, slots):
+def torch_hidden(theirs, hidden_batch, slots):
     """Runs torch's encoder on tokens whose slots are given rows. -> [B, T, H]"""
-    ids, slot = (torch.tensor(np.array(x)).long() for x in (seen.ids, seen.slot))
+    ids, slot = (torch.tensor(np.array(x)).long() for x in (hidden_batch.ids, hidden_batch.slot))
     words = theirs.bert.embeddings.word_embeddings(ids)
     words = torch.where((slot >= 0)[..., None], slots[slot.clamp(min=0)], words)
-    mask = torch.tensor(np.array(seen.mask)).long()
+    mask = torch.tensor(np.array(hidden_batch.mask)).long()
     hidden = theirs.bert(inputs_embeds=words, attention_mask=mask).last_hidden_state
     return theirs.cls.predictions.transform(hidden)
 
 
-def torch_loss(theirs, params, batch, seen, weight, full, each):
+def torch_loss(theirs, params, batch, hidden_batch, weight, full, each):
     """States equations 4 to 10 of the paper. -> loss, and the rows that it depends on
 
     With a row for each word the score of a class is the mean over its words.
@@ -130,14 +130,14 @@ def torch_loss(theirs, params, batch, seen, weight, full, each):
     picked = (classes if full else classes.log_softmax(-1))[rows, gold]
     loss = -(picked * there).sum() / there.sum()
     if weight:
-        features = torch_hidden(theirs, seen.encoder, slots)
+        features = torch_hidden(theirs, hidden_batch.encoder, slots)
         logits = features @ out.T + out_bias
         total, count = 0.0, 0
-        targets, places = np.array(seen.targets), np.array(seen.label_pos)
+        targets, places = np.array(hidden_batch.targets), np.array(hidden_batch.label_pos)
         for row, k in zip(*np.nonzero(targets >= 0), strict=True):
             if batch.weights[row]:
-                own = logits[row, places[row, k]].log_softmax(-1)
-                total, count = total - own[targets[row, k]], count + 1
+                log_probs = logits[row, places[row, k]].log_softmax(-1)
+                total, count = total - log_probs[targets[row, k]], count + 1
         loss = loss + weight * total / count
     return loss, {"prompt/table": table, "prompt/rows": labels, "head/main/bias": bias}
 
@@ -146,8 +146,8 @@ def named_as_ours(theirs, folder):
     """Gives the gradients of torch's backbone by our names: saved in the place of the weights."""
     gradients = copy.deepcopy(theirs)
     with torch.no_grad():
-        for own, param in zip(gradients.parameters(), theirs.parameters(), strict=True):
-            own.copy_(torch.zeros_like(own) if param.grad is None else param.grad)
+        for grad, param in zip(gradients.parameters(), theirs.parameters(), strict=True):
+            grad.copy_(torch.zeros_like(grad) if param.grad is None else param.grad)
     gradients.save_pretrained(folder)
     return load_backbone(folder, "bert", read_config(folder))[0]
 
@@ -173,31 +173,31 @@ def test_loss_and_gradients_are_those_of_the_equations(
     objectives = [*head.objectives(0.0), *model.prompt.objectives()]
     key = jax.random.key(5)
     trainable, frozen = split_trainable(params, trainable_mask(params, (".*",)))
-    seen = batch
+    hidden = batch
 
     def loss_of(trainable):
         total = 0.0
         for objective in objectives:
             view = objective.view(batch, key) if objective.view else batch
-            found = model.forward(merge(trainable, frozen), view, head=objective.head)
-            part, n = objective.loss(found, view.labels, view.weights)
+            actual = model.forward(merge(trainable, frozen), view, head=objective.head)
+            part, n = objective.loss(actual, view.labels, view.weights)
             total += objective.weight * part / n
         return total
 
     ours, grads = jax.value_and_grad(loss_of)(trainable)
     if weight:
-        seen = objectives[1].view(batch, key)
-    expected, leaves = torch_loss(theirs, params, batch, seen, weight, scores == "full", each)
+        hidden = objectives[1].view(batch, key)
+    expected, leaves = torch_loss(theirs, params, batch, hidden, weight, scores == "full", each)
     theirs.zero_grad()
     expected.backward()
     np.testing.assert_allclose(ours, expected.item(), rtol=1e-5)
-    found = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
-    found |= flatten({"backbone": named_as_ours(theirs, tmp_path)})
-    assert found.keys() == grads.keys() and len(found) > 20
-    for name, own in found.items():
-        np.testing.assert_allclose(grads[name], own, atol=1e-5, err_msg=name)
+    actual = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
+    actual |= flatten({"backbone": named_as_ours(theirs, tmp_path)})
+    assert actual.keys() == grads.keys() and len(actual) > 20
+    for name, grad in actual.items():
+        np.testing.assert_allclose(grads[name], grad, atol=1e-5, err_msg=name)
         # Without fluency the bias of the vocabulary has a part in full scores alone.
-        assert np.abs(own).max() > 1e-4 or name.endswith("bias"), name
+        assert np.abs(grad).max() > 1e-4 or name.endswith("bias"), name
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
@@ -212,8 +212,8 @@ def test_the_fluency_objective_beside_words_of_several_subwords_is_lowered(pair,
     model, params = make_model(pair, fluency=1.0, labels=False)
 
     def loss(params, batch, key):
-        seen = model.prompt._hide_words(batch, key)
-        return model.forward(params, seen, head="fluency").sum()
+        hidden_batch = model.prompt._hide_words(batch, key)
+        return model.forward(params, hidden_batch, head="fluency").sum()
 
     step = jax.jit(jax.grad(loss))
     jax.export.export(step, platforms=[platform])(params, make_batch(3), jax.random.key(0))
@@ -238,17 +238,17 @@ def test_hidden_words_are_of_the_text_and_the_right_label_stands_at_the_mask(pai
     model, _ = make_model(pair, fluency=1.0, hide=0.3)
     batch, counts = make_batch(), []
     for seed in range(60):
-        seen = model.prompt._hide_words(batch, jax.random.key(seed))
-        ids, before = np.array(seen.encoder.ids), batch.encoder.ids
+        hidden_batch = model.prompt._hide_words(batch, jax.random.key(seed))
+        ids, before = np.array(hidden_batch.encoder.ids), batch.encoder.ids
         hidden = ids != before
         assert (batch.encoder.roles[hidden] == Role.TEXT).all() and (ids[hidden] == MASK).all()
-        targets = np.array(seen.targets)
+        targets = np.array(hidden_batch.targets)
         assert ((targets >= 0).sum(1) == hidden.sum(1)).all() and (hidden.sum(1) >= 1).all()
         for row in range(ROWS):
-            places = np.array(seen.label_pos)[row][targets[row] >= 0]
+            places = np.array(hidden_batch.label_pos)[row][targets[row] >= 0]
             assert sorted(places) == sorted(np.flatnonzero(hidden[row]))
             assert (before[row, places] == targets[row][targets[row] >= 0]).all()
-        at = np.array(seen.encoder.slot)[np.arange(ROWS), batch.label_pos[:, 0]]
+        at = np.array(hidden_batch.encoder.slot)[np.arange(ROWS), batch.label_pos[:, 0]]
         assert (at == SLOTS + batch.labels).all()
         counts.append(hidden.sum(1) / (batch.encoder.roles == Role.TEXT).sum(1))
     assert 0.27 < np.mean(counts) < 0.42  # 0.3, and at least one of 4 to 8 words
@@ -256,8 +256,8 @@ def test_hidden_words_are_of_the_text_and_the_right_label_stands_at_the_mask(pai
 
 def test_one_word_is_hidden_where_no_share_is_given(pair):
     model, _ = make_model(pair, fluency=1.0, hide=0.0)
-    seen = model.prompt._hide_words(make_batch(), jax.random.key(0))
-    assert ((np.array(seen.targets) >= 0).sum(1) == 1).all()
+    hidden = model.prompt._hide_words(make_batch(), jax.random.key(0))
+    assert ((np.array(hidden.targets) >= 0).sum(1) == 1).all()
 
 
 @pytest.mark.long_cases("3")
@@ -267,7 +267,7 @@ def test_a_label_that_stays_a_word_stands_at_the_masks(pair, masks):
     model, params = make_model(pair, fluency=1.0, labels=False)
     assert "rows" not in params["prompt"]
     batch, key = make_batch(masks), jax.random.key(0)
-    seen = jax.tree.map(np.array, model.prompt._hide_words(batch, key))
+    hidden_batch = jax.tree.map(np.array, model.prompt._hide_words(batch, key))
     hidden = jax.tree.map(
         np.array, mask_text(batch.encoder, key, share=model.prompt.hide, mask=MASK)
     )
@@ -275,37 +275,40 @@ def test_a_label_that_stays_a_word_stands_at_the_masks(pair, masks):
     assert {len(word) for word in words} == {1, 2}
     for row, word in enumerate(words):
         at, length = batch.label_pos[row], hidden.tokens.mask[row].sum()
-        kept = np.setdiff1d(np.arange(length), at[len(word) :])
+        remaining = np.setdiff1d(np.arange(length), at[len(word) :])
         ids = hidden.tokens.ids[row].copy()
         ids[at[: len(word)]] = word
-        own, end = Tokens(*(x[row] for x in seen.encoder[:6])), len(kept)
-        assert (own.ids[:end] == ids[kept]).all() and own.mask.tolist() == [
-            column < end for column in range(len(own.mask))
+        tokens, end = Tokens(*(x[row] for x in hidden_batch.encoder[:6])), len(remaining)
+        assert (tokens.ids[:end] == ids[remaining]).all() and tokens.mask.tolist() == [
+            column < end for column in range(len(tokens.mask))
         ]
-        assert (own.slot[:end] == batch.encoder.slot[row, kept]).all()
-        assert (own.types[:end] == batch.encoder.types[row, kept]).all()
-        assert (own.positions == np.where(own.mask, np.arange(len(own.mask)), 0)).all()
-        assert (own.roles[:end] == batch.encoder.roles[row, kept]).all() and not own.roles[
-            end:
-        ].any()
-        places, targets = seen.label_pos[row], seen.targets[row]
-        assert (own.ids[places[targets >= 0]] == MASK).all()
+        assert (tokens.slot[:end] == batch.encoder.slot[row, remaining]).all()
+        assert (tokens.types[:end] == batch.encoder.types[row, remaining]).all()
+        assert (tokens.positions == np.where(tokens.mask, np.arange(len(tokens.mask)), 0)).all()
+        assert (
+            tokens.roles[:end] == batch.encoder.roles[row, remaining]
+        ).all() and not tokens.roles[end:].any()
+        places, targets = hidden_batch.label_pos[row], hidden_batch.targets[row]
+        assert (tokens.ids[places[targets >= 0]] == MASK).all()
         before = hidden.places[row][hidden.targets[row] >= 0]
-        assert [kept[place] for place in places[targets >= 0]] == before.tolist()
-    assert seen.encoder.lengths is None or (seen.encoder.lengths == seen.encoder.mask.sum(1)).all()
+        assert [remaining[place] for place in places[targets >= 0]] == before.tolist()
+    assert (
+        hidden_batch.encoder.lengths is None
+        or (hidden_batch.encoder.lengths == hidden_batch.encoder.mask.sum(1)).all()
+    )
 
 
 def test_the_row_of_a_label_leaves_no_mask_beside_it(pair):
     model, _ = make_model(pair, fluency=1.0)
     batch = make_batch(masks=2)
-    seen = model.prompt._hide_words(batch, jax.random.key(0))
+    hidden = model.prompt._hide_words(batch, jax.random.key(0))
     at = batch.label_pos[:, 0]
-    slot, rows = np.array(seen.encoder.slot), np.arange(ROWS)
+    slot, rows = np.array(hidden.encoder.slot), np.arange(ROWS)
     assert (slot[rows, at] == SLOTS + batch.labels).all()
     # What stood behind the second mask stands behind the row.
     behind = np.minimum(at + 2, batch.encoder.ids.shape[1] - 1)
-    assert (np.array(seen.encoder.roles)[rows, at + 1] == batch.encoder.roles[rows, behind]).all()
-    assert (np.array(seen.encoder.mask).sum(1) == batch.encoder.mask.sum(1) - 1).all()
+    assert (np.array(hidden.encoder.roles)[rows, at + 1] == batch.encoder.roles[rows, behind]).all()
+    assert (np.array(hidden.encoder.mask).sum(1) == batch.encoder.mask.sum(1) - 1).all()
 
 
 def test_no_row_of_the_vocabulary_is_among_what_trains(pair):
@@ -339,54 +342,56 @@ def source():
 
 def test_rows_start_from_the_words(pair):
     """Those of the template from the embeddings, those of labels from the output table."""
-    given, table, output = source()
+    init_source, table, output = source()
     prompt = make_prompt("dart", pair[1].dims, ASKS, length=3, text="it was .")
     empty = {"table": np.zeros((3, 24)), "rows": np.zeros((3, 24))}
-    found = prompt.begin(empty, given)
-    assert_close(found["table"], table[[1, 2, 3]])
+    params = prompt.begin(empty, init_source)
+    assert_close(params["table"], table[[1, 2, 3]])
     means = [output[[11, 12]].mean(0), (output[21] + output[[22, 23]].mean(0)) / 2, output[31]]
-    assert_close(found["rows"], np.stack(means))
+    assert_close(params["rows"], np.stack(means))
 
 
 def test_a_row_for_each_word_and_from_its_first_piece(pair):
-    given, _, output = source()
+    init_source, _, output = source()
     empty = {"rows": np.zeros((4, 24))}
-    own = dict(length=0, each="word")
-    found = make_prompt("dart", pair[1].dims, ASKS, **own).begin(empty, given)["rows"]
-    assert_close(found, np.stack([output[list(w)].mean(0) for own in WORDS for w in own]))
-    prompt = make_prompt("dart", pair[1].dims, ASKS, **own, pieces="first")
-    assert_close(prompt.begin(empty, given)["rows"], output[[11, 21, 22, 31]])
+    fields = dict(length=0, each="word")
+    actual = make_prompt("dart", pair[1].dims, ASKS, **fields).begin(empty, init_source)["rows"]
+    assert_close(
+        actual, np.stack([output[list(w)].mean(0) for word_ids in WORDS for w in word_ids])
+    )
+    prompt = make_prompt("dart", pair[1].dims, ASKS, **fields, pieces="first")
+    assert_close(prompt.begin(empty, init_source)["rows"], output[[11, 21, 22, 31]])
     prompt = make_prompt("dart", pair[1].dims, ASKS, length=0, pieces="first")
-    first = prompt.begin({"rows": np.zeros((3, 24))}, given)["rows"]
+    first = prompt.begin({"rows": np.zeros((3, 24))}, init_source)["rows"]
     assert_close(first, np.stack([output[11], (output[21] + output[22]) / 2, output[31]]))
 
 
 def test_rows_start_from_unused_words(pair):
     """Each from its table, where a backbone's two are not one."""
-    given, table, output = source()
+    init_source, table, output = source()
     prompt = make_prompt("dart", pair[1].dims, ASKS, length=3, start="unused", text="it was .")
     empty = {"table": np.zeros((3, 24)), "rows": np.zeros((3, 24))}
-    found = prompt.begin(empty, given)
-    assert_close(found["table"], table[[41, 42, 43]])
-    assert_close(found["rows"], output[[44, 45, 46]])
+    params = prompt.begin(empty, init_source)
+    assert_close(params["table"], table[[41, 42, 43]])
+    assert_close(params["rows"], output[[44, 45, 46]])
     prompt = make_prompt("dart", pair[1].dims, ASKS, length=5, start="unused")
     with pytest.raises(InputError, match=r"no \[unused8\], but 8 rows .*; use prompt.start=words"):
-        prompt.begin({"table": np.zeros((5, 24)), "rows": np.zeros((3, 24))}, given)
+        prompt.begin({"table": np.zeros((5, 24)), "rows": np.zeros((3, 24))}, init_source)
 
 
 def test_of_several_rows_the_first_stands_at_the_mask(pair):
     model, _ = make_model(pair, fluency=1.0, each="word")
     batch = make_batch()
-    seen = model.prompt._hide_words(batch, jax.random.key(0))
-    at = np.array(seen.encoder.slot)[np.arange(ROWS), batch.label_pos[:, 0]]
+    hidden = model.prompt._hide_words(batch, jax.random.key(0))
+    at = np.array(hidden.encoder.slot)[np.arange(ROWS), batch.label_pos[:, 0]]
     assert at.tolist() == [SLOTS + (0, 1, 3)[c] for c in batch.labels]
 
 
 def test_a_text_of_another_length_is_named(pair):
-    given, *_ = source()
+    init_source, *_ = source()
     prompt = make_prompt("dart", pair[1].dims, ASKS, length=2, text="it was .")
     with pytest.raises(InputError, match="3 subwords, but prompt.length is 2; set prompt.length=3"):
-        prompt.begin({"table": np.zeros((2, 24))}, given)
+        prompt.begin({"table": np.zeros((2, 24))}, init_source)
 
 
 def test_fluency_needs_a_masked_model_and_label_words(pair):

@@ -17,13 +17,13 @@ CLASSES = [cls for cls in CLASSES if cls.READ_WITH]
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__module__)
 def test_it_names_fields_of_its_own(cls):
-    known = {field.name for field in dataclasses.fields(cls)}
+    fields = {field.name for field in dataclasses.fields(cls)}
     for need, names in cls.READ_WITH.items():
-        assert {need.partition("=")[0], *names.split()} <= known
+        assert {need.partition("=")[0], *names.split()} <= fields
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "config_fields, message",
     [
         ({"name": "soft", "start": "vocab", "scale": 0.5, "top": 9},
          ["prompt.scale=0.5 has no effect: prompt.start is vocab"]),
@@ -55,11 +55,13 @@ def test_it_names_fields_of_its_own(cls):
         ({"name": "discriminator", "order_seed": 3, "order": "random"}, []),
     ],
 )  # fmt: skip
-def test_a_field_that_nothing_reads_is_told(given, told):
-    block = "head" if given["name"] in HEADS.names() else "prompt"
-    c = load_config("base", [(f"{block}.{name}", str(value)) for name, value in given.items()])
-    assert getattr(c, block).name == given["name"]
-    assert ineffective_field_notes(c) == told
+def test_a_field_that_nothing_reads_is_told(config_fields, message):
+    block = "head" if config_fields["name"] in HEADS.names() else "prompt"
+    c = load_config(
+        "base", [(f"{block}.{name}", str(value)) for name, value in config_fields.items()]
+    )
+    assert getattr(c, block).name == config_fields["name"]
+    assert ineffective_field_notes(c) == message
 
 
 def test_a_grid_of_starts_may_read_it():

@@ -116,25 +116,25 @@ def test_a_short_text_has_a_short_prompt_and_an_empty_one_none(on, fields):
     roles[1, 4:6], roles[2, 2:11] = Role.TEXT, Role.TEXT
     batch = batch._replace(encoder=batch.encoder._replace(roles=roles, mask=roles >= 0))
     prompt, params = start(batch, length=5, on=on, added=False, **fields)
-    found = inject(prompt, params, batch)
-    mask = found.slots_mask if on == "prompt" else found.prefix.mask[0]
+    injection = inject(prompt, params, batch)
+    mask = injection.slots_mask if on == "prompt" else injection.prefix.mask[0]
     assert mask.sum(1).tolist() == ([0, 5, 5] if fields else [0, 2, 5])
-    assert np.isfinite(jax.tree.leaves(found)[0]).all()
+    assert np.isfinite(jax.tree.leaves(injection)[0]).all()
     if on == "prefix":
-        assert not np.asarray(found.prefix.mask[1]).any()  # layer 2 has none
+        assert not np.asarray(injection.prefix.mask[1]).any()  # layer 2 has none
 
 
 @pytest.mark.parametrize("on", ["prompt", "prefix"])
 def test_the_control_has_the_prompt_of_the_text_before(on):
     """Its vectors and how many there are, which differs between texts."""
     batch, fields = make_batch(rows=4), {"length": 9, "on": on, "added": False, "layers": ""}
-    own, others = (
+    first, others = (
         inject(*start(batch, shuffled=shuffled, **fields), batch) for shuffled in (False, True)
     )
-    there = own.slots_mask if on == "prompt" else own.prefix.mask
+    there = first.slots_mask if on == "prompt" else first.prefix.mask
     assert len({tuple(row) for row in np.asarray(there).reshape(-1, 9)}) > 1
     axis = 0 if on == "prompt" else 1  # of the texts
-    pairs = zip(jax.tree.leaves(others), jax.tree.leaves(own), strict=True)
+    pairs = zip(jax.tree.leaves(others), jax.tree.leaves(first), strict=True)
     for after, before in pairs:
         if np.ndim(after) > 1:  # all but the positions of a prefix
             np.testing.assert_array_equal(after, np.roll(before, 1, axis=axis))
@@ -164,15 +164,15 @@ def test_rows_are_added_to_the_first_layer_of_a_task_prefix():
     """As in the released code: 0.05 times the row, in the keys and values of layer 1 alone."""
     batch = make_batch(rows=4)
     prompt, params = start(batch, on="prefix", length=3)
-    found = inject(prompt, params, batch).prefix
+    injection = inject(prompt, params, batch).prefix
     task = np.asarray(params["task"])  # [L, 2, P, N, D]
     words = first_words(batch.encoder, 1.0, 3)
     rows = np.asarray(params["words"]["table"])[words.ids] * np.asarray(words.mask)[..., None]
     pairs = 0.05 * rows.reshape(4, 3, 2, 2, 8)
-    for i, keys in enumerate((found.k, found.v)):
+    for i, keys in enumerate((injection.k, injection.v)):
         np.testing.assert_allclose(keys[0], task[0, i] + pairs[:, :, i], atol=1e-7)
         np.testing.assert_array_equal(keys[1], np.broadcast_to(task[1, i], (4, 3, 2, 8)))
-    assert found.mask.all()
+    assert injection.mask.all()
 
 
 # -- encoders --------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def test_the_convolutions_are_torchs():
     pooled = torch.cat(features, -1).detach().numpy()  # [B, X]
     places, basis, shared = (np.array(params[name]) for name in ("places", "basis", "shared"))
     expected = shared + np.einsum("bx,px,xw->bpw", pooled, places, basis)
-    found = ours.apply({"params": params}, jnp.asarray(x), jnp.asarray(mask))
-    assert_close(found, expected)
+    actual = ours.apply({"params": params}, jnp.asarray(x), jnp.asarray(mask))
+    assert_close(actual, expected)
 
 
 def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
@@ -227,16 +227,18 @@ def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
     with torch.no_grad():
         for layer in range(3):
             for way, end in enumerate(("", "_reverse")):
-                own = [np.array(params["lstm"][f"{n}{layer}"][way]) for n in ("input", "recurrent")]
-                getattr(lstm, f"weight_ih_l{layer}{end}").copy_(torch.tensor(own[0].T))
-                getattr(lstm, f"weight_hh_l{layer}{end}").copy_(torch.tensor(own[1].T))
+                weights = [
+                    np.array(params["lstm"][f"{n}{layer}"][way]) for n in ("input", "recurrent")
+                ]
+                getattr(lstm, f"weight_ih_l{layer}{end}").copy_(torch.tensor(weights[0].T))
+                getattr(lstm, f"weight_hh_l{layer}{end}").copy_(torch.tensor(weights[1].T))
                 bias = np.array(params["lstm"][f"bias{layer}"][way])
                 getattr(lstm, f"bias_ih_l{layer}{end}").copy_(torch.tensor(bias))
                 getattr(lstm, f"bias_hh_l{layer}{end}").zero_()
         for number, layer in enumerate(linear):
-            own = params["linear"][f"linear{number}"]
-            layer.weight.copy_(torch.tensor(np.array(own["kernel"]).T))
-            layer.bias.copy_(torch.tensor(np.array(own["bias"])))
+            weights = params["linear"][f"linear{number}"]
+            layer.weight.copy_(torch.tensor(np.array(weights["kernel"]).T))
+            layer.bias.copy_(torch.tensor(np.array(weights["bias"])))
         means = [
             lstm(row[None, :length])[0][0].mean(0) for row, length in zip(x, lengths, strict=True)
         ]
@@ -252,9 +254,9 @@ def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
 def test_soft_tokens_that_are_there_are_averaged():
     slots = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
     there = np.array([[1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]], bool)
-    found = mean_prompt_vector(Injection(Stream(slots=slots, slots_mask=there)))
+    mean = mean_prompt_vector(Injection(Stream(slots=slots, slots_mask=there)))
     expected = np.stack([slots[0, [0, 1, 3]].mean(0), slots[1, 1], np.zeros(5)])
-    assert_close(found, expected)
+    assert_close(mean, expected)
     assert_close(mean_prompt_vector(Injection(Stream(slots=slots))), slots.mean(1))
 
 
@@ -263,14 +265,14 @@ def test_keys_and_values_of_all_layers_that_have_some_are_averaged_side_by_side(
     k, v = np.random.default_rng(0).normal(size=(2, 3, 2, 4, 2, 5)).astype(np.float32)
     there = np.zeros((3, 2, 4), bool)  # [L, B, P]: of the layers the first has none
     there[1, :, :3], there[2, 0, 1:] = True, True
-    found = mean_prompt_vector(Injection(Stream(prefix=Prefix(k, v, there))))
+    mean = mean_prompt_vector(Injection(Stream(prefix=Prefix(k, v, there))))
     for text in range(2):
         rows = [
             np.concatenate([part[layer, text, place, head] for head in (0, 1) for part in (k, v)])
             for layer, place in zip(*np.nonzero(there[:, text]), strict=True)
         ]
         assert len(rows) == (6, 3)[text]
-        assert_close(found[text], np.mean(rows, axis=0))
+        assert_close(mean[text], np.mean(rows, axis=0))
 
 
 # -- rows of words -------------------------------------------------------------------------------
@@ -287,11 +289,11 @@ def mixed(x):
 def test_the_row_of_a_word_that_never_trained_is_a_rule():
     """Exports rely on it. The host and the device agree to the last bit."""
     ids = np.array([[0, 1], [29_000, 2**18]])
-    found = hash_vectors(ids, 5, 0.5)
-    np.testing.assert_array_equal(found, hash_vectors(ids, 5, 0.5, np))
-    for word, own in ((0, found[0, 0]), (29_000, found[1, 0])):
+    actual = hash_vectors(ids, 5, 0.5)
+    np.testing.assert_array_equal(actual, hash_vectors(ids, 5, 0.5, np))
+    for word, row in ((0, actual[0, 0]), (29_000, actual[1, 0])):
         stated = [(mixed(word * 5 + at + 0x9E3779B9) >> 8) / 2**24 - 0.5 for at in range(5)]
-        np.testing.assert_allclose(own, stated, atol=1e-7)
+        np.testing.assert_allclose(row, stated, atol=1e-7)
     assert stated[0] == pytest.approx(-0.31272322)
     many = hash_vectors(np.arange(4000), 32, 0.5, np)
     assert many.min() >= -0.5 and many.max() < 0.5 and abs(many.mean()) < 2e-3
@@ -311,10 +313,10 @@ def test_ids_are_packed():
         row_indices(pack_ids(np.array([53])), 53)
 
 
-def trainer(tx, rows, seen=""):
+def trainer(tx, rows, seen_words=""):
     """Makes a model with a row per word. -> params, (state, batch) -> state"""
     backbone, weights = make_tiny()
-    prompt = make_prompt("ipt", backbone.dims, length=3, rows=rows, seen=seen)
+    prompt = make_prompt("ipt", backbone.dims, length=3, rows=rows, seen=seen_words)
     model = Model(backbone, prompt, {"main": linear.Classifier(3, dropout=0.0)})
     params = make_params(model, weights)
     step = exact_jit(make_train_step(model, tx, [Objective("main", cross_entropy)]))
@@ -330,10 +332,10 @@ def test_rows_of_the_words_seen_train_as_those_of_a_whole_table(tx):
     batches = [make_batch(seed, slots=3) for seed in range(4)]
     ids = np.unique(np.concatenate([first_words(b.encoder, 1.0, 3).ids.ravel() for b in batches]))
     ends = {}
-    for rows, seen in (("all", ""), ("seen", pack_ids(ids))):
-        prompt, params, step = trainer(tx, rows, seen)
-        own = split_trainable(params, trainable_mask(params, prompt.TRAINABLE))
-        trainable, frozen = own
+    for rows, seen_words in (("all", ""), ("seen", pack_ids(ids))):
+        prompt, params, step = trainer(tx, rows, seen_words)
+        ipt_params = split_trainable(params, trainable_mask(params, prompt.TRAINABLE))
+        trainable, frozen = ipt_params
         whole = np.random.default_rng(1).normal(0, 0.3, (53, 16)).astype(np.float32)
         stored, table = whole if rows == "all" else whole[ids], np.zeros((64, 16), np.float32)
         table[: len(stored)] = stored
@@ -351,29 +353,29 @@ def test_rows_of_the_words_seen_train_as_those_of_a_whole_table(tx):
 def test_words_that_were_not_seen_have_the_rows_of_the_export():
     rows = WordRows(53, 6, 0.5, pack_ids(np.array([4, 9])), has_base=True)
     table, base = np.random.default_rng(0).normal(size=(2, 64, 6)).astype(np.float32)
-    found = rows.apply({"params": {"table": table, "base": base}}, jnp.array([9, 5]))
-    np.testing.assert_array_equal(found, np.stack([table[1], base[5]]))
+    actual = rows.apply({"params": {"table": table, "base": base}}, jnp.array([9, 5]))
+    np.testing.assert_array_equal(actual, np.stack([table[1], base[5]]))
 
 
 def test_the_rows_are_sharded_over_the_vocabulary():
     """All of them too, of 53 words, which do not divide by 4."""
     place, parts = make_placement(2, 4), "ipt(length=2,rows='all')+soft(length=2)"
-    made = [
+    shardings = [
         ("ipt", dict(rows="all")),
         ("ipt", dict(pretrained="x")),
         ("compose", dict(parts=parts)),
     ]
-    for name, fields in made:
+    for name, fields in shardings:
         prompt = make_prompt(name, DIMS, **fields).with_vocabulary(np.arange(9))
         shapes = jax.eval_shape(
             lambda prompt=prompt: prompt.init(
                 jax.random.key(0), make_batch(), None, deterministic=True
             )
         )
-        found = place.param_shardings(flatten({"prompt": shapes["params"]}))
-        rows = {n: x.spec for n, x in found.items() if "/words/" in n}
+        actual = place.param_shardings(flatten({"prompt": shapes["params"]}))
+        rows = {n: x.spec for n, x in actual.items() if "/words/" in n}
         assert rows and set(rows.values()) == {PartitionSpec("model", None)}
-        others = {x.spec for n, x in found.items() if n not in rows}
+        others = {x.spec for n, x in actual.items() if n not in rows}
         assert others == ({PartitionSpec()} if name == "compose" else set())
 
 
@@ -382,8 +384,8 @@ def test_an_export_holds_the_rows_of_words_alone(fields):
     """What rounds their number up is made again, and a table of another size is left to a check."""
     for name in ("ipt", "compose"):
         words = ",".join(f"{field}={value!r}" for field, value in ({"length": 2} | fields).items())
-        own = dict(parts=f"ipt({words})+prefix(length=1)") if name == "compose" else fields
-        prompt = make_prompt(name, DIMS, **own).with_vocabulary(np.array([5, 9, 20]))
+        overrides = dict(parts=f"ipt({words})+prefix(length=1)") if name == "compose" else fields
+        prompt = make_prompt(name, DIMS, **overrides).with_vocabulary(np.array([5, 9, 20]))
         params = prompt.init(jax.random.key(0), make_batch(), None, deterministic=True)["params"]
         inner = lambda tree, name=name: tree["ipt"] if name == "compose" else tree
         stored = 53 if fields else 3
@@ -391,8 +393,8 @@ def test_an_export_holds_the_rows_of_words_alone(fields):
         assert len(inner(exported)["words"]["table"]) == stored
         whole = prompt.with_base(exported, None)
         assert jax.tree.map(np.shape, whole) == jax.tree.map(np.shape, params)
-        found, expected = (inner(x)["words"]["table"][:stored] for x in (whole, params))
-        np.testing.assert_array_equal(found, expected)
+        actual, expected = (inner(x)["words"]["table"][:stored] for x in (whole, params))
+        np.testing.assert_array_equal(actual, expected)
         assert not np.asarray(inner(whole)["words"]["table"][stored:]).any()
         inner(exported)["words"]["table"] = np.zeros((2, 12))
         assert inner(prompt.with_base(exported, None))["words"]["table"].shape == (2, 12)
@@ -404,7 +406,7 @@ def test_a_part_that_stores_all_rows_does_so_beside_one_that_stores_those_seen()
     shapes = jax.eval_shape(
         lambda: prompt.init(jax.random.key(0), make_batch(), None, deterministic=True)["params"]
     )
-    rows = {name: own["words"]["table"].shape for name, own in shapes.items()}
+    rows = {name: part["words"]["table"].shape for name, part in shapes.items()}
     assert rows == {"ipt": (64, 12), "ipt-2": (64, 12)}
     prompt = make_prompt("compose", LARGE, parts="ipt(length=2,rows='all')+ipt(length=2)")
     prompt = prompt.with_vocabulary(np.array([5, 9]))
@@ -422,8 +424,10 @@ def test_long_texts_are_counted_without_overflow():
 def test_rows_of_another_vocabulary_or_width_are_refused(change):
     prompt, _ = start(make_batch(rows=2), length=2, pretrained="topics")
     other = make_prompt("ipt", DIMS._replace(**change), length=2)
-    told = f"topics has vectors of size {other.dims.embed} for {other.dims.vocab} words, but this"
-    with pytest.raises(InputError, match=told):
+    message = (
+        f"topics has vectors of size {other.dims.embed} for {other.dims.vocab} words, but this"
+    )
+    with pytest.raises(InputError, match=message):
         full_table(prompt.table(), "topics", other, {})
 
 
@@ -432,24 +436,24 @@ def test_rows_start_from_those_of_an_export_where_it_has_them_and_from_its_rule_
     prompt = prompt.with_vocabulary(np.array([3, 5, 9]))
     other = make_prompt("ipt", DIMS, length=2).with_vocabulary(np.array([5, 8]))
     table = np.arange(24, dtype=np.float32).reshape(2, 12)
-    found = init_table(
+    actual = init_table(
         prompt.table(), "topics", {"table": np.zeros((3, 12))}, other, {"words": {"table": table}}
     )["table"]
     rule = hash_vectors(np.arange(DIMS.vocab), 12, other.scale, np)
-    np.testing.assert_array_equal(found, [rule[3], table[0], rule[9]])
+    np.testing.assert_array_equal(actual, [rule[3], table[0], rule[9]])
 
 
 def test_an_encoder_starts_from_that_of_the_export():
     """What this prompt has beyond, as keys and values of its task, stays as it was drawn."""
     fields = dict(length=2, encoder="mlp", on="prefix")
     prompt = make_prompt("ipt", DIMS, **fields, pretrained="topics").with_vocabulary(np.arange(3))
-    held = make_prompt("ipt", DIMS, **fields).with_vocabulary(np.array([1]))
+    exported = make_prompt("ipt", DIMS, **fields).with_vocabulary(np.array([1]))
     table = np.full((1, 32), 7, np.float32)
-    export = held, {"encoder": "of the export", "words": {"table": table}}
+    export = exported, {"encoder": "of the export", "words": {"table": table}}
     source = InitSource(*[None] * 8, {"topics": export}.get, None)
-    drawn = {"encoder": "drawn", "task": "drawn", "words": {"table": np.zeros((3, 32))}}
-    found = prompt.begin(drawn, source)
-    assert found["encoder"] == "of the export" and found["task"] == "drawn"
-    np.testing.assert_array_equal(found["words"]["table"][1], table[0])
+    random_params = {"encoder": "drawn", "task": "drawn", "words": {"table": np.zeros((3, 32))}}
+    params = prompt.begin(random_params, source)
+    assert params["encoder"] == "of the export" and params["task"] == "drawn"
+    np.testing.assert_array_equal(params["words"]["table"][1], table[0])
     plain = make_prompt("ipt", DIMS, **fields)
-    assert plain.begin(drawn, source) is drawn
+    assert plain.begin(random_params, source) is random_params

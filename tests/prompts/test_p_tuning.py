@@ -31,12 +31,12 @@ def start(**fields):
 def lstm_of(state, layers):
     """Reads torch's LSTM: both directions side by side, its two biases as one."""
     both = lambda name: np.stack([state[f"{name}{way}"].numpy() for way in ("", "_reverse")])
-    found = {}
+    results = {}
     for layer in range(layers):
-        found[f"input{layer}"] = both(f"weight_ih_l{layer}").swapaxes(1, 2)
-        found[f"recurrent{layer}"] = both(f"weight_hh_l{layer}").swapaxes(1, 2)
-        found[f"bias{layer}"] = both(f"bias_ih_l{layer}") + both(f"bias_hh_l{layer}")
-    return found
+        results[f"input{layer}"] = both(f"weight_ih_l{layer}").swapaxes(1, 2)
+        results[f"recurrent{layer}"] = both(f"weight_hh_l{layer}").swapaxes(1, 2)
+        results[f"bias{layer}"] = both(f"bias_ih_l{layer}") + both(f"bias_hh_l{layer}")
+    return results
 
 
 def stack_of(state, numbers):
@@ -55,22 +55,22 @@ def test_the_lstm_is_torchs(layers, lengths):
     torch.manual_seed(0)
     theirs = torch.nn.LSTM(6, 4, layers, bidirectional=True, batch_first=True)
     x = torch.randn(3, 5, 6)
-    given = x
+    inputs = x
     if lengths:
-        given = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        inputs = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
     with torch.no_grad():
-        expected, _ = theirs(given)
+        expected, _ = theirs(inputs)
     if lengths:
         expected, _ = torch.nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
     params = lstm_of(theirs.state_dict(), layers)
     ours = BiLstm(4, layers)
-    drawn = ours.init(jax.random.key(0), jnp.asarray(x))["params"]
-    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(np.shape, params)
+    init_params = ours.init(jax.random.key(0), jnp.asarray(x))["params"]
+    assert jax.tree.map(jnp.shape, init_params) == jax.tree.map(np.shape, params)
     sizes = None if lengths is None else jnp.array(lengths)
-    found = np.array(ours.apply({"params": params}, jnp.asarray(x), sizes))
+    actual = np.array(ours.apply({"params": params}, jnp.asarray(x), sizes))
     if lengths:
-        found *= (np.arange(5) < np.array(lengths)[:, None])[..., None]
-    assert_close(found, expected.numpy(), 1e-6)
+        actual *= (np.arange(5) < np.array(lengths)[:, None])[..., None]
+    assert_close(actual, expected.numpy(), 1e-6)
 
 
 @pytest.mark.long_cases("LSTM")
@@ -94,10 +94,10 @@ def test_the_encoder_is_pefts(kind):
     else:
         fields = dict(encoder="mlp", linear=3, inner=10)
         params["mlp"] = stack_of(state, ("mlp_head.0", "mlp_head.2", "mlp_head.4"))
-    prompt, drawn, args = start(length=5, **fields)
-    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(np.shape, params)
-    found = prompt.apply({"params": params}, *args, deterministic=True)
-    assert_close(found.encoder.slots, expected, 1e-6)
+    prompt, init_params, args = start(length=5, **fields)
+    assert jax.tree.map(jnp.shape, init_params) == jax.tree.map(np.shape, params)
+    actual = prompt.apply({"params": params}, *args, deterministic=True)
+    assert_close(actual.encoder.slots, expected, 1e-6)
 
 
 def test_without_an_encoder_the_rows_are_the_table():
@@ -130,8 +130,8 @@ def test_the_encoder_is_folded_away():
 def test_widths_of_the_linear_layers(fields, widths):
     """Those between them are `inner`; behind an LSTM the first reads both directions."""
     _, params, _ = start(**fields)
-    found = [params["mlp"][f"linear{number}"]["kernel"].shape for number in range(len(widths) - 1)]
-    assert found == list(itertools.pairwise(widths)) and len(params["mlp"]) == len(found)
+    actual = [params["mlp"][f"linear{number}"]["kernel"].shape for number in range(len(widths) - 1)]
+    assert actual == list(itertools.pairwise(widths)) and len(params["mlp"]) == len(actual)
 
 
 @pytest.mark.long
@@ -143,9 +143,9 @@ def test_it_starts_as_torch_does():
     assert np.std(params["table"]) == pytest.approx(1, abs=0.02)
     limit = 256**-0.5
     for name, terms in (("input1", 1), ("recurrent1", 1), ("bias1", 2)):
-        own = np.ravel(params["lstm"][name])
-        assert np.abs(own).max() <= terms * limit
-        assert own.std() == pytest.approx(limit * (terms / 3) ** 0.5, rel=0.05)
+        weights = np.ravel(params["lstm"][name])
+        assert np.abs(weights).max() <= terms * limit
+        assert weights.std() == pytest.approx(limit * (terms / 3) ** 0.5, rel=0.05)
     kernel = params["mlp"]["linear0"]["kernel"]
     assert np.std(kernel) == pytest.approx((512**-0.5) / 3**0.5, rel=0.02)
 
@@ -158,8 +158,8 @@ def test_the_recipe_decays_the_backbone_and_not_the_encoder(task):
     encoder = [f"prompt/{name}" for name in tree.flatten(params)]
     weights = ["backbone/layers/attention/q/kernel", "backbone/embed/word/table"]
     spared = ["backbone/layers/attention/q/bias", "backbone/layers/attention_norm/scale"]
-    found = decay_mask(c.optim.no_decay)(dict.fromkeys([*encoder, *weights, *spared]))
-    assert [name for name, decays in found.items() if decays] == weights
+    mask = decay_mask(c.optim.no_decay)(dict.fromkeys([*encoder, *weights, *spared]))
+    assert [name for name, decays in mask.items() if decays] == weights
     assert len(encoder) > 4 and c.optim.weight_decay == 0.1
 
 
@@ -167,19 +167,19 @@ def test_the_recipe_decays_the_backbone_and_not_the_encoder(task):
 def test_the_recipe_has_a_rate_for_the_backbone(task):
     """Section 4.3 and the released code: both are tuned, or the pseudo tokens alone."""
     both, alone = superglue.get_config(task), superglue.get_config(f"{task},frozen")
-    own = superglue.TASKS[task]
-    assert (both.optim.lr, both.optim.lr_backbone) == (own.rate, 1e-5)
+    published = superglue.TASKS[task]
+    assert (both.optim.lr, both.optim.lr_backbone) == (published.rate, 1e-5)
     warmup = {"name": "warmup_linear", "warmup_steps": 150}
-    assert both.optim.schedule.to_dict() == {0: {"name": "linear"}, 150: warmup}[own.warmup]
+    assert both.optim.schedule.to_dict() == {0: {"name": "linear"}, 150: warmup}[published.warmup]
     assert alone.optim.lr_backbone == base.get_config().optim.lr_backbone
     assert (both.trainable, alone.trainable) == (("prompt/.*", "backbone/.*"), ())
     for c in (both, alone):
-        assert c.train.total_steps == own.steps and c.train.total_epochs == 0
-        assert c.prompt.length == own.length == own.template.count("[soft*1]")
+        assert c.train.total_steps == published.steps and c.train.total_epochs == 0
+        assert c.prompt.length == published.length == published.template.count("[soft*1]")
 
 
 def test_weight_decay_spares_the_biases_of_an_lstm():
     _, params, _ = start(length=2)
-    found = decay_mask(base.get_config().optim.no_decay)(tree.flatten({"prompt": params}))
-    assert {name for name, decays in found.items() if "bias" in name and decays} == set()
-    assert sum("bias" in name for name in found) == 4 and any(found.values())
+    mask = decay_mask(base.get_config().optim.no_decay)(tree.flatten({"prompt": params}))
+    assert {name for name, decays in mask.items() if "bias" in name and decays} == set()
+    assert sum("bias" in name for name in mask) == 4 and any(mask.values())

@@ -142,9 +142,9 @@ def our_logits(*args):
     return np.asarray(logits(params))
 
 
-def assert_agree(found, expected, mask):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected)[mask].max() <= DECODER_TOLERANCE
+def assert_agree(actual, expected, mask):
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected)[mask].max() <= DECODER_TOLERANCE
     assert np.abs(expected[mask]).max() > 0.3
 
 
@@ -230,11 +230,11 @@ def test_loss_and_gradients_of_spans(tmp_path):
         total, count = span_loss(scores, batch.labels, batch.weights)
         return total / count
 
-    found, grads = jax.value_and_grad(loss)(params["prompt"])
-    np.testing.assert_allclose(found, expected.item(), rtol=ENCODER_TOLERANCE)
+    actual, grads = jax.value_and_grad(loss)(params["prompt"])
+    np.testing.assert_allclose(actual, expected.item(), rtol=ENCODER_TOLERANCE)
     wanted = leaf.grad.numpy().reshape(P, ENCODER["num_hidden_layers"], 2, 4, -1)
-    found = np.asarray(grads["table"]).transpose(2, 0, 1, 3, 4)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=ENCODER_TOLERANCE)
+    actual = np.asarray(grads["table"]).transpose(2, 0, 1, 3, 4)
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=ENCODER_TOLERANCE)
 
 
 @pytest.mark.long_cases("gpt2-soft")
@@ -250,8 +250,8 @@ def test_a_decoder(tmp_path, family, kind):
     adapter = read_peft(tmp_path / "adapter")
     assert adapter.stream == "encoder"
     table, tokens = prompt_inputs(kind, adapter, ids, mask)
-    found = our_logits(tmp_path / "base", kind, dict(length=P), table, tokens)
-    assert_agree(found, expected, tokens.mask)
+    logits = our_logits(tmp_path / "base", kind, dict(length=P), table, tokens)
+    assert_agree(logits, expected, tokens.mask)
 
     prefix = None if kind == "soft" else (adapter.k, adapter.v)
     write_peft(
@@ -280,8 +280,8 @@ def test_t5_soft_prompt(tmp_path, modules):
     np.testing.assert_array_equal(adapter.soft, rows[:P])
     table, tokens = prompt_inputs("soft", adapter, ids, mask)
     decoder = make_tokens(fed, fed_mask)
-    found = our_logits(tmp_path / "base", "soft", dict(length=P), table, tokens, decoder)
-    assert_agree(found, expected, fed_mask)
+    logits = our_logits(tmp_path / "base", "soft", dict(length=P), table, tokens, decoder)
+    assert_agree(logits, expected, fed_mask)
 
     write_peft(
         tmp_path / "ours", base="tiny", layers=4, heads=4, soft=adapter.soft,
@@ -309,8 +309,8 @@ def test_t5_prefix(tmp_path, layers, head_dim):
     assert adapter.stream == "decoder" and adapter.k.shape == (layers, P, 4, head_dim)
     streams = make_tokens(ids, mask), make_tokens(fed, fed_mask, shift=P)
     table = {"decoder_table": prefix_table(adapter)}
-    found = our_logits(tmp_path / "base", "prefix", dict(length=0, decoder=P), table, *streams)
-    assert_agree(found, expected, fed_mask)
+    logits = our_logits(tmp_path / "base", "prefix", dict(length=0, decoder=P), table, *streams)
+    assert_agree(logits, expected, fed_mask)
     half = np.roll(adapter.k, layers // 2, axis=0)
     assert (layers % 2 == 0) == np.array_equal(half, adapter.k)  # layers share rows in pairs
 
@@ -330,6 +330,6 @@ def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path, family):
     config = read_config(tmp_path / "base")
     backbone, report = load_backbone(tmp_path / "base", family, config)
     module = make_backbone(family, config, report.heads)
-    found = text_keys(module, backbone, ids[:P])["encoder"]
-    for values, expected in zip(found, (adapter.k, adapter.v), strict=True):
+    keys = text_keys(module, backbone, ids[:P])["encoder"]
+    for values, expected in zip(keys, (adapter.k, adapter.v), strict=True):
         np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)

@@ -48,13 +48,13 @@ def test_prefix_is_the_table_and_masked_in_other_layers(layers, first, last):
     prompt = make_prompt("prefix", DIMS, length=3, layers=layers)
     params = draw(prompt)
     assert params["table"].shape == (last - first, 2, 3, 2, 8)
-    found, inside = inject(prompt, params), np.arange(4)
+    injection, inside = inject(prompt, params), np.arange(4)
     inside = (inside >= first) & (inside < last)
-    assert found.mask.shape == (4, 1, 3)
-    np.testing.assert_array_equal(found.mask.all((1, 2)), inside)
-    np.testing.assert_array_equal(found.mask.any((1, 2)), inside)
-    assert_equal(found.k[inside, 0], params["table"][:, 0])
-    assert_equal(found.v[inside, 0], params["table"][:, 1])
+    assert injection.mask.shape == (4, 1, 3)
+    np.testing.assert_array_equal(injection.mask.all((1, 2)), inside)
+    np.testing.assert_array_equal(injection.mask.any((1, 2)), inside)
+    assert_equal(injection.k[inside, 0], params["table"][:, 0])
+    assert_equal(injection.v[inside, 0], params["table"][:, 1])
 
 
 def test_reparameterisation_is_a_two_layer_tanh_mlp():
@@ -67,12 +67,12 @@ def test_reparameterisation_is_a_two_layer_tanh_mlp():
         "down": {"kernel": (16, 6), "bias": (6,)},
         "up": {"kernel": (6, 3 * 2 * 16), "bias": (3 * 2 * 16,)},
     }
-    found = inject(prompt, params)
+    injection = inject(prompt, params)
     p = jax.tree.map(np.asarray, params["mlp"])
     inner = np.tanh(p["rows"] @ p["down"]["kernel"] + p["down"]["bias"])
     flat = inner @ p["up"]["kernel"] + p["up"]["bias"]  # [P, L * 2 * H]
     for layer in range(3):
-        for which, part in enumerate((found.k, found.v)):
+        for which, part in enumerate((injection.k, injection.v)):
             start = (2 * layer + which) * 16
             for head in range(2):
                 expected = flat[:, start + 8 * head : start + 8 * head + 8]
@@ -95,8 +95,8 @@ def test_a_prefix_of_zeros():
     """It takes its share of the attention, and gives nothing for it."""
     prompt = make_prompt("prefix", DIMS, length=3, start="zero")
     params = prompt.init(jax.random.key(0), BATCH, jnp.zeros((53, 16)), deterministic=True)
-    found = inject(prompt, params["params"])
-    assert not found.k.any() and not found.v.any() and found.mask.all()
+    injection = inject(prompt, params["params"])
+    assert not injection.k.any() and not injection.v.any() and injection.mask.all()
 
 
 def keys_of(ids):
@@ -113,14 +113,14 @@ def test_a_prefix_starts_from_the_first_tokens_of_its_text(bert):
         "prefix", DIMS._replace(vocab=2000, decoder_layers=4), length=2, layers="2-3", decoder=3,
         start="text", text="the film was not a success",
     )  # fmt: skip
-    found = prompt.begin({"table": None, "decoder_table": None}, source)
+    params = prompt.begin({"table": None, "decoder_table": None}, source)
     the, film, was = bert.convert_tokens_to_ids(["the", "film", "was"])
-    assert found.keys() == {"table", "decoder_table"}
-    assert found["table"].shape == (2, 2, 2, 2, 8)
-    assert found["table"][..., 0, 0].tolist() == [
+    assert params.keys() == {"table", "decoder_table"}
+    assert params["table"].shape == (2, 2, 2, 2, 8)
+    assert params["table"][..., 0, 0].tolist() == [
         [[-the, -film], [-10 * the, -10 * film]], [[the, film], [10 * the, 10 * film]]
     ]  # fmt: skip
-    assert found["decoder_table"][:, 0, :, 0, 0].tolist() == [
+    assert params["decoder_table"][:, 0, :, 0, 0].tolist() == [
         [the, film, was], [-the, -film, -was], [the, film, was], [-the, -film, -was]
     ]  # fmt: skip
 
@@ -134,8 +134,8 @@ def test_behind_a_short_text_a_prefix_starts_from_words_drawn_by_the_seed(bert):
         source = InitSource(bert, seed, *[None] * 7, keys_of)
         prompt = make_prompt("prefix", dims, length=4, start="text", text="the film")
         ids[seed] = prompt.begin({"table": None}, source)["table"][0, 0, :, 0, 0].tolist()
-        drawn = np.random.RandomState(seed).choice(np.sort(words), 2, replace=False)
-        assert ids[seed] == [*bert.convert_tokens_to_ids(["the", "film"]), *drawn]
+        chosen = np.random.RandomState(seed).choice(np.sort(words), 2, replace=False)
+        assert ids[seed] == [*bert.convert_tokens_to_ids(["the", "film"]), *chosen]
     assert ids[0] != ids[1]
 
 
@@ -144,16 +144,16 @@ def test_dropout_is_drawn_for_every_example():
     prompt = make_prompt("prefix", DIMS, length=3, layers="1-3", dropout=0.25)
     params = draw(prompt)
     run = functools.partial(inject, prompt, params, deterministic=False)
-    found, again, other = (run(rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1))
-    assert found.k.shape == (4, 5, 3, 2, 8) and found.mask.shape == (4, 1, 3)
-    assert_equal(found, again)
-    assert (found.k != other.k).any()
-    for which, part in enumerate((found.k, found.v)):
+    actual, again, other = (run(rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1))
+    assert actual.k.shape == (4, 5, 3, 2, 8) and actual.mask.shape == (4, 1, 3)
+    assert_equal(actual, again)
+    assert (actual.k != other.k).any()
+    for which, part in enumerate((actual.k, actual.v)):
         table = np.asarray(params["table"])[:, which, None]
-        kept = np.asarray(part[:3]) != 0
-        np.testing.assert_allclose(part[:3], np.where(kept, table / 0.75, 0), rtol=1e-6)
-        assert abs(kept.mean() - 0.75) < 4 * np.sqrt(0.25 * 0.75 / kept.size)
-        rows = {kept[:, row].tobytes() for row in range(5)}
+        nonzero = np.asarray(part[:3]) != 0
+        np.testing.assert_allclose(part[:3], np.where(nonzero, table / 0.75, 0), rtol=1e-6)
+        assert abs(nonzero.mean() - 0.75) < 4 * np.sqrt(0.25 * 0.75 / nonzero.size)
+        rows = {nonzero[:, row].tobytes() for row in range(5)}
         assert len(rows) == 5
     assert inject(prompt, params).k.shape[1] == 1
 

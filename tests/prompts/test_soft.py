@@ -29,9 +29,9 @@ def test_the_last_rows_are_the_decoders(length, decoder):
     injection = prompt.apply({"params": params}, *args, deterministic=False)
     rows = params["table"][None]
     parts = (injection.encoder, rows[:, :length]), (injection.decoder, rows[:, length:])
-    for stream, own in parts:
-        if own.shape[1]:
-            assert_equal(stream.slots, own)
+    for stream, stream_rows in parts:
+        if stream_rows.shape[1]:
+            assert_equal(stream.slots, stream_rows)
         else:
             assert stream.slots is None
     assert (prompt.num_slots(), prompt.num_decoder_slots()) == (length, decoder)
@@ -61,26 +61,26 @@ def test_the_seed_draws_the_words_that_rows_start_from(bert):
         prompt, params, _ = start(dims, length=5, start="vocab", top=1100)
         source = InitSource(bert, seed, None, None, embed, *[None] * 5)
         tables[seed] = prompt.begin(params, source)["table"][:, 0].tolist()
-        drawn = np.random.RandomState(seed).choice(words, 5, replace=False)
-        assert tables[seed] == drawn.tolist()
+        chosen = np.random.RandomState(seed).choice(words, 5, replace=False)
+        assert tables[seed] == chosen.tolist()
     assert tables[0] != tables[1]
 
 
 def test_warm_start_is_the_mean_of_each_rows_tokens():
     params = start(length=3)[1]
     before = np.array(params["table"])
-    found = warm_start(params, EMBED, [[5], [7, 9], [1, 1, 4]])
+    init_params = warm_start(params, EMBED, [[5], [7, 9], [1, 1, 4]])
     expected = [EMBED[5], (EMBED[7] + EMBED[9]) / 2, (2 * EMBED[1] + EMBED[4]) / 3]
-    np.testing.assert_allclose(found["table"], expected, rtol=1e-6)
-    assert found["table"].dtype == np.float32
+    np.testing.assert_allclose(init_params["table"], expected, rtol=1e-6)
+    assert init_params["table"].dtype == np.float32
     assert_equal(params["table"], before)
 
 
 def test_warm_start_reads_bfloat16_tables():
     params = start(length=1)[1]
-    found = warm_start(params, np.asarray(jnp.asarray(EMBED, jnp.bfloat16)), [[5]])
-    assert found["table"].dtype == np.float32
-    np.testing.assert_allclose(found["table"][0], EMBED[5], rtol=1e-2)
+    init_params = warm_start(params, np.asarray(jnp.asarray(EMBED, jnp.bfloat16)), [[5]])
+    assert init_params["table"].dtype == np.float32
+    np.testing.assert_allclose(init_params["table"][0], EMBED[5], rtol=1e-2)
 
 
 def test_warm_start_needs_a_row_for_each():

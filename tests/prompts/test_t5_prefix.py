@@ -60,24 +60,24 @@ def attend(a, x, source, bias, prefix):
     return a.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-def self_bias(a, size, length, seen, shift):
+def self_bias(a, size, length, visible, shift):
     """The bias of prefix and text: over P + T with shift, 0 over the prefix without."""
     if shift:
         bias = a.compute_bias(length + size, length + size)[:, :, length:]
     else:
         bias = torch.cat([torch.zeros(1, 3, size, length), a.compute_bias(size, size)], dim=-1)
-    seen = torch.cat([torch.ones(*seen.shape[:-1], length, dtype=bool), seen], dim=-1)
-    return bias + torch.where(seen, 0.0, -1e9)
+    visible = torch.cat([torch.ones(*visible.shape[:-1], length, dtype=bool), visible], dim=-1)
+    return bias + torch.where(visible, 0.0, -1e9)
 
 
 def stated(model, ids, mask, fed, tables, shift):
     """Runs T5 with prefixes [L, 2, P, N, D] of the encoder, decoder and cross attentions."""
     encoder, decoder = model.encoder, model.decoder
-    own, decoder_own, cross = tables
-    x, seen = model.shared(ids), mask[:, None, None]
+    encoder_table, decoder_own, cross = tables
+    x, visible = model.shared(ids), mask[:, None, None]
     first = encoder.block[0].layer[0].SelfAttention
-    bias = self_bias(first, ids.shape[1], own.shape[2], seen, shift)
-    for block, prefix in zip(encoder.block, own, strict=True):
+    bias = self_bias(first, ids.shape[1], encoder_table.shape[2], visible, shift)
+    for block, prefix in zip(encoder.block, encoder_table, strict=True):
         attention, mlp = block.layer
         y = attention.layer_norm(x)
         x = mlp(x + attend(attention.SelfAttention, y, y, bias, prefix))
@@ -85,12 +85,14 @@ def stated(model, ids, mask, fed, tables, shift):
     first, size = decoder.block[0].layer[0].SelfAttention, fed.shape[1]
     causal = torch.ones(size, size, dtype=bool).tril()[None, None]
     bias = self_bias(first, size, decoder_own.shape[2], causal, shift)
-    seen = torch.cat([torch.ones(*seen.shape[:-1], cross.shape[2], dtype=bool), seen], dim=-1)
+    visible = torch.cat(
+        [torch.ones(*visible.shape[:-1], cross.shape[2], dtype=bool), visible], dim=-1
+    )
     for block, prefix, over in zip(decoder.block, decoder_own, cross, strict=True):
         attention, reading, mlp = block.layer
         y = attention.layer_norm(x)
         x = x + attend(attention.SelfAttention, y, y, bias, prefix)
-        y, hidden = reading.layer_norm(x), torch.where(seen, 0.0, -1e9)
+        y, hidden = reading.layer_norm(x), torch.where(visible, 0.0, -1e9)
         x = mlp(x + attend(reading.EncDecAttention, y, source, hidden, over))
     return decoder.final_layer_norm(x)
 
@@ -139,8 +141,8 @@ def test_prefixes_stand_where_they_say(pair, streams, shift):
     encoder = make_tokens(ids, mask, prompt.position_shift())
     decoder = make_tokens(fed, np.ones(fed.shape, bool), prompt.decoder_shift())
     batch = Batch(encoder, 0 * rows[:, None], 0 * rows, np.ones(3), rows, decoder)
-    found = jit(Model(module, prompt, {}).hidden)(params, batch)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+    actual = jit(Model(module, prompt, {}).hidden)(params, batch)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
 
 
 # -- shapes -------------------------------------------------------------------------------------

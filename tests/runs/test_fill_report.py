@@ -33,8 +33,8 @@ def tokens(rows):
 
 
 def batch(rows, label_pos, targets, decoder=None):
-    given = tokens(rows), np.array(label_pos), np.zeros(len(rows)), np.ones(len(rows))
-    return Batch(*given, np.arange(len(rows)), decoder, np.array(targets))
+    arrays = tokens(rows), np.array(label_pos), np.zeros(len(rows)), np.ones(len(rows))
+    return Batch(*arrays, np.arange(len(rows)), decoder, np.array(targets))
 
 
 def ids(text):
@@ -43,35 +43,37 @@ def ids(text):
 
 def test_masked_tokens_are_shown_where_they_stand():
     row = ids("[CLS] the [MASK] house stood [MASK] [SEP]") + [0]
-    made = batch([row], [[2, 5, 0]], [[WORDS.index("old"), WORDS.index("##s"), -1]])
+    masked = batch([row], [[2, 5, 0]], [[WORDS.index("old"), WORDS.index("##s"), -1]])
     guess = np.array([ids("old near [PAD]")])
-    legend, text = render("mlm", WordPieces(), made, guess, None)
+    legend, text = render("mlm", WordPieces(), masked, guess, None)
     assert legend == LEGENDS["mlm"]
     assert text == "[CLS] the [old] house stood[near|s] [SEP]"
 
 
 def test_replaced_tokens_are_found_missed_and_cried_for():
     row = ids("[CLS] the [MASK] house [MASK] [MASK] near [SEP]")
-    made = batch([row], [[2, 4, 5]], [ids("old stood ##s")])
-    drawn = np.array([ids("cat stood cat")])
-    told = np.array([[True, True, True, False, True, False, True, True]])
-    _, text = render("rtd", WordPieces(), made, drawn, told)
+    replaced = batch([row], [[2, 4, 5]], [ids("old stood ##s")])
+    sampled = np.array([ids("cat stood cat")])
+    is_original = np.array([[True, True, True, False, True, False, True, True]])
+    _, text = render("rtd", WordPieces(), replaced, sampled, is_original)
     assert text == "[CLS] the [+cat|old] [!house] stood[-cat|s] near [SEP]"
 
 
 def test_a_row_of_the_vocabulary_without_a_token_is_shown_by_its_number():
     """Vocabularies are padded to a multiple of 64, and a model may find such a row likeliest."""
-    row, made = ids("[CLS] the [MASK] house [SEP]"), [[WORDS.index("old")]]
-    told = np.ones((1, 5), bool)
-    for objective, hits, shown in (("mlm", None, "[[40]|old]"), ("rtd", told, "[+[40]|old]")):
-        _, text = render(objective, WordPieces(), batch([row], [[2]], made), np.array([[40]]), hits)
+    row, places = ids("[CLS] the [MASK] house [SEP]"), [[WORDS.index("old")]]
+    is_right = np.ones((1, 5), bool)
+    for objective, hits, shown in (("mlm", None, "[[40]|old]"), ("rtd", is_right, "[+[40]|old]")):
+        _, text = render(
+            objective, WordPieces(), batch([row], [[2]], places), np.array([[40]]), hits
+        )
         assert text == f"[CLS] the {shown} house [SEP]"
 
 
 def test_a_decoder_is_shown_beside_what_was_read():
-    made = batch([ids("the cat"), ids("old cat")], [[0, 1]] * 2, [ids("stood near"), [4, -1]])
-    made = made._replace(decoder=made.encoder, weights=np.array([1.0, 0.0]))
-    shown = list(render("span_corruption", WordPieces(), made, np.array([[7, 4], [4, 4]]), None))
+    pairs = batch([ids("the cat"), ids("old cat")], [[0, 1]] * 2, [ids("stood near"), [4, -1]])
+    pairs = pairs._replace(decoder=pairs.encoder, weights=np.array([1.0, 0.0]))
+    shown = list(render("span_corruption", WordPieces(), pairs, np.array([[7, 4], [4, 4]]), None))
     assert shown == [
         LEGENDS["seq2seq"],
         "read:   the cat",
@@ -81,8 +83,8 @@ def test_a_decoder_is_shown_beside_what_was_read():
 
 
 def test_a_causal_model_is_shown_by_the_end_of_its_row():
-    made = batch([ids("the cat")], [[0, 1]], [ids("cat stood")])
-    shown = list(render("clm", WordPieces(), made, np.array([[10, 5]]), None))
+    texts = batch([ids("the cat")], [[0, 1]], [ids("cat stood")])
+    shown = list(render("clm", WordPieces(), texts, np.array([[10, 5]]), None))
     assert shown == [LEGENDS["causal"], "truth:  cat stood", "filled: cat old"]
 
 
@@ -90,11 +92,11 @@ def test_a_causal_model_is_shown_by_the_end_of_its_row():
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
 def test_the_likeliest_tokens_are_those_of_the_whole_softmax(family):
     module, params = make_tiny(family)
-    made = make_batch(rows=3, family=family)
+    batch = make_batch(rows=3, family=family)
     model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
-    given = {"backbone": params}
-    found, none = make_fill_step(model)(flatten(given), {}, made, jax.random.key(0))
-    assert found.shape == made.label_pos.shape and none is None
+    variables = {"backbone": params}
+    actual, none = make_fill_step(model)(flatten(variables), {}, batch, jax.random.key(0))
+    assert actual.shape == batch.label_pos.shape and none is None
     # A target that is the likeliest is a hit, and no other token of the vocabulary is.
-    assert model.forward(given, made._replace(targets=found)).hit.all()
-    assert not model.forward(given, made._replace(targets=(found + 1) % 53)).hit.any()
+    assert model.forward(variables, batch._replace(targets=actual)).hit.all()
+    assert not model.forward(variables, batch._replace(targets=(actual + 1) % 53)).hit.any()

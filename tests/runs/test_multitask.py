@@ -60,19 +60,19 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
 def test_the_mean_counts_each_task_by_its_metric_and_alike():
     """Each is measured with its own head; of some tasks alone there is no mean."""
     splits = {"qa": {"dev": "qa rows", "test": "more"}, "nli": {"dev": "nli rows"}}
-    tasks, seen = make_tasks(splits, qa="f1", nli="accuracy"), []
+    tasks, calls = make_tasks(splits, qa="f1", nli="accuracy"), []
 
     def measure(part, trainable, frozen):
-        seen.append((part, sorted(trainable), sorted(frozen)))
+        calls.append((part, sorted(trainable), sorted(frozen)))
         return {"f1": 0.75, "accuracy": 0.25, "exact_match": 0.5}
 
     trainable = {"prompt/table": 0, "head/qa/kernel": 1, "head/nli/kernel": 2}
     frozen, scores = {"backbone/x": 0}, dict.fromkeys(tasks, measure)
-    found = multitask._score_tasks("dev", tasks, scores, trainable, frozen)
-    assert found["mean"] == pytest.approx((0.75 + 0.25) / 2)
-    assert found["qa/f1"] == 0.75 and found["nli/exact_match"] == 0.5 and len(found) == 7
+    actual = multitask._score_tasks("dev", tasks, scores, trainable, frozen)
+    assert actual["mean"] == pytest.approx((0.75 + 0.25) / 2)
+    assert actual["qa/f1"] == 0.75 and actual["nli/exact_match"] == 0.5 and len(actual) == 7
     leaves = ["head/main/kernel", "prompt/table"], ["backbone/x"]
-    assert seen == [("qa rows", *leaves), ("nli rows", *leaves)]
+    assert calls == [("qa rows", *leaves), ("nli rows", *leaves)]
     assert "mean" not in multitask._score_tasks("test", tasks, scores, trainable, frozen)
 
 
@@ -83,6 +83,6 @@ def test_what_a_task_uses_is_the_prompt_and_its_own_head():
 
 
 def test_counts_of_tokens_are_added_over_the_tasks():
-    found = multitask._sum_counts([np.array([1, 0, 2]), np.array([3, 4])])
-    assert found.tolist() == [4, 4, 2]
+    actual = multitask._sum_counts([np.array([1, 0, 2]), np.array([3, 4])])
+    assert actual.tolist() == [4, 4, 2]
     assert multitask._sum_counts([np.array([1]), None]) is None

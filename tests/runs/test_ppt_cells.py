@@ -46,18 +46,18 @@ def chinese_t5():
     from transformers import PreTrainedTokenizerFast
 
     words = [w for task in ("nsp", "unified", "cls") for w in get_pattern(task, "zh").words]
-    known = dict.fromkeys([*CHARACTERS, *words, *(f"▁{w}" for w in words), "▁"])
+    vocab_words = dict.fromkeys([*CHARACTERS, *words, *(f"▁{w}" for w in words), "▁"])
     vocab = [
         ("<pad>", 0.0),
         ("</s>", 0.0),
         ("<unk>", 0.0),
-        *((w, -float(len(w) < 2)) for w in known),
+        *((w, -float(len(w) < 2)) for w in vocab_words),
     ]
-    made = Tokenizer(models.Unigram(vocab, unk_id=2))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     sentinels = [f"<extra_id_{i}>" for i in range(3)]
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
         additional_special_tokens=sentinels,
     )  # fmt: skip
 
@@ -65,43 +65,43 @@ def chinese_t5():
 @pytest.fixture(scope="module")
 def tokenizers(request):
     """Makes (name of a tokenizer, whether for Chinese) -> it."""
-    made = {("bert", True): chinese_bert(), ("mt5", True): chinese_t5()}
+    by_family = {("bert", True): chinese_bert(), ("mt5", True): chinese_t5()}
 
     def give(name, is_chinese):
         if name == "gpt2":
             return request.getfixturevalue(name)
-        if (name, is_chinese) not in made:
+        if (name, is_chinese) not in by_family:
             folder = {"bert": "bert-uncased"}.get(name, name)
             shared = request.getfixturevalue("shared")
-            made[name, is_chinese] = load_tokenizer(shared / "tokenizers" / folder)
-        return made[name, is_chinese]
+            by_family[name, is_chinese] = load_tokenizer(shared / "tokenizers" / folder)
+        return by_family[name, is_chinese]
 
     return give
 
 
 def example_of(task):
     """Makes an example with as many choices as a task has names for."""
-    own = OPTIONS[: len(task.labels)] if task.choices else ()
-    return Example(dict.fromkeys(task.fields, "a"), task.options or own)
+    options = OPTIONS[: len(task.labels)] if task.choices else ()
+    return Example(dict.fromkeys(task.fields, "a"), task.options or options)
 
 
 def open_cell(task, method, name, tokenizer, patterns=""):
     """Builds the scorer of a cell. -> config, scorer"""
     kind = KINDS.get(FAMILIES[name], "masked")
-    given = (("ppt.patterns", patterns),) if patterns else ()
-    c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},{kind}", given)
+    overrides = (("ppt.patterns", patterns),) if patterns else ()
+    c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},{kind}", overrides)
     family = FAMILIES[name]
     places = dict.fromkeys(("max_position_embeddings", "n_positions"), 1024)
     module = make_backbone(
         family, CONFIGS[family] | {"vocab_size": len(tokenizer)} | places,
         MODEL_HEADS.get(family, ("mlm",)),
     )  # fmt: skip
-    made = apply_form(c, read_task(c.task))
-    example = example_of(made)
+    formed_task = apply_form(c, read_task(c.task))
+    example = example_of(formed_task)
     backbone = Backbone(c.backbone, Path("x"), family, {}, module, tokenizer)
     one = types.SimpleNamespace(batch_part=lambda: (0, 1))
     return c, scorer_from_config(
-        c, backbone, Examples(made, max(len(example.choices), 1), {"train": [example]}), one
+        c, backbone, Examples(formed_task, max(len(example.choices), 1), {"train": [example]}), one
     )
 
 
@@ -137,24 +137,26 @@ def test_answers_are_tokens_of_pre_training(tokenizers, task, method, name):
         c, scorer = open_cell(task, method, name, tokenizers(name, is_chinese(task)), patterns)
         selects = method == "unified_ppt" or not cells.TASKS[task].words
         _, forms = forms_of(c, scorer, options=(4,) if selects else (0,))
-        known = {
+        answers = {
             word: ids[ids >= 0].tolist()
             for (word,), ids in zip(forms.verbalizer.words, forms.verbalizer.ids[:, 0], strict=True)
         }
-        own = scorer.verbalizer
-        for (word,), ids in zip(own.words, own.ids[:, 0], strict=True):
-            assert ids[ids >= 0].tolist() == known[word]
+        verbalizer = scorer.verbalizer
+        for (word,), ids in zip(verbalizer.words, verbalizer.ids[:, 0], strict=True):
+            assert ids[ids >= 0].tolist() == answers[word]
         if selects:  # the names of as many options, in the order of the options' classes
-            assert {word for (word,) in own.words} == set(list(known)[: len(own.words)])
+            assert {word for (word,) in verbalizer.words} == set(
+                list(answers)[: len(verbalizer.words)]
+            )
             (row,) = scorer.encoder.encode(example_of(scorer.task))
             fixed = row.ids[row.roles == Role.HARD].tolist()
-            for (word,) in own.words:
-                ids = known[word]
+            for (word,) in verbalizer.words:
+                ids = answers[word]
                 assert any(fixed[i : i + len(ids)] == ids for i in range(len(fixed)))
 
 
 TEXTS = {"first": "The cat sat .", "second": "It slept all day .", "text": "A fine film, it was!"}
-PLAIN = [t for t, own in cells.TASKS.items() if own.words and not own.topics]
+PLAIN = [t for t, cell in cells.TASKS.items() if cell.words and not cell.topics]
 
 
 @pytest.mark.parametrize(
@@ -169,13 +171,13 @@ def test_rows_are_those_of_pre_training(tokenizers, name, task, patterns):
     group, forms = forms_of(c, scorer)
     texts = {"cls": ["text"], "nsp": ["first", "second"]}[group]
     pieces = encode_texts(scorer.tokenizer, [f" {TEXTS[text]}" for text in texts])
-    made = forms.forms[0].fill(dict(zip(texts, map(np.array, pieces), strict=True)))
+    filled = forms.forms[0].fill(dict(zip(texts, map(np.array, pieces), strict=True)))
     fields = dict.fromkeys(scorer.task.fields, "")
     for field, text in zip(cells.TASKS[task].texts, texts, strict=True):
         fields[field] = TEXTS[text]
     (row,) = scorer.encoder.encode(Example(fields))
-    np.testing.assert_array_equal(row.ids, made.ids)
-    np.testing.assert_array_equal(row.slot, made.slot)
+    np.testing.assert_array_equal(row.ids, filled.ids)
+    np.testing.assert_array_equal(row.slot, filled.slot)
 
 
 def test_chinese_rows_are_those_of_pre_training(tokenizers):
@@ -213,9 +215,11 @@ def test_hard_prompts_are_those_of_appendix_d(cell, template, method):
     task, patterns = cell
     path = f"{ROOT}/configs/ppt/cells.py:{task},{method},t5"
     c = load_config(path, (("ppt.patterns", patterns),))
-    made = apply_form(c, read_task(c.task))
-    assert made.template == f" {template}"
-    assert made.option == get_pattern("nss" if made.choices else "cls", patterns).option
+    formed_task = apply_form(c, read_task(c.task))
+    assert formed_task.template == f" {template}"
+    assert (
+        formed_task.option == get_pattern("nss" if formed_task.choices else "cls", patterns).option
+    )
 
 
 @pytest.mark.parametrize("task", ["yahoo_answers_topics", "tnews"])
@@ -256,8 +260,8 @@ def test_learning_rates_of_full_fine_tuning():
         ({"task.form": "cls", "task.name": "dream", "task.words": ""}, "task dream has choices"),
     ],
 )
-def test_forms_that_do_not_fit(given, message):
-    c = load_config(f"{ROOT}/configs/ppt/cells.py:sst2,pt,t5", tuple(given.items()))
+def test_forms_that_do_not_fit(fields, message):
+    c = load_config(f"{ROOT}/configs/ppt/cells.py:sst2,pt,t5", tuple(fields.items()))
     with pytest.raises(InputError, match=message):
         apply_form(c, read_task(c.task))
 
@@ -266,20 +270,20 @@ def test_what_is_asked_otherwise_than_in_pre_training_is_told():
     """With an end-of-text token behind it the prompt stands where it was not learned."""
     metadata = make_metadata(layout={"eos": False}, pretrained={"task": "nsp", "patterns": "en"})
     c = load_config("base", [("task.form", "nsp"), ("ppt.patterns", "en_paper")])
-    told = partial(_layout_notes, has_decoder=False)
-    assert told(c, metadata) == [
+    notes = partial(_layout_notes, has_decoder=False)
+    assert notes(c, metadata) == [
         "  it was pre-trained with ppt.patterns=en, but this run has en_paper",
         "  it was pre-trained with task.eos=False, but this run has True",
     ]
     same = load_config("base", [("task.form", "nsp"), ("task.eos", "False")])
-    assert same.ppt.patterns == "en" and told(same, metadata) == []
-    assert told(c, make_metadata(layout={"eos": False})) == []  # it was not pre-trained
+    assert same.ppt.patterns == "en" and notes(same, metadata) == []
+    assert notes(c, make_metadata(layout={"eos": False})) == []  # it was not pre-trained
     assert (
-        told(c, dataclasses.replace(metadata, pretrained={"task": "topics"})) == []
+        notes(c, dataclasses.replace(metadata, pretrained={"task": "topics"})) == []
     )  # nor by a task of PPT
     other, as_cloze = (load_config("base", [("task.form", form)]) for form in ("cls", "cloze"))
     eos = "  it was pre-trained with task.eos=False, but this run has True"
     form = "  it was pre-trained with ppt.task=nsp, but this run has task.form="
-    assert told(other, metadata) == [f"{form}cls", eos]
-    assert told(as_cloze, metadata) == [f"{form}cloze"]
+    assert notes(other, metadata) == [f"{form}cls", eos]
+    assert notes(as_cloze, metadata) == [f"{form}cloze"]
     assert _layout_notes(as_cloze, metadata, has_decoder=True) == [f"{form}cloze", eos]

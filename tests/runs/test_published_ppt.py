@@ -113,8 +113,8 @@ def test_how_a_task_is_asked(task, template):
 def test_every_method_reads_the_same_texts_of_yahoo(method, kind):
     """Table 5 compares methods: title, content and answer, those of the data set."""
     c = load_config(f"ppt/cells:yahoo_answers_topics,{method},{kind}")
-    made = apply_form(c, read_task(c.task))
-    layout = c.task.template or (made.causal if kind == "causal" else made.template)
+    formed_task = apply_form(c, read_task(c.task))
+    layout = c.task.template or (formed_task.causal if kind == "causal" else formed_task.template)
     fields = re.findall(r"\{(?!choices)(\w+)\}", layout)
     assert fields == ["question_title", "question_content", "best_answer"]
     assert ("This is about" in layout) == (method in ("full", "hybrid_pt"))
@@ -170,8 +170,8 @@ def test_precision_is_mixed_at_11b_alone():
 
 @pytest.mark.parametrize("method", RATES)
 def test_learning_rates_of_tuning(method):
-    found = {task: cell(task, method).optim.lr for task in RATES[method]}
-    assert found == RATES[method]
+    actual = {task: cell(task, method).optim.lr for task in RATES[method]}
+    assert actual == RATES[method]
     assert ppt.RATES[method] == (5e-3, 1e-2, 2e-2, 5e-2)  # appendix C.2
 
 
@@ -179,8 +179,8 @@ def test_learning_rates_of_tuning(method):
 @pytest.mark.parametrize("task", ["sst2", "rte", "race_high"])
 def test_tuning(task, method):
     c = cell(task, method)
-    found = c.prompt.name, c.prompt.get("length"), c.prompt.get("decoder")
-    assert found == ("soft", 100, 0)  # section 4.1
+    actual = c.prompt.name, c.prompt.get("length"), c.prompt.get("decoder")
+    assert actual == ("soft", 100, 0)  # section 4.1
     assert tuple(c.trainable) == ()  # section 3.1: the model is fixed
     assert c.data.protocol == Balanced(n=32)  # section 4.1
     assert c.data.batch == 16  # appendix C.2
@@ -189,8 +189,8 @@ def test_tuning(task, method):
     assert (c.optim.weight_decay, c.optim.clip) == (1e-2, 1.0)  # code, scripts and ds_fp16.json
     assert (c.optim.b1, c.optim.b2, c.optim.eps) == (0.9, 0.999, 1e-8)  # code, FusedAdam
     assert c.backbone.rescale == 100.0 and c.backbone.dropout == 0.0  # code, tools/transform.py
-    found = c.head.get("scores"), c.head.get("span"), c.task.eos
-    assert found == ("full", "target", False)  # code, train.py
+    actual = c.head.get("scores"), c.head.get("span"), c.task.eos
+    assert actual == ("full", "target", False)  # code, train.py
     group = next(name for name, tasks in GROUPS.items() if task in tasks)
     assert c.task.form == ("unified" if method == "unified_ppt" else group)
     assert c.ppt.hard == ("hybrid" in method)  # appendix D

@@ -131,7 +131,7 @@ def read(torches, folder) -> dict:
     return params | {"generator": untie_embeddings(params["generator"])}
 
 
-def torch_loss(torches, batch, drawn):
+def torch_loss(torches, batch, sampled):
     """Computes the loss of the paper with torch's models and the draws of ours."""
     tokens = batch.encoder
 
@@ -147,12 +147,12 @@ def torch_loss(torches, batch, drawn):
     rows = np.nonzero(there)[0]
     logits = torches.generator(**inputs(tokens.ids)).logits[rows, batch.label_pos[there]]
     mlm = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.targets[there]).long())
-    replaced = rtd.replace_masks(tokens.ids, batch.label_pos, batch.targets, drawn)
+    replaced = rtd.replace_masks(tokens.ids, batch.label_pos, batch.targets, sampled)
     labels = torch.tensor(replaced.labels).float()
-    found = torches.discriminator(**inputs(replaced.ids)).logits
-    each = torch.nn.functional.binary_cross_entropy_with_logits(found, labels, reduction="none")
-    told = ((found > 0) == (labels > 0))[torch.tensor(tokens.mask)]
-    hits = (logits.argmax(-1) == torch.tensor(batch.targets[there])).sum(), told.sum()
+    actual = torches.discriminator(**inputs(replaced.ids)).logits
+    each = torch.nn.functional.binary_cross_entropy_with_logits(actual, labels, reduction="none")
+    right = ((actual > 0) == (labels > 0))[torch.tensor(tokens.mask)]
+    hits = (logits.argmax(-1) == torch.tensor(batch.targets[there])).sum(), right.sum()
     return mlm, each[torch.tensor(tokens.mask)].mean(), replaced.labels, [int(n) for n in hits]
 
 
@@ -161,10 +161,10 @@ def test_loss_and_gradients_are_torchs(torches, tmp_path):
     params = read(torches, tmp_path / "weights")
     case = Case(make_pair(*make_backbones(), block=5), flatten(params))
     state, measured = run(case, batch)
-    drawn = drawn_in_first_step(case.pair, params, batch)
+    sampled = drawn_in_first_step(case.pair, params, batch)
     torches.generator.zero_grad()
     torches.discriminator.zero_grad()
-    mlm, detection, labels, hits = torch_loss(torches, batch, drawn)
+    mlm, detection, labels, hits = torch_loss(torches, batch, sampled)
     (mlm + 50 * detection).backward()
     assert_close(measured["loss"], (mlm + 50 * detection).item())
     sums = measured["sums"]
@@ -178,9 +178,9 @@ def test_loss_and_gradients_are_torchs(torches, tmp_path):
             for parameter in model.parameters():
                 parameter.copy_(parameter.grad)
     expected = flatten(read(torches, tmp_path / "gradients"))
-    found = state.opt_state[0].trace
-    assert "generator/embed/project/kernel" in found
-    assert_close(moving(found), moving(expected))
+    actual = state.opt_state[0].trace
+    assert "generator/embed/project/kernel" in actual
+    assert_close(moving(actual), moving(expected))
 
 
 # -- the parts ------------------------------------------------------------------------------------
@@ -189,24 +189,24 @@ def test_loss_and_gradients_are_torchs(torches, tmp_path):
 def test_replacing_is_that_of_the_data():
     batch = batch_of()
     draw = np.random.default_rng(1)
-    drawn = np.where(draw.random((8, 3)) < 0.5, batch.targets, draw.integers(4, 53, (8, 3)))
-    expected = rtd.replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
-    found = replace_tokens(batch, VocabScores(None, None, np.int32(drawn)))
-    assert_equal(found.encoder.ids, expected.ids)
+    sampled = np.where(draw.random((8, 3)) < 0.5, batch.targets, draw.integers(4, 53, (8, 3)))
+    expected = rtd.replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, sampled)
+    actual = replace_tokens(batch, VocabScores(None, None, np.int32(sampled)))
+    assert_equal(actual.encoder.ids, expected.ids)
     labels = np.where(batch.encoder.mask, expected.labels, -1)
-    assert_equal(found.targets, labels)
+    assert_equal(actual.targets, labels)
     assert {-1, 0, 1} == set(labels.ravel())
-    assert found.encoder._replace(ids=None) == batch.encoder._replace(ids=None)
+    assert actual.encoder._replace(ids=None) == batch.encoder._replace(ids=None)
 
 
 def test_tied_parameters_are_the_same_arrays():
     generator, discriminator = (
-        dict(a=1, embed={**dict.fromkeys(("word", "position", "type", "norm"), own), **more})
-        for own, more in ((1, {"project": 2}), (3, {"project": 4}))
+        dict(a=1, embed={**dict.fromkeys(("word", "position", "type", "norm"), step), **more})
+        for step, more in ((1, {"project": 2}), (3, {"project": 4}))
     )
-    own = untie_embeddings(generator)
-    assert own == {"a": 1, "embed": {"project": 2}}
-    tied = tie_embeddings(own, discriminator)
+    untied = untie_embeddings(generator)
+    assert untied == {"a": 1, "embed": {"project": 2}}
+    tied = tie_embeddings(untied, discriminator)
     assert tied["embed"] == dict(word=3, position=3, type=3, norm=3, project=2)
     del generator["embed"]["project"]  # as wide as the embeddings
     assert untie_embeddings(generator) == {"a": 1}
@@ -220,8 +220,8 @@ def forced():
     generator, discriminator = make_objectives()
 
     def then(batch, scored):
-        drawn = jnp.where(batch.targets % 2, batch.targets, batch.targets + 1)
-        return replace_tokens(batch, scored._replace(sampled=drawn))
+        sampled = jnp.where(batch.targets % 2, batch.targets, batch.targets + 1)
+        return replace_tokens(batch, scored._replace(sampled=sampled))
 
     return [generator._replace(then=then), discriminator]
 
@@ -233,12 +233,12 @@ UNEVEN = np.array([1, 1, 0, 1, 0, 1, 1, 0], np.float32)
 def test_accumulation_is_exact():
     """Parts of uneven numbers of masks and tokens, one of which has none; some rows only fill."""
     batch, weights = batch_of(weights=UNEVEN), UNEVEN[:, None]
-    expected, found = (
+    expected, actual = (
         run(make_case(), batch, objectives=forced(), accumulate=parts) for parts in (1, 8)
     )
-    assert_close(found[1], expected[1])
-    assert_close(*(moving(state.opt_state[0].trace) for state, _ in (found, expected)))
-    n = {name: sums["n"] for name, sums in found[1]["sums"].items()}
+    assert_close(actual[1], expected[1])
+    assert_close(*(moving(state.opt_state[0].trace) for state, _ in (actual, expected)))
+    n = {name: sums["n"] for name, sums in actual[1]["sums"].items()}
     assert n["discriminator"] == (weights * batch.encoder.mask).sum()
     assert n["generator"] == (weights * (batch.targets >= 0)).sum()
 
@@ -260,11 +260,11 @@ def test_accumulation_is_exact():
 )
 def test_generator_sizes(sizes, options, expected):
     hf = dict(vocab_size=9, num_hidden_layers=12, num_attention_heads=4, max_position_embeddings=8)
-    found = generator_config(hf | sizes, **options)
+    actual = generator_config(hf | sizes, **options)
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-    assert tuple(found[name] for name in (*names, "embedding_size")) == expected
-    assert found["model_type"] == "electra" and found["vocab_size"] == 9
-    make_backbone("electra", found, ("mlm",))
+    assert tuple(actual[name] for name in (*names, "embedding_size")) == expected
+    assert actual["model_type"] == "electra" and actual["vocab_size"] == 9
+    make_backbone("electra", actual, ("mlm",))
 
 
 def test_bad_pairs_say_what_is_wrong():

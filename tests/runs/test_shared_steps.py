@@ -64,8 +64,8 @@ def test_a_task_of_n_examples_has_a_share_of_n_to_the_power_of_one_over_the_temp
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_task_of_a_batch_is_drawn_by_the_seed_and_its_number(seed):
     batches, _ = make_batches(seed=seed)
-    found, counts = [next(batches) for _ in range(40)], dict.fromkeys(SIZES, 0)
-    for number, batch in enumerate(found):
+    actual, counts = [next(batches) for _ in range(40)], dict.fromkeys(SIZES, 0)
+    for number, batch in enumerate(actual):
         bits = np.random.MT19937(np.random.SeedSequence((seed, zlib.crc32(b"tasks"), number)))
         draw = np.random.RandomState(bits).random_sample()
         name = "a" if draw < 1 / 14 else "b" if draw < 5 / 14 else "c"
@@ -78,7 +78,9 @@ def test_a_position_is_saved_and_gone_to():
     first, _ = make_batches()
     before = [next(first) for _ in range(7)]
     saved = first.get_state()
-    assert saved["at"] == 7 and sum(own["at"] for own in saved["streams"].values()) == len(before)
+    assert saved["at"] == 7 and sum(stream["at"] for stream in saved["streams"].values()) == len(
+        before
+    )
     second, streams = make_batches()
     second.set_state(saved)
     assert [next(second) for _ in range(9)] == [next(first) for _ in range(9)]
@@ -125,7 +127,8 @@ def test_a_step_moves_the_head_of_its_task_alone():
         for name in moved:
             assert_close(new.trainable[name], alone.trainable[name])
         (now, schedule), (before, _) = (
-            own.opt_state.inner_states[f"head/{other}"].inner_state[:2] for own in (new, state)
+            state_of.opt_state.inner_states[f"head/{other}"].inner_state[:2]
+            for state_of in (new, state)
         )
         assert_equal(now, before)
         assert int(new.step) == int(state.step) + 1 and float(metrics["loss"]) > 0

@@ -25,7 +25,7 @@ def test_each_run_is_scored_with_the_threshold_that_it_chose_on_dev():
     batch = make_batch(rows=4)
     part = SimpleNamespace(rows=[None] * 4, average=lambda scores: scores)
     scorer = Scorer(
-        head=SimpleNamespace(WRITES=False, check_outputs=lambda found: None),
+        head=SimpleNamespace(WRITES=False, check_outputs=lambda outputs: None),
         task=SimpleNamespace(metric="above"), layout=SimpleNamespace(pad_id=0, side="right"),
         one_batch=lambda rows: None,
     )  # fmt: skip
@@ -33,8 +33,8 @@ def test_each_run_is_scored_with_the_threshold_that_it_chose_on_dev():
     members = [SimpleNamespace(scorer=scorer, eval_data={"test": part}, cache=cache)] * 2
     values = np.array([[0.1, 0.3, 0.6, 0.9], [0.2, 0.6, 0.7, 0.8]])[..., None]  # [R, B, C]
     programs = SimpleNamespace(
-        fold=lambda example, trainable, own, runs: ({}, trainable),
-        shared_prefix=lambda *given: None, scores=lambda *given, **how: values,
+        fold=lambda example, trainable, per_run, runs: ({}, trainable),
+        shared_prefix=lambda *arguments: None, scores=lambda *arguments, **how: values,
     )  # fmt: skip
     score = SplitScorer(None, members, programs).score
     devs = [{"threshold": 0.25}, {"threshold": 0.75}]

@@ -12,20 +12,20 @@ def official(gold, pred):
             elif tag != "O":
                 phrases.append([tag[2:], word, word])
             last = tag
-        made, by_type = [], {}
+        spans, by_type = [], {}
         for kind, start, end in phrases:
             if kind[:2] == "C-" and kind[2:] in by_type:
-                made[by_type[kind[2:]]][1].append((start, end))
+                spans[by_type[kind[2:]]][1].append((start, end))
                 continue
             kind = kind[2:] if kind[:2] == "C-" else kind
-            by_type[kind] = len(made)
-            made.append((kind, [(start, end)]))
-        return made
+            by_type[kind] = len(spans)
+            spans.append((kind, [(start, end)]))
+        return spans
 
     ok = op = ms = 0
-    for own, found in zip(gold, pred, strict=True):
-        left = {(parts[0][0], parts[-1][1]): (kind, parts) for kind, parts in arguments(own)}
-        for kind, parts in arguments(found):
+    for gold_row, actual in zip(gold, pred, strict=True):
+        left = {(parts[0][0], parts[-1][1]): (kind, parts) for kind, parts in arguments(gold_row)}
+        for kind, parts in arguments(actual):
             place = parts[0][0], parts[-1][1]
             same = left.get(place) == (kind, parts)
             if same:

@@ -9,8 +9,8 @@ MARKS = list("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－�
 
 def pieces(text):
     """Chinese by character; the rest, of letters and digits alone here, by word."""
-    kept = "".join(c for c in text.lower() if c not in MARKS)
-    spaced = "".join(f" {c} " if "\u4e00" <= c <= "\u9fa5" else c for c in kept)
+    letters = "".join(c for c in text.lower() if c not in MARKS)
+    spaced = "".join(f" {c} " if "\u4e00" <= c <= "\u9fa5" else c for c in letters)
     return spaced.split()
 
 
@@ -19,15 +19,15 @@ def runs(words):
     return {tuple(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
 
 
-def f1(right, found):
-    right, found = pieces(right), pieces(found)
-    longest = max(map(len, runs(right) & runs(found)), default=0)
-    precision, recall = longest / max(len(found), 1), longest / max(len(right), 1)
+def f1(right, actual):
+    right, actual = pieces(right), pieces(actual)
+    longest = max(map(len, runs(right) & runs(actual)), default=0)
+    precision, recall = longest / max(len(actual), 1), longest / max(len(right), 1)
     return 2 * precision * recall / (precision + recall) if longest else 0.0
 
 
 @pytest.mark.parametrize(
-    "right, found",
+    "right, actual",
     [
         ("光荣和ω-force", "光荣和ω-force"),
         ("光荣和ω-force", "光荣"),
@@ -38,16 +38,16 @@ def f1(right, found):
         ("村雨城", ""),
     ],
 )
-def test_the_longest_run_counts(right, found):
-    measured = score_spans("cmrc_f1", [[right, "别的"]], [found])
-    assert measured["cmrc_f1"] == pytest.approx(max(f1(right, found), f1("别的", found)))
+def test_the_longest_run_counts(right, actual):
+    measured = score_spans("cmrc_f1", [[right, "别的"]], [actual])
+    assert measured["cmrc_f1"] == pytest.approx(max(f1(right, actual), f1("别的", actual)))
     bare = lambda text: "".join(c for c in text.lower() if c not in MARKS)
-    assert measured["exact_match"] == float(bare(right) == bare(found))
+    assert measured["exact_match"] == float(bare(right) == bare(actual))
 
 
 @pytest.mark.parametrize(
-    "right, found, shared", [("1,200人", "200人", 2 / 4), ("3.14", "14", 0.0), ("12.5万", "12", 0)]
+    "right, actual, shared", [("1,200人", "200人", 2 / 4), ("3.14", "14", 0.0), ("12.5万", "12", 0)]
 )
-def test_a_number_is_one_word(right, found, shared):
+def test_a_number_is_one_word(right, actual, shared):
     """NLTK's tokenizer, which the script asks, leaves it whole."""
-    assert score_spans("cmrc_f1", [[right]], [found])["cmrc_f1"] == pytest.approx(shared)
+    assert score_spans("cmrc_f1", [[right]], [actual])["cmrc_f1"] == pytest.approx(shared)

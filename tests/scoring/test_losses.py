@@ -86,8 +86,10 @@ def test_a_token_counts_the_weight_of_its_row_and_only_where_it_has_a_label():
 
 
 def torch_binary(scores, right, reduction):
-    given = torch.tensor(scores), torch.tensor(right, dtype=torch.float32)
-    return torch.nn.functional.binary_cross_entropy_with_logits(*given, reduction=reduction).item()
+    torch_inputs = torch.tensor(scores), torch.tensor(right, dtype=torch.float32)
+    return torch.nn.functional.binary_cross_entropy_with_logits(
+        *torch_inputs, reduction=reduction
+    ).item()
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])

@@ -51,11 +51,11 @@ def test_each_of_several_right_classes_counts():
     plain = metrics.score_predictions("accuracy", gold, said)
     assert plain == {"accuracy": 1 / 3}
     for name in ("macro_f1", "matthews"):
-        found = metrics.score_predictions(name, gold, said, metric_data)
-        assert found == metrics.score_predictions(name, [0, 2, 1], said) != plain
+        scores = metrics.score_predictions(name, gold, said, metric_data)
+        assert scores == metrics.score_predictions(name, [0, 2, 1], said) != plain
     ranks = np.array([[3.0, 2, 1], [2, 1, 3], [3, 1, 2]])
-    found = metrics.score_predictions("mrr", gold, said, metric_data, ranks)
-    assert found == {"mrr": (1 + 1 + 1 / 3) / 3, "hit_at_1": 2 / 3, "hit_at_10": 1.0}
+    scores = metrics.score_predictions("mrr", gold, said, metric_data, ranks)
+    assert scores == {"mrr": (1 + 1 + 1 / 3) / 3, "hit_at_1": 2 / 3, "hit_at_10": 1.0}
 
 
 def test_no_class_counts_as_wrong():
@@ -101,11 +101,11 @@ def test_ranks_are_those_of_a_sorted_list(seed):
     gold, scores = draw.integers(0, 30, 80), draw.integers(0, 9, (80, 30)).astype(np.float32)
     order = np.argsort(-scores, axis=1, kind="stable")
     ranks = np.array([1 + [*row].index(g) for row, g in zip(order, gold, strict=True)])
-    found = metrics.score_predictions("mrr", gold, order[:, 0], scores=scores)
-    assert [*found] == ["mrr", "hit_at_1", "hit_at_10"]
-    assert found["hit_at_1"] == np.mean(order[:, 0] == gold) == np.mean(ranks == 1)
-    assert found["hit_at_10"] == np.mean(ranks <= 10) and 0 < found["hit_at_10"] < 1
-    assert found["mrr"] == pytest.approx(np.mean(1 / ranks))
+    value = metrics.score_predictions("mrr", gold, order[:, 0], scores=scores)
+    assert [*value] == ["mrr", "hit_at_1", "hit_at_10"]
+    assert value["hit_at_1"] == np.mean(order[:, 0] == gold) == np.mean(ranks == 1)
+    assert value["hit_at_10"] == np.mean(ranks <= 10) and 0 < value["hit_at_10"] < 1
+    assert value["mrr"] == pytest.approx(np.mean(1 / ranks))
     worst = metrics.score_predictions(
         "mrr", gold, order[:, 0], scores=np.full((len(gold), 30), np.nan)
     )
@@ -158,8 +158,8 @@ def test_import_is_light():
 
 
 def test_a_language_models_scores_by_hand():
-    found = metrics.score_targets({"loss": 8 * np.log(2.0), "n": 4.0, "hits": 3.0})
-    assert found == pytest.approx({"loss": 2 * np.log(2.0), "accuracy": 0.75, "perplexity": 4.0})
+    actual = metrics.score_targets({"loss": 8 * np.log(2.0), "n": 4.0, "hits": 3.0})
+    assert actual == pytest.approx({"loss": 2 * np.log(2.0), "accuracy": 0.75, "perplexity": 4.0})
     assert metrics.score_targets({"loss": 2e3, "n": 1.0, "hits": 0.0})["perplexity"] == np.inf
     empty = metrics.score_targets({"loss": 0.0, "n": 0.0, "hits": 0.0})
     assert all(np.isnan(value) for value in empty.values())

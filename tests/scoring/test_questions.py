@@ -53,10 +53,10 @@ def test_multirc_is_scored_as_by_its_authors(shared):
     keys = [tuple(row["idx"][part] for part in ("paragraph", "question")) for row in rows]
     for seed in range(5):
         pred = np.where(np.random.default_rng(seed).random(len(gold)) < 0.9, gold, 1 - gold)
-        found = metrics.score_predictions("f1a", gold, pred, collect_facts(task, examples))
+        scores = metrics.score_predictions("f1a", gold, pred, collect_facts(task, examples))
         expected = multirc(keys, gold, pred)
-        assert [found["f1a"], found["exact_match"]] == pytest.approx(expected)
-        assert list(found) == ["f1a", "exact_match", "accuracy"]
+        assert [scores["f1a"], scores["exact_match"]] == pytest.approx(expected)
+        assert list(scores) == ["f1a", "exact_match", "accuracy"]
     assert 0 < expected[1] < 1
 
 
@@ -64,21 +64,23 @@ def test_record_is_scored_as_by_its_authors(shared):
     task, rows, examples, gold = read("record", shared / "data/record_32")
     whole = sources.read_split(get_task("sst2"), "dev", source=str(shared / "data/record_32"))
     assert len(examples) == sum(len(set(row["entities"])) for row in whole) > len(whole)
-    assert not any("@placeholder" in own.fields["query"] for own in examples)
+    assert not any("@placeholder" in example.fields["query"] for example in examples)
     for seed in range(5):
         scores = np.random.default_rng(seed).normal(size=(len(gold), 2))
         scores[:, 1] += 2 * gold
-        found = metrics.score_predictions(
+        value = metrics.score_predictions(
             "answer_f1", gold, scores.argmax(1), collect_facts(task, examples), scores
         )
         at, each = 0, []
         for row in whole:
             candidates = list(dict.fromkeys(row["entities"]))
-            own = scores[at : at + len(candidates)]
+            text_scores = scores[at : at + len(candidates)]
             at += len(candidates)
-            each.append(record(row, candidates[int(np.argmax(own[:, 1] - own[:, 0]))]))
-        assert [found["answer_f1"], found["exact_match"]] == pytest.approx(np.mean(each, axis=0))
-    assert 0 < found["exact_match"] <= found["answer_f1"] < 1
+            each.append(
+                record(row, candidates[int(np.argmax(text_scores[:, 1] - text_scores[:, 0]))])
+            )
+        assert [value["answer_f1"], value["exact_match"]] == pytest.approx(np.mean(each, axis=0))
+    assert 0 < value["exact_match"] <= value["answer_f1"] < 1
 
 
 @pytest.mark.parametrize("metric", ["f1a", "answer_f1"])
@@ -90,8 +92,8 @@ def test_the_class_of_right_answers_may_be_the_first(metric, shared):
     metric_data = collect_facts(task, examples)
     expected = metrics.score_predictions(metric, gold, scores.argmax(1), metric_data, scores)
     metric_data, swapped = metric_data._replace(positive=0), scores[:, ::-1]
-    found = metrics.score_predictions(metric, 1 - gold, swapped.argmax(1), metric_data, swapped)
-    assert found == expected and 0 < expected[metric] < 1
+    value = metrics.score_predictions(metric, 1 - gold, swapped.argmax(1), metric_data, swapped)
+    assert value == expected and 0 < expected[metric] < 1
 
 
 def test_a_question_without_a_right_answer_is_one_that_is_missed():
@@ -100,7 +102,7 @@ def test_a_question_without_a_right_answer_is_one_that_is_missed():
         ("no", "yes"), -1, nothing, nothing, [-1] * 3, 0, ["a", "a", "b"], list("xyx")
     )
     scores = np.array([[0, 1], [0, 2], [0, 1.0]])
-    found = metrics.score_predictions("answer_f1", [0, 1, 0], [1, 1, 1], metric_data, scores)
-    assert found == {"answer_f1": 0.5, "exact_match": 0.5, "accuracy": pytest.approx(1 / 3)}
-    found = metrics.score_predictions("f1a", [0, 0, 0], [0, 0, 0], metric_data)
-    assert found == {"f1a": 0.0, "exact_match": 1.0, "accuracy": 1.0}
+    value = metrics.score_predictions("answer_f1", [0, 1, 0], [1, 1, 1], metric_data, scores)
+    assert value == {"answer_f1": 0.5, "exact_match": 0.5, "accuracy": pytest.approx(1 / 3)}
+    value = metrics.score_predictions("f1a", [0, 0, 0], [0, 0, 0], metric_data)
+    assert value == {"f1a": 0.0, "exact_match": 1.0, "accuracy": 1.0}

@@ -36,8 +36,8 @@ def simulate(gold, seed, wrong, turned):
     """Answers of which a share is drawn from all classes, and a share has the wrong direction."""
     rng = np.random.default_rng(seed)
     pred, chance = gold.copy(), rng.random(len(gold))
-    drawn = chance < wrong
-    pred[drawn] = rng.integers(0, 19, drawn.sum())
+    is_wrong = chance < wrong
+    pred[is_wrong] = rng.integers(0, 19, is_wrong.sum())
     turns = (chance > 1 - turned) & (gold != OTHER)
     pred[turns] = gold[turns] ^ 1  # (e1,e2) and (e2,e1) stand side by side
     return pred
@@ -50,11 +50,11 @@ def test_semeval_is_the_official_score(shared, wrong, turned):
     gold = real_labels(shared)
     for seed in range(3):
         pred = simulate(gold, seed, wrong, turned)
-        found = metrics.score_predictions("semeval_f1", gold, pred, metric_data(gold))
-        names = ([SEMEVAL.labels[i] for i in own] for own in (gold, pred))
-        assert 100 * found["semeval_f1"] == pytest.approx(official_semeval(*names), abs=1e-9)
-        assert found["accuracy"] == pytest.approx(np.mean(gold == pred))
-        assert next(iter(found)) == "semeval_f1"
+        scores = metrics.score_predictions("semeval_f1", gold, pred, metric_data(gold))
+        names = ([SEMEVAL.labels[i] for i in indices] for indices in (gold, pred))
+        assert 100 * scores["semeval_f1"] == pytest.approx(official_semeval(*names), abs=1e-9)
+        assert scores["accuracy"] == pytest.approx(np.mean(gold == pred))
+        assert next(iter(scores)) == "semeval_f1"
 
 
 def test_semeval_on_few_answers():
@@ -62,9 +62,9 @@ def test_semeval_on_few_answers():
     name = SEMEVAL.labels.index
     gold = [name("Cause-Effect(e1,e2)"), name("Cause-Effect(e1,e2)"), OTHER, OTHER]
     pred = [name("Cause-Effect(e1,e2)"), name("Cause-Effect(e2,e1)"), OTHER, -1]
-    found = metrics.score_predictions("semeval_f1", gold, pred, metric_data(gold))
-    assert found["semeval_f1"] == pytest.approx(0.5)
-    assert found["micro_f1"] == pytest.approx(0.5) and found["accuracy"] == 0.5
+    scores = metrics.score_predictions("semeval_f1", gold, pred, metric_data(gold))
+    assert scores["semeval_f1"] == pytest.approx(0.5)
+    assert scores["micro_f1"] == pytest.approx(0.5) and scores["accuracy"] == 0.5
     none = metrics.score_predictions(
         "semeval_f1", [OTHER, OTHER], pred[:2], metric_data([OTHER, OTHER])
     )
@@ -77,9 +77,9 @@ def test_micro_f1_is_that_of_scikit_learn_without_the_negative_class(seed):
     gold, pred = rng.integers(0, 7, 300), rng.integers(0, 7, 300)
     gold[rng.random(300) < 0.5] = pred[rng.random(300) < 0.3] = 3
     names = list("abcdefg")
-    found = metrics.score_predictions("micro_f1", gold, pred, metric_data(gold, names, "d"))
+    scores = metrics.score_predictions("micro_f1", gold, pred, metric_data(gold, names, "d"))
     there = [0, 1, 2, 4, 5, 6]
-    assert found["micro_f1"] == pytest.approx(f1_score(gold, pred, labels=there, average="micro"))
+    assert scores["micro_f1"] == pytest.approx(f1_score(gold, pred, labels=there, average="micro"))
     without = metrics.score_predictions("micro_f1", gold, pred, metric_data(gold, names, ""))
     assert without["micro_f1"] == pytest.approx(np.mean(gold == pred)) == without["accuracy"]
 
@@ -87,15 +87,15 @@ def test_micro_f1_is_that_of_scikit_learn_without_the_negative_class(seed):
 def test_micro_f1_without_an_answer():
     """Nothing is said of any relation: precision 1, as TACRED's scorer has it, and F1 0."""
     gold = [0, 0, 1]
-    found = metrics.score_predictions(
+    scores = metrics.score_predictions(
         "micro_f1", gold, [1, 1, -1], metric_data(gold, ["is", "none"], "none")
     )
-    assert found == {"micro_f1": 0.0, "precision": 1.0, "recall": 0.0, "accuracy": 0.0}
+    assert scores == {"micro_f1": 0.0, "precision": 1.0, "recall": 0.0, "accuracy": 0.0}
     gold = [1, 1]
-    found = metrics.score_predictions(
+    scores = metrics.score_predictions(
         "micro_f1", gold, [0, 1], metric_data(gold, ["is", "none"], "none")
     )
-    assert (found["precision"], found["recall"], found["micro_f1"]) == (0.0, 0.0, 0.0)
+    assert (scores["precision"], scores["recall"], scores["micro_f1"]) == (0.0, 0.0, 0.0)
 
 
 # -- dialogues: (turns, [(x, y, {relation: trigger}), ...]); 9 stands for unanswerable -------------
@@ -114,10 +114,10 @@ NULL = 9
 
 def official_f1(said):
     """F1 over all pairs of entities (Yu et al. 2020, section 4.2). said: a relation or 9 a pair"""
-    every = [own for _, pairs in DIALOGUES for *_, own in pairs]
-    hits = sum(p in own and p != NULL for p, own in zip(said, every, strict=True))
+    every = [relations for _, pairs in DIALOGUES for *_, relations in pairs]
+    hits = sum(p in relations and p != NULL for p, relations in zip(said, every, strict=True))
     all_said = sum(p != NULL for p in said)
-    wanted = sum(name != NULL for own in every for name in own)
+    wanted = sum(name != NULL for relations in every for name in relations)
     p, r = hits / all_said if all_said else 1, hits / wanted if wanted else 0
     return 2 * p * r / (p + r) if p + r else 0
 
@@ -130,17 +130,17 @@ def official_f1c(said):
     """
     answers, precisions, recalls = iter(said), [], []
     for turns, pairs in DIALOGUES:
-        for x, y, own in pairs:
-            right = {name for name in own if name != NULL}
+        for x, y, relations in pairs:
+            right = {name for name in relations if name != NULL}
             hits = all_said = wanted = 0
             for number in range(1, len(turns) + 1):
                 heard, last = [turn.lower() for turn in turns[:number]], number == len(turns)
                 named = all(any(e.lower() in turn for turn in heard) for e in (x, y)) or last
-                told = {
+                stated = {
                     name for name in right
-                    if last or (own[name] and any(own[name] in turn for turn in heard))
+                    if last or (relations[name] and any(relations[name] in turn for turn in heard))
                 }  # fmt: skip
-                evaluable = {n for n in range(NULL) if named and (n not in right or n in told)}
+                evaluable = {n for n in range(NULL) if named and (n not in right or n in stated)}
                 answer = {next(answers)} - {NULL}
                 hits += len(answer & right & evaluable)
                 all_said += len(answer & evaluable)
@@ -160,13 +160,13 @@ def turns_and_examples(by_turn):
     task = dataclasses.replace(task, lines=("dialog",))
     examples, places, at, pair = [], [], 0, 0
     for turns, pairs in DIALOGUES:
-        for x, y, own in pairs:
+        for x, y, relations in pairs:
             row = {"dialog": turns, "x": x, "y": y}
-            row |= {"r": [str(name) for name in own], "t": list(own.values())}
+            row |= {"r": [str(name) for name in relations], "t": list(relations.values())}
             whole = read_example(task, row, "x:1")
-            found = list(read_turns(task, row, whole, "x:1", pair)) if by_turn else [whole]
-            lengths = [one.fields["dialog"].count("\n") for one in found]
-            examples += found
+            actual = list(read_turns(task, row, whole, "x:1", pair)) if by_turn else [whole]
+            lengths = [one.fields["dialog"].count("\n") for one in actual]
+            examples += actual
             places += [at + n for n in lengths] if by_turn else [pair]
             at, pair = at + len(turns), pair + 1
     return task, examples, places
@@ -187,9 +187,9 @@ def test_f1_and_f1c_are_those_of_dialogre(seed):
         said = np.where(right, every, said)
         facts = collect_facts(task, examples)
         gold = [one.label for one in examples]
-        found = metrics.score_predictions(name, gold, said[places], facts)
-        assert found[name] == pytest.approx(official(said.tolist()), abs=1e-12)
-        assert next(iter(found)) == name
+        scores = metrics.score_predictions(name, gold, said[places], facts)
+        assert scores[name] == pytest.approx(official(said.tolist()), abs=1e-12)
+        assert next(iter(scores)) == name
 
 
 def test_f1c_needs_turns_of_a_pair_not_several_pairs():

@@ -27,12 +27,12 @@ CASES = [  # gold, predicted, right, found, there are
 ]
 
 
-@pytest.mark.parametrize("gold, pred, right, found, there", CASES)
-def test_cases_by_hand(gold, pred, right, found, there):
+@pytest.mark.parametrize("gold, pred, right, actual, there", CASES)
+def test_cases_by_hand(gold, pred, right, actual, there):
     scores = score_tags("role_f1", [gold.split()], [pred.split()])
-    assert scores["precision"] == (right / found if found else 0)
+    assert scores["precision"] == (right / actual if actual else 0)
     assert scores["recall"] == (right / there if there else 0)
-    assert official([gold.split()], [pred.split()]) == (right, found - right, there - right)
+    assert official([gold.split()], [pred.split()]) == (right, actual - right, there - right)
 
 
 def test_any_tags_count_as_the_official_script_counts():

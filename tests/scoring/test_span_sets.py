@@ -22,7 +22,7 @@ def as_number(text):
 
 
 def words_of(span):
-    found = []
+    results = []
     for token in re.split("[ -]", span):
         token = token.lower()
         if as_number(token) is None:
@@ -30,8 +30,8 @@ def words_of(span):
         if as_number(token) is not None:
             token = str(as_number(token))
         for word in re.sub(r"\b(?:a|an|the)\b", " ", token).split():
-            found.append(word)
-    return found
+            results.append(word)
+    return results
 
 
 def f1_of(gold, pred):
@@ -51,7 +51,7 @@ def official(gold, pred):
     texts = lambda spans: [" ".join(words) for words in spans]
     exact = set(texts(gold)) == set(texts(pred)) and len(gold) == len(pred)
     size = max(len(gold), len(pred))
-    gold, pred = (own + [None] * (size - len(own)) for own in (gold, pred))
+    gold, pred = (spans + [None] * (size - len(spans)) for spans in (gold, pred))
     best = 0.0
     for order in itertools.permutations(pred):
         scores = [0.0 if None in (a, b) else f1_of(a, b) for a, b in zip(gold, order, strict=True)]
@@ -86,13 +86,13 @@ def test_cases_by_hand(gold, pred, exact, f1):
 
 
 def test_the_best_of_several_answers_counts():
-    found = score_span_sets("exact_match", [[["x"], ["Anna"]], [["y"]]], [["anna"], ["x"]])
-    assert found == {"exact_match": 0.5, "f1": 0.5} and next(iter(found)) == "exact_match"
+    scores = score_span_sets("exact_match", [[["x"], ["Anna"]], [["y"]]], [["anna"], ["x"]])
+    assert scores == {"exact_match": 0.5, "f1": 0.5} and next(iter(scores)) == "exact_match"
 
 
 def test_a_chinese_character_is_a_word():
-    found = score_span_sets("f1", [[["中华人民共和国"]]], [["华人民共和国"]])
-    assert found == {"f1": round(2 * 6 / 13, 2), "exact_match": 0.0}  # 7 characters, 6 of them
+    scores = score_span_sets("f1", [[["中华人民共和国"]]], [["华人民共和国"]])
+    assert scores == {"f1": round(2 * 6 / 13, 2), "exact_match": 0.0}  # 7 characters, 6 of them
     assert score_span_sets("f1", [[["在 北京"]]], [["在北京"]]) == {"f1": 1.0, "exact_match": 1.0}
 
 

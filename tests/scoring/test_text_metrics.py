@@ -47,14 +47,14 @@ def test_bleu_is_of_the_corpus_and_takes_several_references():
     gold = [["no word in common here", "a b c d e"], ["f"]]
     assert metrics.score_texts("bleu", gold, ["a b c d e", "f"])["bleu"] == pytest.approx(1)
     # One unigram of 6 is wrong; the length is that of the references.
-    found = metrics.score_texts("bleu", gold, ["a b c d e", "g"])["bleu"]
-    assert found == pytest.approx((5 / 6) ** (1 / 4))
+    scores = metrics.score_texts("bleu", gold, ["a b c d e", "g"])["bleu"]
+    assert scores == pytest.approx((5 / 6) ** (1 / 4))
 
 
 def test_bleu_splits_chinese_into_characters():
     # 4 of 5, 3 of 4, 2 of 3, 1 of 2: the last character is wrong.
-    found = metrics.score_texts("bleu", [["今天天气好"]], ["今天天气坏"])["bleu"]
-    assert found == pytest.approx((4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** (1 / 4))
+    scores = metrics.score_texts("bleu", [["今天天气好"]], ["今天天气坏"])["bleu"]
+    assert scores == pytest.approx((4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** (1 / 4))
 
 
 @pytest.mark.parametrize("name", metrics.TEXT_METRICS)

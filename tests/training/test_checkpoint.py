@@ -301,19 +301,19 @@ def held(monkeypatch):
     event.set()
 
 
-def test_a_save_goes_on_in_the_background(tmp_path, held):
-    checkpoints, told, position = Checkpoints(tmp_path), [], {"best": {"step": 3}}
+def test_a_save_goes_on_in_the_background(tmp_path, blocked):
+    checkpoints, messages, position = Checkpoints(tmp_path), [], {"best": {"step": 3}}
     with CheckpointWriter(tmp_path, -1) as writer:
         state = make_state(seed=3)
-        writer.save(3, position, state=state, on_complete=lambda: told.append(3))
+        writer.save(3, position, state=state, on_complete=lambda: messages.append(3))
         position["best"]["step"] = 4
-        assert not told and checkpoints.latest() is None
-        held.set()
+        assert not messages and checkpoints.latest() is None
+        blocked.set()
         writer.wait_for_saves()
-        assert checkpoints.latest() == 3 and told == [3]
-    state, found = checkpoints.restore(make_state())
+        assert checkpoints.latest() == 3 and messages == [3]
+    state, actual = checkpoints.restore(make_state())
     assert_same(state, make_state(seed=3))
-    assert found == {"best": {"step": 3}}
+    assert actual == {"best": {"step": 3}}
 
 
 def test_what_is_saved_is_the_state_of_its_step(tmp_path, monkeypatch):
@@ -342,11 +342,11 @@ def test_what_is_saved_is_the_state_of_its_step(tmp_path, monkeypatch):
     assert_same(state, jax.tree.map(lambda x: x + 6, make()))
 
 
-def test_a_block_that_fails_waits_for_its_saves_and_keeps_its_error(tmp_path, monkeypatch, held):
+def test_a_block_that_fails_waits_for_its_saves_and_keeps_its_error(tmp_path, monkeypatch, blocked):
     state = make_state()
     with pytest.raises(KeyError) as error, CheckpointWriter(tmp_path, -1) as writer:
         writer.save(1, {}, state=state)
-        threading.Timer(0.2, held.set).start()
+        threading.Timer(0.2, blocked.set).start()
         raise KeyError("its own")
     assert (tmp_path / "checkpoints/1").exists() and not hasattr(error.value, "__notes__")
     monkeypatch.setattr(checkpoint_folders, "folder_checksums", fill)
@@ -440,8 +440,8 @@ def test_the_best_that_is_asked_for(tmp_path):
     assert checkpoints.restore_best(template, 2)[1] == {"step": 2}
     # One who reads beside the run asks for the best of a moment ago.
     wider = {"prompt/table": jnp.ones((2, 4))}
-    for asked in (2, 3, 5):
-        assert checkpoints.restore_best(wider, asked, or_newer=True)[1] == {"step": 5}
+    for requested in (2, 3, 5):
+        assert checkpoints.restore_best(wider, requested, or_newer=True)[1] == {"step": 5}
     assert checkpoints.find_best() == checkpoints.find_best(5) == 5
     shutil.rmtree(tmp_path / "checkpoints/5")
     with pytest.raises(InputError, match=r"no best parameters of step 5 .*saved: \[2\]"):

@@ -34,8 +34,8 @@ def test_firsts_are_the_first_batches_of_their_lengths():
     assert [batch.encoder.ids.shape[1] for batch in firsts] == lengths
     for batch, first in zip(batches, firsts, strict=True):
         np.testing.assert_array_equal(batch.index, first.index)
-    known = batches.shapes - {(4, 16)}
-    assert [batch.encoder.ids.shape for batch in batches.one_of_each_shape(known)] == [(4, 16)]
+    shapes = batches.shapes - {(4, 16)}
+    assert [batch.encoder.ids.shape for batch in batches.one_of_each_shape(shapes)] == [(4, 16)]
 
 
 def test_each_shape_is_compiled_once_and_in_threads():
@@ -48,8 +48,8 @@ def test_each_shape_is_compiled_once_and_in_threads():
     batches, placed = make_batches(), compile_step(make_placement(1, 1), step)
     scores = [predict_scores(placed, {}, {}, batches, len(LENGTHS)) for _ in range(2)]
     expected = [[n * length, length] for n, length in enumerate(LENGTHS)]
-    for found in scores:
-        np.testing.assert_array_equal(found, expected)
+    for actual in scores:
+        np.testing.assert_array_equal(actual, expected)
     assert sorted(length for length, _ in traced) == [8, 16, 24, 32]  # none again in the second
     here = threading.main_thread()
     assert [length for length, thread in traced if thread is here] == [32]

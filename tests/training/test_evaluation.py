@@ -24,9 +24,9 @@ def step(_trainable, _frozen):
 
 def answers(scores, names):
     """What a head with classes says of scores. [B, C], B names of C classes"""
-    examples = [Example({}, tuple(own)) for own in names]
+    examples = [Example({}, tuple(labels)) for labels in names]
     size = len(examples)
-    split = Split([], np.zeros(size), np.array([len(own) for own in names]), [()] * size)
+    split = Split([], np.zeros(size), np.array([len(labels) for labels in names]), [()] * size)
     task = Task("t", ("text",), choices=("a",))
     return list(make_head("linear").answers(task, examples, split, scores, 2))
 

@@ -57,9 +57,9 @@ def test_resumed_log_equals_one_without_a_break(tmp_path):
     run(tmp_path / "broken", 5, 10)
     results = []
     for name in ("whole", "broken"):
-        found = records(tmp_path / name)
-        assert all(record.pop("time")["seconds"] >= 0 for record in found)
-        results.append(found)
+        actual = records(tmp_path / name)
+        assert all(record.pop("time")["seconds"] >= 0 for record in actual)
+        results.append(actual)
     assert results[0] == results[1]
     assert [record["step"] for record in results[0]] == list(range(1, 11))
     run(tmp_path / "broken", -1, 0)
@@ -139,11 +139,11 @@ def test_plain_progress_is_a_line_at_regular_times(tmp_path, monkeypatch, clock)
 def test_lines_at_regular_times_end_with_the_log(tmp_path, capsys):
     """They are printed by a thread of their own."""
     with RunLog(tmp_path, tracker="none", terminal=False, total=9, every=0.01):
-        told, until = "", time.monotonic() + 60
-        while not told and time.monotonic() < until:
+        output, until = "", time.monotonic() + 60
+        while not output and time.monotonic() < until:
             time.sleep(0.01)
-            told = capsys.readouterr().err
-    assert told.startswith("still preparing or compiling the first of 9 steps (0:00)\n")
+            output = capsys.readouterr().err
+    assert output.startswith("still preparing or compiling the first of 9 steps (0:00)\n")
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == ""

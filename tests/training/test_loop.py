@@ -37,9 +37,9 @@ def test_a_step_that_is_read_is_done():
     ahead.add(4, {"streak": Number(0), "skipped": Number(0)})
     assert ahead.finished_step is None
     ahead.add(5, {"streak": Number(0), "skipped": Number(0)})
-    read, found = ahead.read({"loss": 0.5})
+    read, actual = ahead.read({"loss": 0.5})
     assert (
         [step for step, *_ in read] == [4, 5]
-        and found == {"loss": 0.5}
+        and actual == {"loss": 0.5}
         and ahead.finished_step == 5
     )

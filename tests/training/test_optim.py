@@ -46,17 +46,17 @@ def run(tx, grads=GRADS):
     return {name: np.asarray(leaf) for name, leaf in params.items()}
 
 
-def close(found, expected, rtol=1e-6):
-    assert found.keys() == expected.keys()
+def close(actual, expected, rtol=1e-6):
+    assert actual.keys() == expected.keys()
     for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=rtol, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(actual[name], expected[name], rtol=rtol, atol=1e-7, err_msg=name)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adamw_is_optaxs_and_torchs(decay):
     tx = make_optimizer("adamw", constant, EQUAL, weight_decay=decay, b1=0.8, b2=0.99, eps=1e-6)
-    found = run(tx)
-    close(found, run(optax.adamw(0.1, b1=0.8, b2=0.99, eps=1e-6, weight_decay=decay)))
+    actual = run(tx)
+    close(actual, run(optax.adamw(0.1, b1=0.8, b2=0.99, eps=1e-6, weight_decay=decay)))
     tensors = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in PARAMS.items()}
     adam = torch.optim.AdamW(
         tensors.values(), lr=0.1, betas=(0.8, 0.99), eps=1e-6, weight_decay=decay
@@ -65,7 +65,7 @@ def test_adamw_is_optaxs_and_torchs(decay):
         for name, tensor in tensors.items():
             tensor.grad = torch.tensor(grad[name])
         adam.step()
-    close(found, {name: tensor.detach().numpy() for name, tensor in tensors.items()}, rtol=1e-5)
+    close(actual, {name: tensor.detach().numpy() for name, tensor in tensors.items()}, rtol=1e-5)
 
 
 def test_adafactor_is_the_recipe_of_prompt_tuning():
@@ -112,12 +112,12 @@ def test_adafactor_is_optaxs_on_each_matrix_by_itself(scaled):
 
     rates = dict(backbone=0.01, prompt=0.01)
     tx = make_optimizer("adafactor", constant, rates, weight_decay=1e-3, scaled=scaled)
-    found, state = train(tx, params, grads)
+    actual, state = train(tx, params, grads)
     published = optax.adafactor(
         0.01, weight_decay_rate=1e-3, factored=scaled, multiply_by_parameter_scale=scaled
     )
     expected, _ = train(published, apart(params), [apart(grad) for grad in grads])
-    close(apart(found), expected, rtol=1e-5)
+    close(apart(actual), expected, rtol=1e-5)
     numbers = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
     if scaled:
         assert numbers(state) < 0.15 * numbers(params)
@@ -159,13 +159,13 @@ def test_the_schedule_scales_the_rate(name):
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_parts_have_rates_of_their_own(name):
     rates = dict(prompt=0.1, head=0.01, backbone=0.0)
-    found = run(make_optimizer(name, constant, rates))
+    actual = run(make_optimizer(name, constant, rates))
     for part, rate in rates.items():
         alone = run(make_optimizer(name, constant, dict.fromkeys(EQUAL, rate)))
         for leaf in (leaf for leaf in NAMES if leaf.startswith(part)):
-            np.testing.assert_array_equal(found[leaf], alone[leaf])
-    np.testing.assert_array_equal(found["backbone/norm/bias"], PARAMS["backbone/norm/bias"])
-    assert np.abs(found["prompt/table"] - PARAMS["prompt/table"]).max() > 0.1
+            np.testing.assert_array_equal(actual[leaf], alone[leaf])
+    np.testing.assert_array_equal(actual["backbone/norm/bias"], PARAMS["backbone/norm/bias"])
+    assert np.abs(actual["prompt/table"] - PARAMS["prompt/table"]).max() > 0.1
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
@@ -176,13 +176,13 @@ def test_weight_decay_spares_the_masked(name):
         "head/main/out/kernel": True,
         "backbone/norm/bias": False,
     }
-    found = run(make_optimizer(name, constant, EQUAL, weight_decay=0.1, no_decay=patterns))
+    actual = run(make_optimizer(name, constant, EQUAL, weight_decay=0.1, no_decay=patterns))
     without, decayed = (
         run(make_optimizer(name, constant, EQUAL, weight_decay=w)) for w in (0, 0.1)
     )
     for leaf in NAMES:
         expected = decayed if leaf.startswith("head") else without
-        np.testing.assert_array_equal(found[leaf], expected[leaf])
+        np.testing.assert_array_equal(actual[leaf], expected[leaf])
         assert np.abs(without[leaf] - decayed[leaf]).max() > 1e-3
 
 
@@ -194,8 +194,8 @@ def test_clip_is_by_the_norm_of_all_parts(limit):
         clipped.append(
             {n: (g * min(1.0, limit / norm)).astype(np.float32) for n, g in grad.items()}
         )
-    found = run(make_optimizer("adamw", constant, EQUAL, clip=limit, eps=0.1))
-    close(found, run(make_optimizer("adamw", constant, EQUAL, eps=0.1), clipped), rtol=1e-5)
+    actual = run(make_optimizer("adamw", constant, EQUAL, clip=limit, eps=0.1))
+    close(actual, run(make_optimizer("adamw", constant, EQUAL, eps=0.1), clipped), rtol=1e-5)
 
 
 @pytest.mark.long_cases("0.0-adamw")
@@ -252,8 +252,8 @@ def test_rates_and_decay_are_leaves_of_the_state():
 )
 def test_schedules(name, options, values):
     schedule = make_schedule(SCHEDULES[name](**options), total=8, epoch=3)
-    found = [float(schedule(jnp.int32(step))) for step in range(9)]
-    np.testing.assert_allclose(found, values, rtol=1e-6, atol=1e-7)
+    actual = [float(schedule(jnp.int32(step))) for step in range(9)]
+    np.testing.assert_allclose(actual, values, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(("fields", "first"), [
@@ -284,7 +284,7 @@ def test_a_warmup_longer_than_the_run_is_refused():
 
 
 def test_each_part_that_trains_has_its_rate():
-    own = {"head": 0.0, "backbone": None}
-    assert lr_by_part({"prompt", "head"}, 0.1, own) == {"head": 0.0, "prompt": 0.1}
+    rates = {"head": 0.0, "backbone": None}
+    assert lr_by_part({"prompt", "head"}, 0.1, rates) == {"head": 0.0, "prompt": 0.1}
     with pytest.raises(InputError, match=r"optim.lr_backbone=1e-05, but no"):
         lr_by_part({"prompt", "head"}, 0.1, {"head": None, "backbone": 1e-5})

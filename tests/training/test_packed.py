@@ -34,20 +34,27 @@ ROWS = ((9, 14, 3), (20,), (2, 2, 2, 11))  # lengths of documents
 
 def take(text: TokenStream, number: int) -> TokenStream:
     """Takes a document out of a row."""
-    own = text.segments == number
-    return TokenStream(text.ids[own], text.roles[own], None, np.arange(own.sum(), dtype=np.int32))
+    in_document = text.segments == number
+    return TokenStream(
+        text.ids[in_document],
+        text.roles[in_document],
+        None,
+        np.arange(in_document.sum(), dtype=np.int32),
+    )
 
 
 def take_apart(sample: Sample) -> list[Sample]:
     """Makes a row of one text of each document."""
-    read, found = sample.decoder or sample.encoder, []
+    read, actual = sample.decoder or sample.encoder, []
     for number in range(1, sample.encoder.segments.max() + 1):
-        asked = read.segments[sample.label_pos] == number
+        in_document = read.segments[sample.label_pos] == number
         start = np.flatnonzero(read.segments == number)[0]
         decoder = None if sample.decoder is None else take(sample.decoder, number)
-        pos = sample.label_pos[asked] - start
-        found.append(Sample(take(sample.encoder, number), pos, sample.targets[asked], decoder))
-    return found
+        pos = sample.label_pos[in_document] - start
+        actual.append(
+            Sample(take(sample.encoder, number), pos, sample.targets[in_document], decoder)
+        )
+    return actual
 
 
 def lay(samples, objective, size):
@@ -79,14 +86,14 @@ def test_a_step_is_that_of_the_documents(case):
     rate = 1e-2
     trainable, frozen = split_trainable(params, trainable_mask(params, (r"backbone/.*",)))
     step = jit(make_train_step(model, optax.sgd(rate), [Objective("main", text_loss)]))
-    found, expected = (
+    actual, expected = (
         step(make_state(trainable, optax.sgd(rate), jax.random.key(0)), frozen, batch)
         for batch in (packed, alone)
     )
-    assert_close(found[1], expected[1])
+    assert_close(actual[1], expected[1])
     moved = lambda state: {x: state.trainable[x] - trainable[x] for x in trainable}
     gaps = jax.tree.map(
-        lambda a, b: float(np.abs(a - b).max()), *map(moved, (found[0], expected[0]))
+        lambda a, b: float(np.abs(a - b).max()), *map(moved, (actual[0], expected[0]))
     )
     assert max(gaps.values()) <= 1e-5 * rate * float(expected[1]["grad_norm"]) + 1e-7
 
@@ -96,7 +103,7 @@ def test_documents_that_see_each_other_have_another_loss(case):
     blend = lambda tokens: tokens and tokens._replace(segments=None)
     mixed = packed._replace(encoder=blend(packed.encoder), decoder=blend(packed.decoder))
     forward = jit(model.forward)
-    found, other = (np.asarray(forward(params, batch)) for batch in (packed, mixed))
+    actual, other = (np.asarray(forward(params, batch)) for batch in (packed, mixed))
     there = packed.targets >= 0
-    assert np.abs(found - other)[there].max() > 1e-2
-    assert np.abs(found - other)[1].max() < 1e-5  # a row of one document
+    assert np.abs(actual - other)[there].max() > 1e-2
+    assert np.abs(actual - other)[1].max() < 1e-5  # a row of one document

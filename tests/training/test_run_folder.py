@@ -194,11 +194,11 @@ def test_a_lock_that_was_removed_in_between_is_taken_anew(tmp_path, monkeypatch)
     """Else two processes would hold two files of one name."""
     flock, removed = fcntl.flock, []
 
-    def remove_first(held, how):
+    def remove_first(locked, how):
         if not removed:
-            removed.append(held)
+            removed.append(locked)
             (tmp_path / "lock").unlink()
-        flock(held, how)
+        flock(locked, how)
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
     with lock_workdir(tmp_path):

@@ -76,8 +76,8 @@ def test_accumulation_is_exact(accumulate, choices):
     batch = batch._replace(labels=batch.labels % 2)
     whole, state, frozen = make(choices=choices)
     parts, _, _ = make(choices=choices, accumulate=accumulate)
-    expected, found = whole(state, frozen, batch), parts(state, frozen, batch)
-    assert_close(found, expected)
+    expected, actual = whole(state, frozen, batch), parts(state, frozen, batch)
+    assert_close(actual, expected)
     assert float(expected[1]["grad_norm"]) > 1e-3
 
 
@@ -176,7 +176,7 @@ def test_each_step_objective_and_part_of_a_batch_draws_for_itself(accumulate, nu
     """One objective more changes nothing of what the others draw."""
     key = jax.random.fold_in(jax.random.key(0), number)  # of the seed and of the step
     keys = [key] if accumulate == 1 else jax.random.split(key, 2)
-    expected = [sum(drawn_by(own, i, 8 // accumulate) for own in keys) for i in range(2)]
+    expected = [sum(drawn_by(key, i, 8 // accumulate) for key in keys) for i in range(2)]
     assert expected[0] != expected[1]
     terms = drawing("first"), drawing("second")
     for objectives in (terms[:1], terms):
@@ -190,9 +190,9 @@ def test_each_step_objective_and_part_of_a_batch_draws_for_itself(accumulate, nu
 def test_each_objective_draws_for_itself_where_losses_are_counted():
     key = jax.random.key(5)
     count = make_count_step(BIASES, [drawing("first"), drawing("second")])
-    found = jit(count)(TABLE, {}, batch_of(), key)
+    actual = jit(count)(TABLE, {}, batch_of(), key)
     for number, name in enumerate(("first", "second")):
-        assert_close(found[name]["drawn"], drawn_by(key, number, 8))
+        assert_close(actual[name]["drawn"], drawn_by(key, number, 8))
 
 
 @pytest.mark.long

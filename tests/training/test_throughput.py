@@ -12,9 +12,11 @@ from jaxprompt.training.throughput import Meter
 
 def batches(tokens, decoder=None):
     """Yields batches with so many real tokens."""
-    for own in tokens:
+    for num_tokens in tokens:
         mask = lambda count: SimpleNamespace(mask=np.arange(12).reshape(2, 6) < count)
-        yield SimpleNamespace(encoder=mask(own), decoder=None if decoder is None else mask(decoder))
+        yield SimpleNamespace(
+            encoder=mask(num_tokens), decoder=None if decoder is None else mask(decoder)
+        )
 
 
 MESH = make_placement(2, 1, devices=jax.devices()[:2])  # which need not be all there are

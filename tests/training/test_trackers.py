@@ -112,13 +112,13 @@ class Service(ModuleType):
         if name == self.broken:
             raise RuntimeError("the server\nsaid no.")
 
-    def init(self, **given):
+    def init(self, **options):
         print("* hello")
         self._call("init")
-        self.opened.append(given)
-        if self.current.get() is not None and given.get("reinit") != "create_new":
+        self.opened.append(options)
+        if self.current.get() is not None and options.get("reinit") != "create_new":
             self.finish()
-        self.current.set(given)
+        self.current.set(options)
         return SimpleNamespace(log=self.log, finish=self.finish)
 
     def log(self, values, *, step):
@@ -132,10 +132,10 @@ class Service(ModuleType):
 
 @pytest.fixture(params=SERVICES)
 def service(request, monkeypatch):
-    made = Service(request.param)
-    monkeypatch.setitem(sys.modules, request.param, made)
+    service = Service(request.param)
+    monkeypatch.setitem(sys.modules, request.param, service)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    return made
+    return service
 
 
 def train(folder, name):
@@ -145,9 +145,9 @@ def train(folder, name):
         log.write(jnp.int32(10), dev={"accuracy": jnp.bfloat16(0.5), "f1": [0.25]})
 
 
-def identity(given):
+def identity(options):
     """What both packages find a run again by."""
-    return given["id"] if "id" in given else given["name"]
+    return options["id"] if "id" in options else options["name"]
 
 
 def test_a_service_gets_the_numbers(service, tmp_path, capsys):
@@ -171,9 +171,9 @@ def test_a_workdir_has_one_run_of_its_own(service, tmp_path, monkeypatch):
     first, second, again = service.opened
     assert again == first
     assert identity(first) != identity(second)
-    assert [given["name"].partition("-")[0] for given in (first, second)] == ["first", "second"]
-    assert all(given["resume"] == "allow" for given in service.opened)
-    assert all(given["project"] == "jaxprompt" for given in service.opened)
+    assert [options["name"].partition("-")[0] for options in (first, second)] == ["first", "second"]
+    assert all(options["resume"] == "allow" for options in service.opened)
+    assert all(options["project"] == "jaxprompt" for options in service.opened)
 
 
 def test_a_folder_that_was_deleted_is_another_run(service, tmp_path):
@@ -186,13 +186,17 @@ def test_a_folder_that_was_deleted_is_another_run(service, tmp_path):
 
 
 def test_wandb_keeps_its_files_in_the_workdir_and_obeys_its_environment(tmp_path, monkeypatch):
-    made = Service("wandb")
-    monkeypatch.setitem(sys.modules, "wandb", made)
+    service = Service("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", service)
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     train(tmp_path, "wandb")
-    (given,) = made.opened
-    assert given["dir"] == str(tmp_path) and given["project"] == "mine" and given["config"] is None
-    assert given["reinit"] == "create_new" and "mode" not in given
+    (options,) = service.opened
+    assert (
+        options["dir"] == str(tmp_path)
+        and options["project"] == "mine"
+        and options["config"] is None
+    )
+    assert options["reinit"] == "create_new" and "mode" not in options
 
 
 def test_runs_of_a_grid_are_open_at_once(service, tmp_path):
@@ -202,7 +206,7 @@ def test_runs_of_a_grid_are_open_at_once(service, tmp_path):
     ):
         first.write(1, loss=1.0)
         second.write(1, loss=2.0)
-    assert len({identity(given) for given in service.opened}) == service.finished == 2
+    assert len({identity(options) for options in service.opened}) == service.finished == 2
 
 
 def test_other_processes_write_nothing(service, tmp_path, capsys):

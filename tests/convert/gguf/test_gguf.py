@@ -27,13 +27,13 @@ UNTOLD = {
 
 def read_all(path):
     with open_weights(path) as weights:
-        found = {name: weights.read(name) for name in weights.entries}
-        for name, array in found.items():
+        actual = {name: weights.read(name) for name in weights.entries}
+        for name, array in actual.items():
             assert (weights.entries[name].shape, weights.entries[name].dtype) == (
                 array.shape,
                 array.dtype.name,
             )
-    return found
+    return actual
 
 
 def saved(model):
@@ -45,9 +45,9 @@ def saved(model):
 
 
 def shaping(config):
-    told = {k: v for k, v in config.to_dict().items() if k not in UNTOLD}
-    told["rms_norm_eps"] = pytest.approx(told["rms_norm_eps"], rel=1e-6)
-    return told
+    fields = {k: v for k, v in config.to_dict().items() if k not in UNTOLD}
+    fields["rms_norm_eps"] = pytest.approx(fields["rms_norm_eps"], rel=1e-6)
+    return fields
 
 
 def shaped_by(hf):
@@ -62,17 +62,17 @@ def shaped_by(hf):
 def test_weights_and_config_are_those_of_the_model(kind, tmp_path):
     model = make_model(kind)
     path = write_model(tmp_path / "model.gguf", model, kind)
-    found, expected = read_all(path), saved(model)
-    assert found.keys() == expected.keys()
+    rows, expected = read_all(path), saved(model)
+    assert rows.keys() == expected.keys()
     for name, array in expected.items():
-        assert found[name].dtype == np.float32
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6, err_msg=name)
+        assert rows[name].dtype == np.float32
+        np.testing.assert_allclose(rows[name], array, rtol=0, atol=1e-6, err_msg=name)
     hf = read_config(path)
     assert hf["architectures"] == [type(model).__name__]
     assert shaped_by(hf) == shaping(model.config)
     again = type(model)(transformers.AutoConfig.for_model(**hf)).eval()
     lost, more = again.load_state_dict(
-        {name: torch.from_numpy(array) for name, array in found.items()}, strict=False
+        {name: torch.from_numpy(array) for name, array in rows.items()}, strict=False
     )
     assert not more and set(lost) <= {"lm_head.weight"}
     ids = torch.arange(3, 30)[None]
@@ -89,31 +89,31 @@ def test_transformers_reads_the_same(kind, tmp_path):
         model.config.attn_logit_softcapping = 50.0  # transformers does not read it
     more = dict(query_pre_attn_scalar=256) if kind in _GLOBAL_EVERY else {}  # nor that
     path = write_model(tmp_path / "model.gguf", model, kind, quant="Q8_0")
-    given = dict(gguf_file=path.name)
+    fields = dict(gguf_file=path.name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **given)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **fields)
     hf = read_config(path) | more
     if kind == "qwen2":
         assert hf.pop("head_dim") == 8  # their config of Qwen 2 has no such field
     assert shaped_by(hf) == shaping(theirs.config)
-    found = read_all(path)
+    rows = read_all(path)
     for name, array in saved(theirs).items():
-        np.testing.assert_allclose(found.pop(name), array, rtol=0, atol=1e-6, err_msg=name)
-    assert not found
+        np.testing.assert_allclose(rows.pop(name), array, rtol=0, atol=1e-6, err_msg=name)
+    assert not rows
 
 
 @pytest.mark.parametrize("quant", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_types_that_can_be_written(quant, tmp_path):
     model = make_model("llama", hidden_size=64, num_attention_heads=4)
     path = write_model(tmp_path / "model.gguf", model, "llama", quant=quant)
-    own = {"F16": "float16", "BF16": "bfloat16"}.get(quant, "float32")
+    dtype = {"F16": "float16", "BF16": "bfloat16"}.get(quant, "float32")
     steps = {"F16": 2**-10, "BF16": 2**-7, "Q8_0": 2**-7, "Q5_0": 2**-4, "Q5_1": 2**-4}
     for name, array in saved(model).items():
         with open_weights(path) as weights:
-            assert weights.entries[name].dtype == ("float32" if array.ndim < 2 else own)
-            found = weights.read(name).astype(np.float32)
-        error = np.abs(found - array).max() / np.abs(array).max()
+            assert weights.entries[name].dtype == ("float32" if array.ndim < 2 else dtype)
+            actual = weights.read(name).astype(np.float32)
+        error = np.abs(actual - array).max() / np.abs(array).max()
         assert error < steps.get(quant, 2**-3)
         assert array.ndim < 2 or error > 0
 
@@ -172,17 +172,17 @@ def test_a_released_file_has_the_numbers_and_names_of_its_model(smollm):
         "model.norm.weight": unpacked("output_norm.weight"),
     }
     for i in (0, 29):
-        own = f"model.layers.{i}."
+        prefix = f"model.layers.{i}."
         for name, ours in (
             ("attn_norm", "input_layernorm"), ("attn_v", "self_attn.v_proj"),
             ("attn_output", "self_attn.o_proj"), ("ffn_norm", "post_attention_layernorm"),
             ("ffn_gate", "mlp.gate_proj"), ("ffn_up", "mlp.up_proj"), ("ffn_down", "mlp.down_proj"),
         ):  # fmt: skip
-            expected[f"{own}{ours}.weight"] = unpacked(f"blk.{i}.{name}.weight")
+            expected[f"{prefix}{ours}.weight"] = unpacked(f"blk.{i}.{name}.weight")
         for name, heads in (("q", 9), ("k", 3)):
             rows = unpacked(f"blk.{i}.attn_{name}.weight")
             turned = rows.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(rows.shape)
-            expected[f"{own}self_attn.{name}_proj.weight"] = turned
+            expected[f"{prefix}self_attn.{name}_proj.weight"] = turned
     with open_weights(smollm) as weights:
         assert len(weights.entries) == len(theirs) == 272
         for name, array in expected.items():
@@ -240,9 +240,9 @@ def test_turns_are_scaled_as_llama_cpp_scales_them(tmp_path, fields, factor):
             add = writer.add_string if isinstance(value, str) else writer.add_float32
             add(f"llama.rope.{name}", value)
 
-    found = turns(tmp_path, more)["rope_parameters"]
+    rope = turns(tmp_path, more)["rope_parameters"]
     scaled = dict(rope_type="linear", factor=factor) if factor != 1 else dict(rope_type="default")
-    assert found == dict(rope_theta=50000.0) | scaled
+    assert rope == dict(rope_theta=50000.0) | scaled
 
 
 def write_factors(writer, block):
@@ -259,10 +259,10 @@ def test_llama_3_says_its_scaling_by_factors(tmp_path, factor):
         rope_type="llama3", rope_theta=500000.0, factor=factor, low_freq_factor=1.0,
         high_freq_factor=4.0, original_max_position_embeddings=8192,
     )  # fmt: skip
-    own = dict(head_dim=64, rope_parameters=block)
-    found = turns(tmp_path, lambda writer: write_factors(writer, block), **own)["rope_parameters"]
-    assert found.pop("factor") == pytest.approx(factor)
-    assert found == {k: v for k, v in block.items() if k != "factor"}
+    fields = dict(head_dim=64, rope_parameters=block)
+    rope = turns(tmp_path, lambda writer: write_factors(writer, block), **fields)["rope_parameters"]
+    assert rope.pop("factor") == pytest.approx(factor)
+    assert rope == {k: v for k, v in block.items() if k != "factor"}
     with open_weights(tmp_path / "model.gguf") as weights:
         assert "rope_freqs.weight" not in weights.entries
 
@@ -271,10 +271,10 @@ def test_llama_3_says_its_scaling_by_factors(tmp_path, factor):
         writer.add_rope_scaling_factor(2.0)
 
     with pytest.raises(InputError, match="factor=2.0, but only 1 .with rope_freqs"):
-        turns(tmp_path, both, **own)
+        turns(tmp_path, both, **fields)
     other = block | dict(low_freq_factor=2.0)
     with pytest.raises(InputError, match="rope_freqs.weight=.* of Llama 3.1 and later"):
-        turns(tmp_path, lambda writer: write_factors(writer, other), **own)
+        turns(tmp_path, lambda writer: write_factors(writer, other), **fields)
 
 
 def test_a_window_beside_biases_is_refused(tmp_path):

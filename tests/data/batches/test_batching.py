@@ -76,8 +76,8 @@ def test_padded_row_equals_unpadded_row(side, shift):
     assert batch.weights.tolist() == [1, 1, 0]
     assert batch.index.tolist() == [10, 11, -1]
     kinds = [array.dtype.name for array in arrays(batch)]
-    told = ["int32"] * (side == "right")  # lengths
-    assert kinds == ["int32", "bool", "int32", "int32", "int32", "int8", *told] + [
+    length_leaves = ["int32"] * (side == "right")  # lengths
+    assert kinds == ["int32", "bool", "int32", "int32", "int32", "int8", *length_leaves] + [
         "int32",
         "int32",
         "float32",
@@ -87,13 +87,13 @@ def test_padded_row_equals_unpadded_row(side, shift):
     assert tokens.lengths is None if side == "left" else tokens.lengths.tolist() == lengths
 
 
-@pytest.mark.parametrize("given, shift", [({}, 0), ({"decoder_shift": 3}, 3)])
-def test_what_a_decoder_is_fed_is_counted_from_its_own_shift(given, shift):
+@pytest.mark.parametrize("targets, shift", [({}, 0), ({"decoder_shift": 3}, 3)])
+def test_what_a_decoder_is_fed_is_counted_from_its_own_shift(targets, shift):
     """Padded on the right, whatever the side of the input and its shift."""
     rows = [[encoded(5, slots=0)._replace(decoder=Row(*encoded(n, slots=0)[:5]))] for n in (2, 4)]
     batch = collate(
         rows, [0, 1], [0, 1], batch=2, length=6, pad_id=9, label_width=1, side="left", shift=7,
-        decoder_length=4, **given,
+        decoder_length=4, **targets,
     )  # fmt: skip
     places = np.arange(4) + shift
     assert batch.decoder.positions.tolist() == [[*places[:2], 0, 0], places.tolist()]
@@ -131,10 +131,10 @@ def test_documents_of_a_row_keep_their_numbers(side):
     batch = collate(rows, [0, 0], [0, 1], batch=3, length=7, **pad)
     tokens = batch.encoder
     assert tokens.segments.dtype == np.int32
-    for got, mask, expected in zip(
+    for actual, mask, expected in zip(
         tokens.segments, tokens.mask, [[1, 1, 1, 2, 2], [1, 2, 3, 3], []], strict=True
     ):
-        assert got[mask].tolist() == expected and not got[~mask].any()
+        assert actual[mask].tolist() == expected and not actual[~mask].any()
     filling = collate([], [], [], batch=3, length=7, like=rows[0][0], **pad)
     assert filling.encoder.segments.shape == (3, 7) and not filling.encoder.segments.any()
 
@@ -188,9 +188,9 @@ def test_epoch_holds_every_example_once(group):
         np.testing.assert_array_equal(weights, index >= 0)
     assert orders[0] != orders[1] != orders[2] != orders[0]
     for batch in batches:
-        kept = batch.index >= 0
-        np.testing.assert_array_equal(batch.labels[kept], labels[batch.index[kept]])
-        assert (batch.encoder.ids[kept, 2] == 1000 * (batch.index[kept] + 1) + 2).all()
+        is_real = batch.index >= 0
+        np.testing.assert_array_equal(batch.labels[is_real], labels[batch.index[is_real]])
+        assert (batch.encoder.ids[is_real, 2] == 1000 * (batch.index[is_real] + 1) + 2).all()
         longest = batch.encoder.mask.sum(1).max()
         assert batch.encoder.ids.shape == (8, -(-longest // 8) * 8)
     assert stream.shapes == {b.encoder.ids.shape for b in batches}
@@ -291,12 +291,12 @@ def test_the_share_of_a_whole_batch_is_what_a_host_lays(choices):
     rows, labels = split(11)
     rows = [[row] + [encoded(6, first=7)] * (choices - 1) for (row,) in rows]
     for host in (0, 1):
-        own = layout(num_rows=choices, host=host, hosts=2)
-        whole = EvalBatches(rows, labels, own.single_host())
-        for batch, expected in zip(whole, EvalBatches(rows, labels, own), strict=True):
+        share = layout(num_rows=choices, host=host, hosts=2)
+        whole = EvalBatches(rows, labels, share.single_host())
+        for batch, expected in zip(whole, EvalBatches(rows, labels, share), strict=True):
             assert len(batch.index) == 2 * len(expected.index)
-            same(host_share(batch, own), expected)
-            assert host_share(batch, own).index.tolist() == expected.index.tolist()
+            same(host_share(batch, share), expected)
+            assert host_share(batch, share).index.tolist() == expected.index.tolist()
     assert expected.index.tolist() == [-1] * 4
 
 
@@ -307,12 +307,12 @@ def states_of(side, lengths, reads, sizes):
         laid = dict(batch=1, length=length, pad_id=9, label_width=read, side=side)
         batch = collate([[encoded(1, slots=0, label_pos=[0] * read)]], [0], [0], **laid)
         batches.append(batch._replace(cached=np.full((1, size, 3), float(number))))
-    found = stack_batches(batches, 9, side)
+    actual = stack_batches(batches, 9, side)
     assert (
-        found.cached.shape == (2, 1, max(sizes), 3)
-        and (found.cached == found.cached[..., :1]).all()
+        actual.cached.shape == (2, 1, max(sizes), 3)
+        and (actual.cached == actual.cached[..., :1]).all()
     )
-    return found.cached[..., 0].tolist()
+    return actual.cached[..., 0].tolist()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -334,15 +334,15 @@ def test_states_of_what_is_read_are_widened_as_that(side):
 def test_eval_goes_over_every_example_once_longest_first():
     rows, labels = split()
     batches = EvalBatches(rows, labels, layout())
-    seen = list(batches)
-    assert len(batches) == len(seen) == 5
-    index = np.concatenate([b.index for b in seen])
+    batches_in_order = list(batches)
+    assert len(batches) == len(batches_in_order) == 5
+    index = np.concatenate([b.index for b in batches_in_order])
     assert sorted(index[index >= 0]) == list(range(37))
     lengths = [len(rows[i][0].ids) for i in index if i >= 0]
     assert lengths == sorted(lengths, reverse=True)
-    assert sum(b.weights.sum() for b in seen) == 37
-    assert batches.shapes == {b.encoder.ids.shape for b in seen}
-    for again, before in zip(batches, seen, strict=True):
+    assert sum(b.weights.sum() for b in batches_in_order) == 37
+    assert batches.shapes == {b.encoder.ids.shape for b in batches_in_order}
+    for again, before in zip(batches, batches_in_order, strict=True):
         same(again, before)
 
 

@@ -149,9 +149,9 @@ def test_kfold_golden():
 
 def test_kfold_of_2k_rows_is_what_kshot_divides():
     """So hyper-parameters are chosen on the very examples that then train and stop early."""
-    drawn = np.concatenate(fewshot.kshot(UNEVEN, 4, seed=5))
+    sampled = np.concatenate(fewshot.kshot(UNEVEN, 4, seed=5))
     for fold in fewshot.kfold(UNEVEN, 4, seed=5, k=8):
-        assert sorted([*fold.train, *fold.dev]) == sorted(drawn)
+        assert sorted([*fold.train, *fold.dev]) == sorted(sampled)
     other = fewshot.kfold(UNEVEN, 4, seed=6, k=8)[0]
     assert other.dev.tolist() != fewshot.kfold(UNEVEN, 4, seed=5, k=8)[0].dev.tolist()
 
@@ -191,8 +191,8 @@ def test_holdout_gives_every_class_its_share(seed):
 
 def test_holdout_draws_by_the_seed_within_a_class():
     labels = [0] * 60 + [1] * 30
-    drawn = {tuple(fewshot.holdout(labels, 9, seed).dev) for seed in range(5)}
-    assert len(drawn) == 5
+    splits = {tuple(fewshot.holdout(labels, 9, seed).dev) for seed in range(5)}
+    assert len(splits) == 5
     assert fewshot.holdout(labels, 9, 3).dev.tolist() == fewshot.holdout(labels, 9, 3).dev.tolist()
 
 
@@ -213,7 +213,7 @@ def listed(path, seed):
 
 
 @pytest.mark.parametrize(
-    "train, dev, told",
+    "train, dev, message",
     [
         ([], [1], r"rows.jsonl:2: 'train' and 'dev' must be lists"),
         ([4, 2, 4], [1], r"rows.jsonl:2: row 4 is listed 2 times"),
@@ -225,13 +225,13 @@ def listed(path, seed):
         ([0], [True], r"rows.jsonl:2: 'train' and 'dev' must be lists"),
     ],
 )
-def test_listed_rows_are_there_and_there_once(train, dev, told, tmp_path):
+def test_listed_rows_are_there_and_there_once(train, dev, message, tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"seed": 1, "train": [0, 9], "dev": []}, {"seed": 2, "train": train, "dev": dev}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = listed(path, 1)
-    assert found.train.tolist() == [0, 9] and found.dev.tolist() == []
-    with pytest.raises(InputError, match=told):
+    actual = listed(path, 1)
+    assert actual.train.tolist() == [0, 9] and actual.dev.tolist() == []
+    with pytest.raises(InputError, match=message):
         listed(path, 2)
 
 
@@ -313,19 +313,19 @@ RIGHT = [int(number % 3 == 0) for number in range(30)]
     ],
 )  # fmt: skip
 def test_no_question_is_divided(protocol):
-    found = fewshot.sample_split(protocol, RIGHT, 3, groups=GROUPS)
-    train, dev = ({GROUPS[row] for row in part} for part in (found.train, found.dev))
+    actual = fewshot.sample_split(protocol, RIGHT, 3, groups=GROUPS)
+    train, dev = ({GROUPS[row] for row in part} for part in (actual.train, actual.dev))
     assert dev and not train & dev
-    assert len(found.dev) == 3 * len(dev)
-    assert found.dev.tolist() == sorted(found.dev) and len({*found.dev}) == len(found.dev)
+    assert len(actual.dev) == 3 * len(dev)
+    assert actual.dev.tolist() == sorted(actual.dev) and len({*actual.dev}) == len(actual.dev)
     if isinstance(protocol, KShot | Balanced):
         plain = fewshot.sample_split(protocol, RIGHT, 3)
-        assert found.train.tolist() == plain.train.tolist()
-        assert len(plain.dev) <= len(found.dev) < len(plain.dev) + 3
+        assert actual.train.tolist() == plain.train.tolist()
+        assert len(plain.dev) <= len(actual.dev) < len(plain.dev) + 3
     else:
-        assert len(found.train) == 3 * len(train)
+        assert len(actual.train) == 3 * len(train)
     sizes = {"holdout": 9, "kfold": 6, "fraction": 9}
-    assert len(found.dev) == sizes.get(protocol.name, len(found.dev))
+    assert len(actual.dev) == sizes.get(protocol.name, len(actual.dev))
     if isinstance(protocol, Fraction):
         assert len(train) == 5
 

@@ -122,7 +122,7 @@ def test_a_word_may_hold_a_space_that_does_not_break(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, line, told",
+    "text, line, message",
     [
         ("1 It eats ||| B-A0 B-V\nIt eats ||| O O\n", 2, "'It eats ||| O O' must be the index of"),
         ("1 It eats ||| B-A0 B-V\n1 It eats O O\n", 2, "must be the index of the predicate"),
@@ -139,11 +139,11 @@ def test_a_word_may_hold_a_space_that_does_not_break(tmp_path):
         ("It\neats\n", 1, "'It' is a word without a tag"),
     ],
 )  # fmt: skip
-def test_the_line_of_a_broken_file_is_named(tmp_path, text, line, told):
+def test_the_line_of_a_broken_file_is_named(tmp_path, text, line, message):
     with pytest.raises(InputError) as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(f"{tmp_path / 'a.txt'}:{line}: "), caught.value
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_file_without_a_predicate(tmp_path):

@@ -88,8 +88,8 @@ def test_tags_that_a_task_does_not_know_are_told():
     task = dataclasses.replace(
         custom_task(fields=("words",), tags="tags"), labels=("O", "B-A", "I-A"), scheme="iob2"
     )
-    given = [["B-A"], ["B-Q"], [], ["O"], ["B-Q"]]
-    rows = [{"words": ["cat"], "tags": tags} for tags in given]
+    tag_rows = [["B-A"], ["B-Q"], [], ["O"], ["B-Q"]]
+    rows = [{"words": ["cat"], "tags": tags} for tags in tag_rows]
     records = with_examples(task, from_rows(Rows(rows, "in")))
     (line,) = unknown_label_messages(task, records)
     assert "tags unknown to task custom: 2 of 5 examples, the first ['B-Q'] at in:2;" in line

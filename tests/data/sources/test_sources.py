@@ -283,11 +283,18 @@ dataset_info:
     question = '{"text": "Who ?", "coarse_label": 3}\n'
     files = {"default/train/0000.jsonl": question}
     cached_set(tmp_path, "CogComp/trec", files, "refs/convert/parquet")
-    asked = {"question": ["a", "b"], "answer": ["x", "z"], "choice": [["x", "y"], ["y", "z", "w"]]}
-    nested = {"documents": ["one", "two"], "document_id": "m1", "questions": asked}
-    listed = [dict(zip(asked, own, strict=True)) for own in zip(*asked.values(), strict=True)]
-    parts = {"mixed": asked, "dialog": listed}
-    written = {name: json.dumps(nested | {"questions": own}) for name, own in parts.items()}
+    questions = {
+        "question": ["a", "b"],
+        "answer": ["x", "z"],
+        "choice": [["x", "y"], ["y", "z", "w"]],
+    }
+    nested = {"documents": ["one", "two"], "document_id": "m1", "questions": questions}
+    listed = [
+        dict(zip(questions, values, strict=True))
+        for values in zip(*questions.values(), strict=True)
+    ]
+    parts = {"mixed": questions, "dialog": listed}
+    written = {name: json.dumps(nested | {"questions": part}) for name, part in parts.items()}
     files = {f"{name}/train-0.jsonl": f"{line}\n" * 2 for name, line in written.items()}
     configs = "".join(f"- config_name: {x}\n  data_files: {x}/train-*\n" for x in parts)
     cached_set(tmp_path, "dataset-org/c3", files | {"README.md": f"---\nconfigs:\n{configs}---\n"})
@@ -298,23 +305,23 @@ dataset_info:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["known"] == rows
-    assert found["origin"] == "stanfordnlp/sst2/validation:2"
-    assert found["label"] == 1
-    assert found["has"] == [False, True]
-    assert "no dev split" in found["no_dev"] and "train, validation" in found["no_dev"]
-    assert found["mine"] == [rows[0] | {"label": "negative"}, rows[1] | {"label": "positive"}]
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["known"] == rows
+    assert document["origin"] == "stanfordnlp/sst2/validation:2"
+    assert document["label"] == 1
+    assert document["has"] == [False, True]
+    assert "no dev split" in document["no_dev"] and "train, validation" in document["no_dev"]
+    assert document["mine"] == [rows[0] | {"label": "negative"}, rows[1] | {"label": "positive"}]
     # A known task numbers the classes in another order than the data set that names them.
-    assert [row["label"] for row in found["reversed"]] == ["objective", "subjective"]
-    assert found["mine_has"] is False
-    assert found["renamed"] == [{"text": r["sentence"], "label": r["label"]} for r in rows]
-    assert found["branch"] == [json.loads(question)]
-    once = [{"context": ["one", "two"], "document_id": "m1"} | own for own in listed]
-    assert found["nested"] == [once * 2, once * 2, once * 4]
-    assert "'SetFit/CR' cannot be loaded" in found["absent"]
-    assert "HF_HUB_OFFLINE" in found["absent"]
-    assert "'stanfordnlp/sst2:nope' cannot be loaded" in found["subset"]
+    assert [row["label"] for row in document["reversed"]] == ["objective", "subjective"]
+    assert document["mine_has"] is False
+    assert document["renamed"] == [{"text": r["sentence"], "label": r["label"]} for r in rows]
+    assert document["branch"] == [json.loads(question)]
+    once = [{"context": ["one", "two"], "document_id": "m1"} | question for question in listed]
+    assert document["nested"] == [once * 2, once * 2, once * 4]
+    assert "'SetFit/CR' cannot be loaded" in document["absent"]
+    assert "HF_HUB_OFFLINE" in document["absent"]
+    assert "'stanfordnlp/sst2:nope' cannot be loaded" in document["subset"]
 
 
 def test_a_hub_id_is_never_read_from_this_machine(tmp_path, monkeypatch):
@@ -344,8 +351,8 @@ def test_examples_without_an_agreed_label_are_left_out(name, odd, tmp_path):
     rows = [{**dict.fromkeys(task.fields, "a text"), "label": label} for label in (0, odd, 2)]
     write_jsonl(tmp_path / "train.jsonl", rows)
     write_jsonl(tmp_path / "test.jsonl", [rows[1], rows[1]])
-    found = sources.read_split(task, "train", source=str(tmp_path))
-    assert [row["label"] for row in found] == [0, 2] and found.origin(1).endswith(":3")
+    actual = sources.read_split(task, "train", source=str(tmp_path))
+    assert [row["label"] for row in actual] == [0, 2] and actual.origin(1).endswith(":3")
     assert len(sources.read_split(task, "test", source=str(tmp_path))) == 2
 
 

@@ -109,23 +109,23 @@ def test_benchmarks_as_published(tmp_path, name, rows, labels, ending):
     path = tmp_path / f"a.{ending}"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     task = get_task(name)
-    found = read(task, path)
-    assert [read_example(task, row, "x").label for row in found] == labels
+    actual = read(task, path)
+    assert [read_example(task, row, "x").label for row in actual] == labels
 
 
 def test_what_clue_writes_into_its_hidden_test_is_no_answer():
     task = get_task("cmrc2018")
-    told = lambda *texts: has_label(task, {"answers": {"text": [*texts], "answer_start": [-1]}})
-    assert told("Paris") and told("Paris", "FAKE_ANSWER_1")
-    assert not told("FAKE_ANSWER_1", "FAKE_ANSWER_2")
+    labelled = lambda *texts: has_label(task, {"answers": {"text": [*texts], "answer_start": [-1]}})
+    assert labelled("Paris") and labelled("Paris", "FAKE_ANSWER_1")
+    assert not labelled("FAKE_ANSWER_1", "FAKE_ANSWER_2")
 
 
 @pytest.mark.parametrize("name", ["conll2003", "quoref"])
 def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(name, monkeypatch):
-    asked, task = [], get_task(name)
+    requests, task = [], get_task(name)
 
     def load_dataset(hub, name=None, *, revision=None, cache_dir=None):
-        asked.append(revision)
+        requests.append(revision)
         if revision is None:
             raise RuntimeError("Dataset scripts are no longer supported, but found a.py")
         row = {column: ["a"] for column in task.fields}
@@ -133,7 +133,7 @@ def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(name, monkeyp
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert len(read_split(task, "train", source="hub")) == 1
-    assert asked == [None, "refs/convert/parquet"]
+    assert requests == [None, "refs/convert/parquet"]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_folders_of_lm_bff(tmp_path, name, labels):
     path.write_text("\n".join(lines) + "\n")
     task = get_task(name)
     rows = read(task, path)
-    found = [read_example(task, row, "x") for row in rows]
-    assert [own.label for own in found] == labels
-    assert found[1].fields["text"] == 'a "b", c 1' and rows.origin(1).endswith(":2")
+    actual = [read_example(task, row, "x") for row in rows]
+    assert [example.label for example in actual] == labels
+    assert actual[1].fields["text"] == 'a "b", c 1' and rows.origin(1).endswith(":2")
     path.write_text('9,"a"\n')
     with pytest.raises(InputError, match=r"label '9' is not a label"):
         read_example(task, read(task, path)[0], "x")
@@ -168,12 +168,14 @@ def test_a_header_of_other_columns_is_no_row(tmp_path):
 @pytest.mark.parametrize(("name", "field"), [("dream", "dialogue"), ("c3", "context")])
 def test_questions_of_a_list(tmp_path, name, field):
     """DREAM's and C3's own rows are lists without names."""
-    asked = [{"question": f"Which, {i}?", "choice": ["a", "b", "c"], "answer": "abc"[i]}
+    questions = [{"question": f"Which, {i}?", "choice": ["a", "b", "c"], "answer": "abc"[i]}
              for i in range(2)]  # fmt: skip
     path = tmp_path / "train.json"
-    path.write_text(json.dumps([[["M: a", "W: b"], asked, "1-1"], [["M: c"], asked[:1], "1-2"]]))
+    path.write_text(
+        json.dumps([[["M: a", "W: b"], questions, "1-1"], [["M: c"], questions[:1], "1-2"]])
+    )
     task = get_task(name)
     rows = read(task, path)
-    found = [read_example(task, row, "x") for row in rows]
-    assert [own.label for own in found] == [0, 1, 0] and rows[1]["id"] == "1-1"
-    assert found[1].fields["question"] == "Which, 1?" and "W: b" in found[1].fields[field]
+    actual = [read_example(task, row, "x") for row in rows]
+    assert [example.label for example in actual] == [0, 1, 0] and rows[1]["id"] == "1-1"
+    assert actual[1].fields["question"] == "Which, 1?" and "W: b" in actual[1].fields[field]

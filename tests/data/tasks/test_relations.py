@@ -104,11 +104,11 @@ def test_rows_by_their_published_columns(name):
         ("dialog_re", "Speaker 2 is the [mask] of Joe"),
     ],
 )
-def test_the_template_asks_what_one_entity_is_of_the_other(name, asked):
+def test_the_template_asks_what_one_entity_is_of_the_other(name, question):
     """Of events what the argument is of the trigger; DART, appendix A.2, asks of relations so."""
     task = get_task(name)
     fields = read_example(task, ROWS[name], "x:1").fields
-    assert re.sub(r"\{(entity\d)\}", lambda m: fields[m[1]], task.template).endswith(asked)
+    assert re.sub(r"\{(entity\d)\}", lambda m: fields[m[1]], task.template).endswith(question)
 
 
 @pytest.mark.parametrize("name, folder, splits", [
@@ -194,8 +194,8 @@ def test_digests_of_other_tasks_are_as_before():
     """What runs recorded before entities were there still holds."""
     task = get_task("sst2")
     example = read_example(task, {"sentence": "fine", "label": 1}, "x:1")
-    found = summarize([example], task.labels).digest
-    assert found == "27c8837a7bf2c1a5bf3eb01f3b5756a42e76619ddfc8b644d9e5046d521e624e"
+    actual = summarize([example], task.labels).digest
+    assert actual == "27c8837a7bf2c1a5bf3eb01f3b5756a42e76619ddfc8b644d9e5046d521e624e"
     marked = read_example(get_task("scierc"), ROWS["scierc"], "x:1")
     moved = marked._replace(entities=((0, 1), marked.entities[1]))
     digests = {summarize([e], ()).digest for e in (marked, moved)}
@@ -220,14 +220,14 @@ def test_dialogues_as_published(tmp_path):
     task = get_task("dialog_re")
     rows = read_split(task, "train", files={"train": str(path)})
     assert [rows.origin(i).rpartition(":")[2] for i in range(5)] == ["1", "1", "1", "1", "2"]
-    found = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
-    assert found[0].references == ("per:spouse", "per:parents")
-    assert found[0].label == task.labels.index("per:spouse")
+    actual = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+    assert actual[0].references == ("per:spouse", "per:parents")
+    assert actual[0].label == task.labels.index("per:spouse")
     text = "\n".join(TURNS)
-    assert [text[a:b] for a, b in found[1].entities] == ["Speaker 2", "Joe"]
-    assert found[1].fields["entity2"] == "joe"
+    assert [text[a:b] for a, b in actual[1].entities] == ["Speaker 2", "Joe"]
+    assert actual[1].fields["entity2"] == "joe"
     # Not said, and in "Love" it is part of another word.
-    assert found[2].entities[1] == found[3].entities[1] == found[4].entities[1] == ABSENT
+    assert actual[2].entities[1] == actual[3].entities[1] == actual[4].entities[1] == ABSENT
     with pytest.raises(InputError, match="a row must be an object"):
         read_file(path)
 
@@ -242,8 +242,8 @@ def test_dialogues_as_published(tmp_path):
         ("cartoon art2", "art", []),
     ],
 )  # fmt: skip
-def test_a_name_is_found_as_a_word(text, name, found):
-    assert _occurrences(name, text) == found
+def test_a_name_is_found_as_a_word(text, name, actual):
+    assert _occurrences(name, text) == actual
 
 
 def test_events_with_several_arguments(tmp_path):
@@ -256,8 +256,8 @@ def test_events_with_several_arguments(tmp_path):
     path.write_text(json.dumps(event) + "\n")
     task = get_task("event_arguments")
     rows = read_split(task, "train", files={"train": str(path)})
-    found = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
-    assert [(one.fields["entity2"], task.labels[one.label]) for one in found] == [
+    actual = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+    assert [(one.fields["entity2"], task.labels[one.label]) for one in actual] == [
         ("They", "Attacker"), ("the bridge", "NA")
     ]  # fmt: skip
     assert {rows.origin(i) for i in range(2)} == {f"{path}:1"}
@@ -272,7 +272,7 @@ def test_a_nested_column_of_something_else_is_named_with_its_line(value, tmp_pat
     whole = event | {"arguments": [{"argument": [0, 1], "role": "NA"}]}
     path = tmp_path / "train.jsonl"
     path.write_text(
-        "".join(json.dumps(own) + "\n" for own in (whole, event | {"arguments": value}))
+        "".join(json.dumps(event_row) + "\n" for event_row in (whole, event | {"arguments": value}))
     )
     line = refuse_line(read_split, get_task("event_arguments"), "train", files={"train": str(path)})
     assert line.startswith(f"{path}:2: column 'arguments' must be a list of objects")
@@ -281,10 +281,10 @@ def test_a_nested_column_of_something_else_is_named_with_its_line(value, tmp_pat
 def test_dialogues_turn_by_turn():
     task = get_task("dialog_re")
     row = {"dialog": TURNS, **PAIRS[0]}
-    found = list(read_turns(task, row, read_example(task, row, "x:1"), "x:1", 3))
-    assert [one.expressed for one in found] == [(), ("per:spouse",), ("per:spouse", "per:parents")]
-    assert [one.fields["dialog"] for one in found] == ["\n".join(TURNS[:n]) for n in (2, 3, 4)]
-    assert {one.pair for one in found} == {3} and {one.label for one in found} == {16}
+    actual = list(read_turns(task, row, read_example(task, row, "x:1"), "x:1", 3))
+    assert [one.expressed for one in actual] == [(), ("per:spouse",), ("per:spouse", "per:parents")]
+    assert [one.fields["dialog"] for one in actual] == ["\n".join(TURNS[:n]) for n in (2, 3, 4)]
+    assert {one.pair for one in actual} == {3} and {one.label for one in actual} == {16}
     row = {"dialog": TURNS, **PAIRS[2]}  # never named: told at the last turn alone
     (last,) = read_turns(task, row, read_example(task, row, "x:1"), "x:1", 0)
     assert last.fields["dialog"] == "\n".join(TURNS)

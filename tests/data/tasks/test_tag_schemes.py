@@ -13,7 +13,7 @@ PLACE = "rows.jsonl:{}".format
 
 def write(entities, words, scheme):
     """Writes entities in a scheme, by its definition."""
-    found = ["O"] * words
+    actual = ["O"] * words
     for kind, start, end in entities:
         for word in range(start, end):
             letter = "I"
@@ -22,8 +22,8 @@ def write(entities, words, scheme):
                 letter = "B"
             if scheme == "bioes":
                 letter = "S" if end - start == 1 else {start: "B", end - 1: "E"}.get(word, "I")
-            found[word] = f"{letter}-{kind}"
-    return found
+            actual[word] = f"{letter}-{kind}"
+    return actual
 
 
 @pytest.mark.parametrize("scheme", [s for s in tags.SCHEMES if s != tags.NO_SCHEME])

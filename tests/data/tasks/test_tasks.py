@@ -168,14 +168,14 @@ def test_reads_real_rows(shared, name, folder):
     task = tasks.get_task(name)
     split = "test" if name == "wsc" else "train"  # FewGLUE's training rows are of one class
     rows = expand_rows(task, read_file(shared / "data" / folder / f"{split}.jsonl.gz"))
-    seen = set()
+    labels_seen = set()
     for row in rows:
         example = read_example(task, row, "x:1")
         answer = row[task.label]
         assert example.label == answer or example.choices[example.label] == answer
         assert set(example.fields) == set(task.texts)
-        seen.add(example.label)
-    assert seen == set(range(len(task.labels)))
+        labels_seen.add(example.label)
+    assert labels_seen == set(range(len(task.labels)))
 
 
 def documented_names(shared):
@@ -484,8 +484,8 @@ def test_whole_numbers_that_pandas_wrote_as_floats():
         assert read_example(task, {"text": "a", "label": value}, "x:1").label == index
     spelled = tasks.custom_task(fields=["text"], labels=["1.0", "2.0"])
     assert read_example(spelled, {"text": "a", "label": "2.0"}, "x:1").label == 1
-    known = {"sentence": "a", "label": "1.0"}
-    assert read_example(tasks.get_task("sst2"), known, "x:1").label == 1
+    row = {"sentence": "a", "label": "1.0"}
+    assert read_example(tasks.get_task("sst2"), row, "x:1").label == 1
 
 
 def test_custom_words():

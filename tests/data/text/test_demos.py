@@ -148,8 +148,8 @@ def test_not_even_the_labels_fit(bert):
 
 
 def test_limits(bert):
-    own, demo = Example({"s": words(8)}), Example({"s": words(7, "bad")}, label=0)
-    row = encode(make_encoder(bert, IT_WAS, max_demo_tokens=3, max_example_tokens=5), own, demo)
+    example, demo = Example({"s": words(8)}), Example({"s": words(7, "bad")}, label=0)
+    row = encode(make_encoder(bert, IT_WAS, max_demo_tokens=3, max_example_tokens=5), example, demo)
     text = shown(bert, row)
     assert (text.count("film"), text.count("bad"), row.cut) == (5, 3, False)
 
@@ -201,47 +201,47 @@ POOL = [Example({"s": f"text {i}"}, label=i % 2) for i in range(12)]
 
 
 def texts(samples):
-    return [[demo.fields["s"] for demo in own] for own in samples]
+    return [[demo.fields["s"] for demo in sample] for sample in samples]
 
 
 def test_one_of_each_class_in_their_order():
     demos = Demonstrations(settings(samples=50), POOL, NAMES)
-    (found,) = demos.sample([FILM])
-    assert len(found) == 50 and all([d.label for d in own] == [0, 1] for own in found)
-    assert {own[0].fields["s"] for own in found} == {f"text {i}" for i in range(0, 12, 2)}
+    (actual,) = demos.sample([FILM])
+    assert len(actual) == 50 and all([d.label for d in sample] == [0, 1] for sample in actual)
+    assert {sample[0].fields["s"] for sample in actual} == {f"text {i}" for i in range(0, 12, 2)}
     (two,) = Demonstrations(settings(per_class=2), POOL, NAMES).sample([FILM])
-    assert all([d.label for d in own] == [0, 0, 1, 1] for own in two)
-    assert all(len({d.fields["s"] for d in own}) == 4 for own in two)
+    assert all([d.label for d in sample] == [0, 0, 1, 1] for sample in two)
+    assert all(len({d.fields["s"] for d in sample}) == 4 for sample in two)
 
 
 def test_never_itself_nor_a_copy_of_its_text():
     pool = [*POOL, Example({"s": "text 0"}, label=1)]  # the same text under another label
-    found = Demonstrations(settings(samples=200), pool, NAMES).sample(pool)
-    for example, samples in zip(pool, found, strict=True):
+    actual = Demonstrations(settings(samples=200), pool, NAMES).sample(pool)
+    for example, samples in zip(pool, actual, strict=True):
         assert example.fields["s"] not in itertools.chain(*texts(samples))
-        assert len({text for own in texts(samples) for text in own}) > 10 - 2
+        assert len({text for sample in texts(samples) for text in sample}) > 10 - 2
 
 
 def test_of_all_classes_in_random_order():
     seven = settings(per_class=0, total=7, samples=30)
-    (found,) = Demonstrations(seven, POOL, NAMES).sample([FILM])
-    assert all(len({d.fields["s"] for d in own}) == 7 for own in found)
-    orders = {tuple(d.label for d in own) for own in found}
+    (actual,) = Demonstrations(seven, POOL, NAMES).sample([FILM])
+    assert all(len({d.fields["s"] for d in sample}) == 7 for sample in actual)
+    orders = {tuple(d.label for d in sample) for sample in actual}
     assert len(orders) > 20
     (every,) = Demonstrations(settings(per_class=0, total=99), POOL, NAMES).sample([POOL[3]])
     others = sorted(f"text {i}" for i in range(12) if i != 3)
-    assert all(sorted(own) == others for own in texts(every))
+    assert all(sorted(sample) == others for sample in texts(every))
 
 
 def test_exactly_so_many_of_all_classes():
     four = settings(per_class=0, exact=4, samples=30)
-    (found,) = Demonstrations(four, POOL, NAMES).sample([FILM])
-    assert all(len({d.fields["s"] for d in own}) == 4 for own in found)
-    assert len({tuple(d.label for d in own) for own in found}) > 9
+    (actual,) = Demonstrations(four, POOL, NAMES).sample([FILM])
+    assert all(len({d.fields["s"] for d in sample}) == 4 for sample in actual)
+    assert len({tuple(d.label for d in sample) for sample in actual}) > 9
     as_many = settings(per_class=0, total=4, samples=30)
-    assert Demonstrations(as_many, POOL, NAMES).sample([FILM]) == [found]
+    assert Demonstrations(as_many, POOL, NAMES).sample([FILM]) == [actual]
     (every,) = Demonstrations(settings(per_class=0, exact=12), POOL, NAMES).sample([FILM])
-    assert all(len({d.fields["s"] for d in own}) == 12 for own in every)
+    assert all(len({d.fields["s"] for d in sample}) == 12 for sample in every)
 
 
 def test_a_function_of_the_text_and_the_seed_alone():
@@ -249,8 +249,8 @@ def test_a_function_of_the_text_and_the_seed_alone():
     alone = [demos.sample([example])[0] for example in POOL]
     assert demos.sample(POOL) == alone == demos.sample(POOL[::-1])[::-1]
     assert Demonstrations(settings(seed=4), POOL, NAMES).sample(POOL) != alone
-    assert len({str(texts(own)) for own in alone}) > 9
-    assert [own[:1] for own in alone] == demos.single_sample().sample(POOL)
+    assert len({str(texts(sample)) for sample in alone}) > 9
+    assert [sample[:1] for sample in alone] == demos.single_sample().sample(POOL)
 
 
 def test_they_are_drawn_by_the_hash_of_the_seed_and_the_text():
@@ -262,32 +262,32 @@ def test_they_are_drawn_by_the_hash_of_the_seed_and_the_text():
     rng, one = np.random.RandomState(np.frombuffer(digest, "<u4")), []
     for _ in range(2):
         one.append([f"text {rng.permutation(rows)[0]}" for rows in of_class])
-    (found,) = Demonstrations(settings(samples=2), POOL, NAMES).sample([POOL[4]])
-    assert texts(found) == one
+    (actual,) = Demonstrations(settings(samples=2), POOL, NAMES).sample([POOL[4]])
+    assert texts(actual) == one
     rng = np.random.RandomState(np.frombuffer(digest, "<u4"))
     of_all = [f"text {row}" for row in rng.permutation(np.concatenate(of_class))[:5]]
     five = settings(per_class=0, exact=5, samples=1)
-    (found,) = Demonstrations(five, POOL, NAMES).sample([POOL[4]])
-    assert texts(found) == [of_all]
+    (actual,) = Demonstrations(five, POOL, NAMES).sample([POOL[4]])
+    assert texts(actual) == [of_all]
 
 
 def test_only_the_most_similar_are_sampled():
-    known = np.random.RandomState(0).permutation(12) / 12
+    similarities = np.random.RandomState(0).permutation(12) / 12
     calls = []
 
     def similarity(examples):
         calls.append(len(examples))
-        return np.stack([known * (1 if e is FILM else -1) for e in examples])
+        return np.stack([similarities * (1 if e is FILM else -1) for e in examples])
 
     demos = Demonstrations(settings(samples=100, similar=0.5, encoder="e"), POOL, NAMES, similarity)
     near, far = demos.sample([FILM, DULL])
     for label in range(2):
-        rows = sorted(range(label, 12, 2), key=lambda row: -known[row])
-        found = [{own[label].fields["s"] for own in samples} for samples in (near, far)]
-        assert found == [{f"text {row}" for row in half} for half in (rows[:3], rows[3:])]
+        rows = sorted(range(label, 12, 2), key=lambda row: -similarities[row])
+        actual = [{sample[label].fields["s"] for sample in samples} for samples in (near, far)]
+        assert actual == [{f"text {row}" for row in half} for half in (rows[:3], rows[3:])]
     assert calls == [2]
     tiny = Demonstrations(settings(similar=0.01, per_class=2, encoder="e"), POOL, NAMES, similarity)
-    assert all(len(own) == 4 for own in tiny.sample([FILM])[0])  # as many as are asked for
+    assert all(len(sample) == 4 for sample in tiny.sample([FILM])[0])  # as many as are asked for
 
 
 @pytest.mark.parametrize("counts, few, fitting, count", [

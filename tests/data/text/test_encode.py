@@ -117,11 +117,11 @@ def test_real_sentences_equal_the_whole_text_encoded_at_once(tokenizer, shared):
 def test_specials_of_one_text_and_of_a_pair_are_the_tokenizers(tokenizer):
     texts = ("An old dog, asleep", "Unbelievably quiet here")
     num_types = 2 if tokenizer.sep_token == "[SEP]" else 1
-    for template, given in (("{a}", texts[:1]), ("{a} [sep] {b}", texts)):
+    for template, texts_used in (("{a}", texts[:1]), ("{a} [sep] {b}", texts)):
         (row,) = make_encoder(tokenizer, template, num_types=num_types).encode(
-            Example(dict(zip("ab", given, strict=False)))
+            Example(dict(zip("ab", texts_used, strict=False)))
         )
-        expected = tokenizer(*given)
+        expected = tokenizer(*texts_used)
         assert row.ids.tolist() == expected["input_ids"]
         if "token_type_ids" in expected:
             assert row.types.tolist() == expected["token_type_ids"]
@@ -141,10 +141,10 @@ def test_segments_rise_after_each_inner_separator_up_to_the_last_type(bert):
 
 def test_white_space_in_front_of_a_template(bert, roberta):
     """A byte-level BPE then reads the first text as any other, the second still as a first."""
-    given = example(a="one", b="two")
-    (row,) = make_encoder(roberta, " {a} [sep] {b}", num_slots=1).encode(given)
+    pair = example(a="one", b="two")
+    (row,) = make_encoder(roberta, " {a} [sep] {b}", num_slots=1).encode(pair)
     assert shown(roberta, row) == "0 <s> Ġone </s> </s> two </s>"
-    (row,) = make_encoder(bert, " {a} [sep] {b}", num_slots=1).encode(given)
+    (row,) = make_encoder(bert, " {a} [sep] {b}", num_slots=1).encode(pair)
     assert shown(bert, row) == "0 [CLS] one [SEP] two [SEP]"
 
 
@@ -161,11 +161,11 @@ def test_choice_gives_a_row_each(roberta):
 
 
 def test_choices_are_lettered(bert, roberta):
-    asked = example(("red", "dark blue"), q="Which colour?")
-    (row,) = make_encoder(bert, "{q} {choices} Answer: [mask]").encode(asked)
+    question = example(("red", "dark blue"), q="Which colour?")
+    (row,) = make_encoder(bert, "{q} {choices} Answer: [mask]").encode(question)
     assert shown(bert, row) == ("[CLS] which colour ? a . red b . dark blue answer : [MASK] [SEP]")
     assert roles(row) == "*TTTHHTHHTTHHL*"
-    (row,) = make_encoder(roberta, "{q} {choices} Answer: [mask]").encode(asked)
+    (row,) = make_encoder(roberta, "{q} {choices} Answer: [mask]").encode(question)
     assert shown(roberta, row) == (
         "<s> Which Ġcolour ? ĠA . Ġred ĠB . Ġdark Ġblue ĠAnswer : <mask> </s>"
     )
@@ -182,11 +182,11 @@ def test_names_of_specials_in_a_text_stay_text(tokenizer):
 
 def cut_by_loop(lengths, room):
     """One token at a time from the longest, the later of two equals."""
-    kept = list(lengths)
-    while sum(kept) > room:
-        longest = max(kept)
-        kept[len(kept) - 1 - kept[::-1].index(longest)] -= 1
-    return kept
+    lengths_left = list(lengths)
+    while sum(lengths_left) > room:
+        longest = max(lengths_left)
+        lengths_left[len(lengths_left) - 1 - lengths_left[::-1].index(longest)] -= 1
+    return lengths_left
 
 
 def test_kept_lengths_equal_the_loop():
@@ -206,8 +206,8 @@ def test_truncation_takes_fields_only(tokenizer, max_len):
     (row,) = make_encoder(tokenizer, template, max_len=max_len, **settings).encode(case)
     assert len(full.ids) == 19 + 29 and len(row.ids) == min(max_len, 19 + 29)
     dogs, cats = (tokenizer([w, f" {w}"], add_special_tokens=False)["input_ids"] for w in ANIMALS)
-    kept = cut_by_loop([9, 20], max_len - 19)
-    for animal, count in zip((dogs, cats), kept, strict=True):
+    expected = cut_by_loop([9, 20], max_len - 19)
+    for animal, count in zip((dogs, cats), expected, strict=True):
         assert np.isin(row.ids, sum(animal, [])).sum() == count
     left = [~np.isin(r.ids, sum(dogs + cats, [])) for r in (full, row)]
     for before, after in zip(full[:4], row[:4], strict=True):
@@ -330,5 +330,5 @@ def test_a_word_keeps_the_space_that_is_written_before_it(template, name, shared
     released, tokenizer = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
     style = STYLES.get(name, "causal")
     texts = {"a": "the house", "b": "hello world"}
-    (found,) = make_encoder(tokenizer, template, style, num_types=1).encode(example(**texts))
-    assert found.ids.tolist() == released(WRITTEN[template].format(**texts))["input_ids"]
+    (actual,) = make_encoder(tokenizer, template, style, num_types=1).encode(example(**texts))
+    assert actual.ids.tolist() == released(WRITTEN[template].format(**texts))["input_ids"]

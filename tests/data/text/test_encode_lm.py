@@ -118,13 +118,13 @@ def test_free_text(request, style):
     encoder = make_encoder(tokenizer, style, "{text}", answer=answer)
     said = [*encode_texts(tokenizer, [" two words"])[0], tokenizer.eos_token_id]
     ((learned,),) = encoder.encode_all([example(target="two words")], targets=True)
-    ((asked,),) = encoder.encode_all([example()])
+    ((prompt,),) = encoder.encode_all([example()])
     assert learned.targets.tolist() == said
-    stream, before = (learned.decoder, 1) if stem else (learned, len(asked.ids))
+    stream, before = (learned.decoder, 1) if stem else (learned, len(prompt.ids))
     assert stream.ids.tolist()[before:] == said[:-1]
     assert stream.types.tolist() == [0] * len(stream.ids)
     assert learned.label_pos.tolist() == [before - 1 + i for i in range(len(said))]
-    assert asked.label_pos.tolist() == [before - 1] and asked.targets is None
+    assert prompt.label_pos.tolist() == [before - 1] and prompt.targets is None
     with pytest.raises(InputError, match=r"over data.max_target=8; raise"):
         encoder.encode_all([example(target="many words " * 5)], targets=True)
 
@@ -148,8 +148,8 @@ def test_room_for_what_is_said(gpt2):
     )
     long = example("word " * 30, target="one two three")
     ((learned,),) = encoder.encode_all([long], targets=True)
-    ((asked,),) = encoder.encode_all([long])
-    assert len(asked.ids) == 4 and len(learned.ids) == 4 + 3
+    ((prompt,),) = encoder.encode_all([long])
+    assert len(prompt.ids) == 4 and len(learned.ids) == 4 + 3
     with pytest.raises(InputError, match="no room"):
         make_encoder(gpt2, "causal", "{text}", answer=Answer(max_tokens=12), max_len=12)
 

@@ -43,8 +43,8 @@ def test_slots_are_those_of_the_entity_wherever_it_stands(bert):
 
 
 def test_words_around_entities(bert):
-    own = make_encoder(bert, "{text|marked} [mask]", slots=0, markers=("*", "*", "+", "^"))
-    (row,) = own.encode(make_example(CHILD, CRADLE))
+    encoder = make_encoder(bert, "{text|marked} [mask]", slots=0, markers=("*", "*", "+", "^"))
+    (row,) = encoder.encode(make_example(CHILD, CRADLE))
     assert shown(bert, row) == (
         "[CLS] the * child * ( so small ) was put into the + cradle ^ . [MASK] [SEP]"
     )
@@ -73,7 +73,7 @@ def test_a_text_behind_a_space(roberta):
     for spans in ((CHILD, CRADLE), ((0, 3), CRADLE)):
         plain = make_encoder(roberta, "[mask] {text}", slots=0)
         marked = make_encoder(roberta, "[mask] {text|soft}", slots=4)
-        (row,), (other,) = (own.encode(make_example(*spans)) for own in (marked, plain))
+        (row,), (other,) = (encoder.encode(make_example(*spans)) for encoder in (marked, plain))
         assert row.ids[row.slot < 0].tolist() == other.ids.tolist()
 
 
@@ -89,13 +89,13 @@ def test_an_entity_that_is_not_marked(bert):
 
 def by_loop(lengths, sides, room):
     """Takes tokens away one by one: outer ends, the longer one first, then middles."""
-    kept = list(lengths)
-    while sum(kept) > room:
-        outer = [i for i, side in enumerate(sides) if side != 1 and kept[i]]
-        candidates = outer or [i for i in range(len(kept)) if kept[i]]
-        longest = max(candidates, key=lambda i: (kept[i], i))
-        kept[longest] -= 1
-    return kept
+    lengths_left = list(lengths)
+    while sum(lengths_left) > room:
+        outer = [i for i, side in enumerate(sides) if side != 1 and lengths_left[i]]
+        candidates = outer or [i for i in range(len(lengths_left)) if lengths_left[i]]
+        longest = max(candidates, key=lambda i: (lengths_left[i], i))
+        lengths_left[longest] -= 1
+    return lengths_left
 
 
 def test_cutting_is_that_of_the_loop():
@@ -104,9 +104,9 @@ def test_cutting_is_that_of_the_loop():
         sides = [0, *[1] * rng.integers(0, 3), 2]
         lengths = rng.integers(0, 12, len(sides)).tolist()
         room = int(rng.integers(0, sum(lengths) + 3))
-        found = truncate_around_entities(lengths, sides, room)
-        assert [a + b for a, b in found] == by_loop(lengths, sides, room)
-        for (first, last), side in zip(found, sides, strict=True):
+        actual = truncate_around_entities(lengths, sides, room)
+        assert [a + b for a, b in actual] == by_loop(lengths, sides, room)
+        for (first, last), side in zip(actual, sides, strict=True):
             assert (
                 (first == 0) if side == 0 else (last == 0) if side == 2 else first - last in (0, 1)
             )
@@ -145,5 +145,5 @@ def test_the_longest_entities_are_told_where_nothing_else_fits(bert):
 def test_divided_texts_are_whole():
     for spans in ((CHILD, CRADLE), (CRADLE, SMALL), (CHILD,), ((0, 3), (3, 9))):
         pieces = list(mark_entities(TEXT, spans, space=False))
-        held = "".join(piece.text for piece in pieces)
-        assert held == TEXT and sum(piece.kind == "marker" for piece in pieces) == 2 * len(spans)
+        joined = "".join(piece.text for piece in pieces)
+        assert joined == TEXT and sum(piece.kind == "marker" for piece in pieces) == 2 * len(spans)

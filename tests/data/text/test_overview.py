@@ -16,8 +16,8 @@ def test_which_index_is_which_label_and_how_many_there_are():
 
 
 def test_which_word_stands_for_which_class():
-    told = overview.label_word_messages(("neg ", "pos"), (("bad", "awful"), ("pos",)))
-    assert told == ["label words: 'neg ' = 'bad', 'awful'; pos = 'pos'"]
+    messages = overview.label_word_messages(("neg ", "pos"), (("bad", "awful"), ("pos",)))
+    assert messages == ["label words: 'neg ' = 'bad', 'awful'; pos = 'pos'"]
     # Nothing where each class is its own word, or has none.
     assert overview.label_word_messages(("neg", "pos"), (("neg",), ("pos",))) == []
     assert overview.label_word_messages(("neg", "pos"), ()) == []
@@ -42,9 +42,9 @@ def test_names_that_differ_in_case_or_spaces_only():
 
 def test_of_many_classes_the_most_frequent_are_told():
     names = [f"Word{i}" for i in range(overview.MANY)]
-    given = {"train": [3, 3, 7, 5, 3, 7], "dev": [1]}
-    assert len(overview.label_messages(names, given)[0].split(", ")) == overview.MANY
-    assert overview.label_messages([*names, "word1"], given) == [
+    labels = {"train": [3, 3, 7, 5, 3, 7], "dev": [1]}
+    assert len(overview.label_messages(names, labels)[0].split(", ")) == overview.MANY
+    assert overview.label_messages([*names, "word1"], labels) == [
         "labels in train: 3 of 101 classes, most frequent: Word3 (3), Word7 (2), Word5 (1)"
     ]
 

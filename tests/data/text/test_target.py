@@ -23,9 +23,9 @@ def test_pieces_at_masks():
     assert len(plan.fed) == 0 and plan.reads.tolist() == [0, 1, 2]
     assert plan.words.at.tolist() == [[[0, -1, -1], [0, 1, 2]], [[0, 1, -1], [-1, -1, -1]]]
     assert plan.words.rows.tolist() == [7, 8, 9, 10, 11, 12]
-    kept = WORDS >= 0
-    np.testing.assert_array_equal(plan.words.rows[plan.words.where[kept]], WORDS[kept])
-    assert (plan.words.where[~kept] == -1).all()
+    is_word = WORDS >= 0
+    np.testing.assert_array_equal(plan.words.rows[plan.words.where[is_word]], WORDS[is_word])
+    assert (plan.words.where[~is_word] == -1).all()
 
 
 def test_each_longer_word_is_a_branch():

@@ -58,7 +58,7 @@ def test_no_subword_begins_with_a_space(name, shared):
     assert all(word == word.strip() for word in words)
     assert "".join(words) == "".join(text.split())
     start = text.index("Paris")
-    first = [own for own in places.tolist() if own[1] > start][0]
+    first = [place for place in places.tolist() if place[1] > start][0]
     assert first[0] == start
 
 
@@ -142,11 +142,11 @@ def test_a_sentencepiece_file_alone(tmp_path, family, file, specials):
     for text in ("hello world", "你好，天气！（一）", "the　ｃａｔ"):
         # Ours puts no space before a text, see test_white_space_is_that_of_the_tokenizer.
         expected = whole.EncodeAsIds(text)
-        found = tokenizer(f" {text}", add_special_tokens=False)["input_ids"]
-        assert found == expected, (tokenizer.tokenize(text), whole.EncodeAsPieces(text))
+        actual = tokenizer(f" {text}", add_special_tokens=False)["input_ids"]
+        assert actual == expected, (tokenizer.tokenize(text), whole.EncodeAsPieces(text))
     if family == "deberta-v2":  # as earlier versions of transformers have saved it
-        made = Tokenizer.from_file(save_earlier(tmp_path, tokenizer))
-        expected = made.encode("你好，天气！").ids
+        reloaded = Tokenizer.from_file(save_earlier(tmp_path, tokenizer))
+        expected = reloaded.encode("你好，天气！").ids
         (tmp_path / file).unlink()
         again = load_tokenizer(tmp_path)
         assert again(" 你好，天气！", add_special_tokens=False)["input_ids"] == expected
@@ -155,9 +155,11 @@ def test_a_sentencepiece_file_alone(tmp_path, family, file, specials):
 def test_a_tokenizer_file_is_read_as_it_stands(tmp_path):
     """transformers would read it as the vocabulary of the class of its model_type."""
     pieces = {"<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁a": 4, "ab": 5, "▁ab": 6}
-    made = Tokenizer(models.BPE(pieces, [("▁", "a"), ("a", "b"), ("▁a", "b")], unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(
+        models.BPE(pieces, [("▁", "a"), ("a", "b"), ("▁a", "b")], unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert encode_texts(load_tokenizer(tmp_path), [" ab ab"]) == [[6, 6]]
 
@@ -234,18 +236,18 @@ def test_special_tokens_and_settings_are_those_of_the_class_and_config(tmp_path)
     assert 0 not in encode_texts(tokenizer, ["a<|endoftext|>b"])[0]
 
 
-@pytest.mark.parametrize("given", [None, True, False])
-def test_a_cased_vocabulary_without_a_word_on_its_case(tmp_path, given):
+@pytest.mark.parametrize("vocabulary", [None, True, False])
+def test_a_cased_vocabulary_without_a_word_on_its_case(tmp_path, vocabulary):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Hello", "The", "the", "cat", "hello"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    if given is None:
+    if vocabulary is None:
         with pytest.raises(InputError, match='2 of its 5 words.*{"do_lower_case": false}'):
             load_tokenizer(tmp_path)
         (tmp_path / "vocab.txt").write_text("\n".join(word.lower() for word in words[5:]))
         return
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": given}))
-    assert encode_texts(load_tokenizer(tmp_path), ["The cat"]) == [[7 if given else 6, 8]]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": vocabulary}))
+    assert encode_texts(load_tokenizer(tmp_path), ["The cat"]) == [[7 if vocabulary else 6, 8]]
 
 
 def test_a_bert_whose_config_names_no_model_type(tmp_path):
@@ -258,8 +260,8 @@ def test_a_bert_whose_config_names_no_model_type(tmp_path):
 def test_a_tokenizer_that_is_code_beside_its_files(tmp_path):
     """As GLM's; the code is not run."""
     (tmp_path / "config.json").write_text('{"model_type": "glm"}')
-    own = {"AutoTokenizer": ["code.OwnTokenizer", None]}
-    config = {"tokenizer_class": "OwnTokenizer", "auto_map": own}
+    auto_map = {"AutoTokenizer": ["code.OwnTokenizer", None]}
+    config = {"tokenizer_class": "OwnTokenizer", "auto_map": auto_map}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text("1 / 0")
     with pytest.raises(InputError, match="its class OwnTokenizer is code in its folder"):
@@ -274,8 +276,8 @@ def test_an_albert_with_the_vocabulary_of_a_bert(tmp_path):
 
 def test_a_gpt2_with_the_vocabulary_of_a_bert_ends_with_its_separator(shared):
     bert = load_tokenizer(shared / "tokenizers/bert-uncased")
-    found = read_specials(bert, "causal", eos=True, sentinel="", num_masks=0)
-    assert (found.cls, found.stop) == ((bert.cls_token_id,), bert.sep_token_id)
+    specials = read_specials(bert, "causal", eos=True, sentinel="", num_masks=0)
+    assert (specials.cls, specials.stop) == ((bert.cls_token_id,), bert.sep_token_id)
 
 
 def test_a_second_text_is_a_segment_where_the_tokenizer_says_so(shared, tmp_path):

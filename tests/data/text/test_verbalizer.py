@@ -8,19 +8,19 @@ from jaxprompt.errors import InputError
 
 
 def test_single_words(bert):
-    made = make_verbalizer(bert, ["terrible", "great"])
-    assert made.words == (("terrible",), ("great",))
-    assert made.ids.tolist() == [[[6659]], [[2307]]]
-    assert made.ids.dtype == np.int32
-    assert made.num_masks == 1
+    verbalizer = make_verbalizer(bert, ["terrible", "great"])
+    assert verbalizer.words == (("terrible",), ("great",))
+    assert verbalizer.ids.tolist() == [[[6659]], [[2307]]]
+    assert verbalizer.ids.dtype == np.int32
+    assert verbalizer.num_masks == 1
 
 
 def test_several_words_of_several_pieces(bert):
-    made = make_verbalizer(bert, [("good", "unwatchable"), "bad"])
+    verbalizer = make_verbalizer(bert, [("good", "unwatchable"), "bad"])
     pieces = bert.convert_tokens_to_ids(["un", "##watch", "##able"])
     good, bad = bert.convert_tokens_to_ids(["good", "bad"])
-    assert made.num_masks == 3
-    assert made.ids.tolist() == [[[good, -1, -1], pieces], [[bad, -1, -1], [-1] * 3]]
+    assert verbalizer.num_masks == 3
+    assert verbalizer.ids.tolist() == [[[good, -1, -1], pieces], [[bad, -1, -1], [-1] * 3]]
 
 
 def test_byte_level_words_stand_inside_a_sentence(roberta):

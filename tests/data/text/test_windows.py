@@ -25,8 +25,8 @@ def test_every_word_is_read_once_and_windows_have_room():
 
 
 def test_what_two_windows_share_is_read_by_halves():
-    found = cut_windows([1] * 12, 8, 4)
-    assert found == [TextWindow(0, 8, 0, 6), TextWindow(4, 12, 6, 12)]
+    actual = cut_windows([1] * 12, 8, 4)
+    assert actual == [TextWindow(0, 8, 0, 6), TextWindow(4, 12, 6, 12)]
     assert cut_windows([1] * 8, 8, 4) == [TextWindow(0, 8, 0, 8)]
     assert cut_windows([2, 9, 2], 4, 2) == [
         TextWindow(0, 1, 0, 1), TextWindow(1, 2, 1, 2), TextWindow(2, 3, 2, 3),

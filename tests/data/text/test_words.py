@@ -81,16 +81,16 @@ def test_given_text_cut_and_filled(bert):
 
 @pytest.mark.parametrize("kind", ["vocab", "frequent", "labels", "text", "task"])
 def test_seed_decides(bert, kind):
-    known = {"counts": np.ones(4000, int), "labels": [[7], [8]], "text": "it was"}
+    options = {"counts": np.ones(4000, int), "labels": [[7], [8]], "text": "it was"}
     first, again, other = (
-        choose_rows(kind, bert, length=8, seed=seed, **known) for seed in (1, 1, 2)
+        choose_rows(kind, bert, length=8, seed=seed, **options) for seed in (1, 1, 2)
     )
     assert len(first) == 8 and first == again != other
 
 
 def test_how_many_of_the_most_common(bert):
     """The whole vocabulary (Gu et al. 2022) or 5,000 of it (Lester et al. 2021); 1,000 words."""
-    draw = lambda kind, **given: flat(choose_rows(kind, bert, length=600, seed=0, **given))
+    draw = lambda kind, **options: flat(choose_rows(kind, bert, length=600, seed=0, **options))
     vocab, lester = draw("vocab", vocab_size=40_000), draw("vocab", top=5000)
     assert 25_000 < max(vocab) < len(bert) and np.mean(np.array(vocab) > 5000) > 0.7
     assert max(lester) < 5000
@@ -101,8 +101,8 @@ def test_how_many_of_the_most_common(bert):
 
 
 def test_golden_draw(bert):
-    drawn = flat(choose_rows("vocab", bert, length=5, seed=42, top=5000))
-    assert drawn == [1554, 3792, 1526, 4870, 3989]
+    chosen = flat(choose_rows("vocab", bert, length=5, seed=42, top=5000))
+    assert chosen == [1554, 3792, 1526, 4870, 3989]
 
 
 def test_bad_choices(bert):

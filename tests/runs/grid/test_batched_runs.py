@@ -31,8 +31,8 @@ def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path,
     progress[1].error = "3 steps in a row were not finite"
     calls = []
 
-    def score(split, rows, trainable, own, devs):
-        calls.append((split, rows, trainable, own, devs))
+    def score(split, rows, trainable, per_run, devs):
+        calls.append((split, rows, trainable, per_run, devs))
         return [{"f1": dev["threshold"]} for dev in devs]
 
     restore = lambda folder: lambda template, step: (f"numbers of {folder.name} at {step}", None)

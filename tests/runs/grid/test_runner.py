@@ -65,12 +65,12 @@ def parts(case, dropout=0.0, head=None):
     backbone, weights = make_tiny(family, dropout=dropout, vocab_size=54)
     prompt = make_prompt(method, backbone.dims, **fields)
     model = Model(backbone, prompt, {"main": head or linear.Classifier(3, "cls", dropout)})
-    found = []
+    results = []
     for seed in range(len(RATES)):
         params = make_params(model, weights, seed)
         trains = patterns or (prompt.TRAINABLE if head is None else (r"prompt/.*",))
-        found.append(split_trainable(params, trainable_mask(params, trains)))
-    return model, [trainable for trainable, _ in found], found[0][1]
+        results.append(split_trainable(params, trainable_mask(params, trains)))
+    return model, [trainable for trainable, _ in results], results[0][1]
 
 
 def batch_of(case, seed, **changes):
@@ -97,10 +97,10 @@ def train(case, make_tx, steps, dropout=0.0, lengths=None):
     for number in range(steps):
         change = lambda i: {} if lengths is None else dict(length=lengths[i])
         batches = [batch_of(case, 100 * i + number % 5, **change(i)) for i in range(len(RATES))]
-        found = [one(state, frozen, batch) for state, batch in zip(alone, batches, strict=True)]
-        alone = [state for state, _ in found]
+        actual = [one(state, frozen, batch) for state, batch in zip(alone, batches, strict=True)]
+        alone = [state for state, _ in actual]
         together, measured = many(together, frozen, stack_batches(batches, PAD, "right"), NONE)
-        losses.append(([float(m["loss"]) for _, m in found], measured["loss"]))
+        losses.append(([float(m["loss"]) for _, m in actual], measured["loss"]))
     expected, losses = (np.array(x) for x in zip(*losses, strict=True))
     return stack_trees(alone), together, losses, expected
 
@@ -129,13 +129,13 @@ def test_adam_and_dropout_follow_the_curve_of_a_run_alone(case, steps, lengths):
 def test_batches_are_widened_to_the_longest(family, side):
     """Padding, and places to read that move with it, as laid out by another hand."""
     small, large = (make_batch(s, family=family, length=n, side=side) for s, n in ((0, 9), (1, 12)))
-    found = jax.tree.map(lambda x: x[0], stack_batches([small, large], PAD, side))
+    actual = jax.tree.map(lambda x: x[0], stack_batches([small, large], PAD, side))
     expected = widen(small, 3, side)
     if family == "t5":
-        expected = expected._replace(decoder=found.decoder)
+        expected = expected._replace(decoder=actual.decoder)
         width = small.decoder.ids.shape[1]
-        assert_equal(jax.tree.map(lambda x: x[:, :width], found.decoder), small.decoder)
-    assert_equal(found, expected)
+        assert_equal(jax.tree.map(lambda x: x[:, :width], actual.decoder), small.decoder)
+    assert_equal(actual, expected)
     filling = padding_batch(large)
     assert (filling.index == -1).all() and not filling.weights.any()
     assert filling.encoder is large.encoder
@@ -154,21 +154,21 @@ def test_runs_with_fewer_label_words_are_filled_up(scores, two_parts):
     wrap = AnswerHead if two_parts else lambda head, _: head
     models = [dataclasses.replace(model, heads={"main": wrap(head, head)}) for head in heads]
     members = [
-        Member(GridRun(str(i), {}, None, None), None, own, *[None] * 8)
-        for i, own in enumerate(models)
+        Member(GridRun(str(i), {}, None, None), None, model, *[None] * 8)
+        for i, model in enumerate(models)
     ]
-    words = [PerRun(own, {}) for own in varying_label_words(members).values()]
+    words = [PerRun(label_words, {}) for label_words in varying_label_words(members).values()]
     batch = batch_of("soft", 3)
     group = jit(make_group_scores(models[0], is_shared=True))
-    found = group(stack_trees(starts[:2]), frozen, batch, stack_trees(words), None)
-    for i, own in enumerate(models):
-        expected = jit(make_eval_step(own))(starts[i], frozen, batch)
-        pairs = zip(found, expected, strict=True) if two_parts else [(found, expected)]
-        for got, right in pairs:
+    actual = group(stack_trees(starts[:2]), frozen, batch, stack_trees(words), None)
+    for i, label_words in enumerate(models):
+        expected = jit(make_eval_step(label_words))(starts[i], frozen, batch)
+        pairs = zip(actual, expected, strict=True) if two_parts else [(actual, expected)]
+        for actual, right in pairs:
             n = len(heads[i].rows)
-            assert_close(got[i][:, :n], right[:, :n])
-            assert_close(got[i][:, 3:], right[:, n:])  # the best of all other words
-            assert (got[i][:, n:3] == ABSENT).all()
+            assert_close(actual[i][:, :n], right[:, :n])
+            assert_close(actual[i][:, 3:], right[:, n:])  # the best of all other words
+            assert (actual[i][:, n:3] == ABSENT).all()
 
 
 def make_programs(case, mesh, runs, **options):
@@ -192,18 +192,18 @@ def make_programs(case, mesh, runs, **options):
 )  # fmt: skip
 def test_runs_divide_over_the_data_axis(case, mesh, runs, apart):
     fsdp = mesh == (2, 1)
-    programs, state, batch, own = make_programs(case, mesh, runs, fsdp=fsdp)
+    programs, state, batch, per_run = make_programs(case, mesh, runs, fsdp=fsdp)
     one, expected, same, _ = make_programs(case, (1, 1), runs)
     assert programs.is_apart(runs) == apart
-    work = count_work(programs.compile(state, batch, own).as_text())
+    work = count_work(programs.compile(state, batch, per_run).as_text())
     if fsdp:  # weights are joined, and nothing is summed
         assert set(work.counts) == {"all-gather"}
     elif apart and mesh[1] == 1:
         assert not work.counts, "the devices have nothing to tell each other"
     elif apart:  # the parts of heads, words and layers are joined; each device has its own runs
-        whole = count_work(one.compile(expected, same, own).as_text())
+        whole = count_work(one.compile(expected, same, per_run).as_text())
         assert work.flops < whole.flops / 4
-    state, measured = programs.train(state, batch, own)
+    state, measured = programs.train(state, batch, per_run)
     expected, right = one.train(expected, same, one.put_per_run([NONE] * runs))
     assert_close(jax.device_get(measured), jax.device_get(right), rtol=1e-4)
     # AdamW's first step is the gradient's sign: what is compared is the gradient's moments.
@@ -214,16 +214,16 @@ def test_runs_divide_over_the_data_axis(case, mesh, runs, apart):
 @pytest.mark.parametrize("mesh", [(1, 1), (4, 1)])
 def test_computed_prompts_are_folded(mesh):
     """What is scored with holds what the prompt gives, and nothing that computes it."""
-    programs, state, _, own = make_programs("computed", mesh, 4)
+    programs, state, _, per_run = make_programs("computed", mesh, 4)
     batch = batch_of("computed", 7)
     model = programs._model
-    expected = programs.scores(model.prompt, state.trainable, batch, own, 4, is_shared=True)
+    expected = programs.scores(model.prompt, state.trainable, batch, per_run, 4, is_shared=True)
     again, *_ = make_programs("computed", mesh, 4)
-    prompt, folded = again.fold(state.trainable, batch_of("computed", 1), own, 4)
+    prompt, folded = again.fold(state.trainable, batch_of("computed", 1), per_run, 4)
     assert {name for name in folded if name.startswith("prompt/")} == {"prompt/k", "prompt/v"}
     assert folded["prompt/k"].shape[:2] == (4, model.backbone.dims.layers)
-    found = again.scores(prompt, folded, batch, own, 4, is_shared=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    actual = again.scores(prompt, folded, batch, per_run, 4, is_shared=True)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     assert np.ptp(expected, axis=0).max() > 0.01
 
 
@@ -237,9 +237,9 @@ def test_rows_are_picked_kept_and_renewed():
     for row in range(8):
         expected = jax.tree.map(lambda x, row=row: x[row] * (2 if better[row] else 1), whole)
         assert_equal(jax.tree.map(lambda x, row=row: x[row], best), expected)
-    kept, best = programs.take(state, best, [1, 2, 5, 6])
-    assert_equal(kept.trainable, jax.tree.map(lambda x: x[np.array([1, 2, 5, 6])], whole))
-    assert kept.step.shape == (4,) and programs.round(7) == 4 and programs.round(3) == 3
+    remaining, best = programs.take(state, best, [1, 2, 5, 6])
+    assert_equal(remaining.trainable, jax.tree.map(lambda x: x[np.array([1, 2, 5, 6])], whole))
+    assert remaining.step.shape == (4,) and programs.round(7) == 4 and programs.round(3) == 3
 
 
 @pytest.mark.long
@@ -270,8 +270,8 @@ def test_the_best_rate_of_each_seed_is_chosen_on_dev():
 def test_a_dev_value_of_nan_is_beaten():
     stand = Progress()
     values = (float("nan"), -3.0, float("nan"), -1.0)
-    given = dict(dev={}, last=False, patience=0)
-    better = [stand.note_dev(step, value, **given) for step, value in enumerate(values)]
+    options = dict(dev={}, last=False, patience=0)
+    better = [stand.note_dev(step, value, **options) for step, value in enumerate(values)]
     assert better == [True, True, False, True] and stand.best.step == 3
 
 

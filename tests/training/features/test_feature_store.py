@@ -30,10 +30,10 @@ FLOAT = np.dtype(np.float32)
 def lay(rows, length, side):
     """Lays rows into a mask, one by one. -> bool [B, T]"""
     mask = np.zeros((len(rows), length), bool)
-    for own, row in zip(mask, rows, strict=True):
+    for mask_row, row in zip(mask, rows, strict=True):
         size = SIZES[row] if row >= 0 else 0
-        own[length - size :] = side == "left"
-        own[:size] |= side == "right"
+        mask_row[length - size :] = side == "left"
+        mask_row[:size] |= side == "right"
     return mask
 
 
@@ -55,15 +55,15 @@ def test_any_batch_reads_what_was_written(dtype, side):
     fill(store)
     rows = [0, -1, 4, 2, 1]
     mask = lay(rows, 7, side)
-    found = store.read(np.array(rows), mask)
-    assert found.shape == (5, 7, 2) and found.dtype == jnp.dtype(dtype)
+    actual = store.read(np.array(rows), mask)
+    assert actual.shape == (5, 7, 2) and actual.dtype == jnp.dtype(dtype)
     for b, row in enumerate(rows):
         expected = np.zeros((7, 2), np.float32)
         if row >= 0:
-            own = row + 0.1 * np.arange(SIZES[row])[:, None] + np.array([0, 100])
-            expected[mask[b]] = own
-        rounded = expected.astype(found.dtype)
-        np.testing.assert_array_equal(found[b].astype(np.float32), rounded.astype(np.float32))
+            row_states = row + 0.1 * np.arange(SIZES[row])[:, None] + np.array([0, 100])
+            expected[mask[b]] = row_states
+        rounded = expected.astype(actual.dtype)
+        np.testing.assert_array_equal(actual[b].astype(np.float32), rounded.astype(np.float32))
 
 
 def test_a_row_of_another_length_is_an_error():
@@ -95,14 +95,14 @@ def test_a_sealed_store_is_read_again(tmp_path, dtype):
     store = feature_store.DiskStore(path, *form)
     fill(store)
     assert feature_store.open_states(path, FACTS, *form) is None, "not whole yet"
-    fresh = store.seal(FACTS)
+    reopened = store.seal(FACTS)
     rows = np.array([4, 2])
     mask = lay(rows, 5, "right")
     again = feature_store.open_states(path, FACTS, *form)
-    np.testing.assert_array_equal(again.read(rows, mask), fresh.read(rows, mask))
+    np.testing.assert_array_equal(again.read(rows, mask), reopened.read(rows, mask))
     assert not again.states.flags.writeable
-    found = sorted(p.name for p in tmp_path.iterdir())
-    assert found == ["train.json", "train.states"]
+    actual = sorted(p.name for p in tmp_path.iterdir())
+    assert actual == ["train.json", "train.states"]
     assert (tmp_path / "train.states").stat().st_size == 13 * 2 * jnp.dtype(dtype).itemsize
 
 
@@ -206,20 +206,20 @@ CASES += [(family, "upper") for family in families() if family not in (*OLDER, "
 
 def prepare(family, part, stack="scan", rows=8, **fields):
     """Makes a model, the one that goes on from what is kept, and their batches."""
-    own, low = PARTS.get(part, ({}, 0))
-    known = CONFIGS.get(family, CONFIGS["bert"])
-    deep = {name: value for name, value in DEEP.items() if name in known}
+    overrides, low = PARTS.get(part, ({}, 0))
+    config_fields = CONFIGS.get(family, CONFIGS["bert"])
+    deep = {name: value for name, value in DEEP.items() if name in config_fields}
     backbone, weights = make_tiny(family, stack=stack, **deep)
-    prompt = make_prompt("prefix", backbone.dims, **own | fields)
+    prompt = make_prompt("prefix", backbone.dims, **overrides | fields)
     model = Model(backbone, prompt, {"main": linear.Classifier(3, "cls", 0.2)})
     params = make_params(model, weights)
     shift = {"shift": prompt.position_shift(), "decoder_shift": prompt.decoder_shift()}
     batch = make_batch(rows=rows, family=family, **shift)
     enter = lambda p, b: backbone.apply({"params": p["backbone"]}, b, low, method="enter")
-    kept = batch._replace(cached=np.asarray(jit(enter)(params, batch))) if low else batch
+    cached_batch = batch._replace(cached=np.asarray(jit(enter)(params, batch))) if low else batch
     cfg = dataclasses.replace(backbone.cfg, skip=low)
     rest = dataclasses.replace(model, backbone=backbone.clone(cfg=cfg))
-    return model, rest, params, batch, kept, enter
+    return model, rest, params, batch, cached_batch, enter
 
 
 def make_grad(model, params):
@@ -241,23 +241,25 @@ def make_grad(model, params):
 )
 def test_the_rest_of_a_model_gives_the_same(family, part, stack):
     """Loss and gradients, with dropout of the prefix and before the head."""
-    model, rest, params, batch, kept, enter = prepare(family, part, stack)
-    found = []
-    for own, given in ((model, batch), (rest, kept)):
-        grad, args = make_grad(own, params)
-        program = grad.lower(*args, given).compile()
-        found.append((program(*args, given), program))
-    assert_close(found[1][0], found[0][0], rtol=1e-5)
-    assert np.abs(found[0][0][1]["prompt/" + next(iter(params["prompt"]))]).max() > 0
+    model, rest, params, batch, cached_batch, enter = prepare(family, part, stack)
+    results = []
+    for part_model, part_batch in ((model, batch), (rest, cached_batch)):
+        grad, args = make_grad(part_model, params)
+        program = grad.lower(*args, part_batch).compile()
+        results.append((program(*args, part_batch), program))
+    assert_close(results[1][0], results[0][0], rtol=1e-5)
+    assert np.abs(results[0][0][1]["prompt/" + next(iter(params["prompt"]))]).max() > 0
     # What is spared are the products of the layers below, exactly.
-    whole, left = (count_work(program.as_text()).flops for _, program in found)
+    whole, left = (count_work(program.as_text()).flops for _, program in results)
     below = count_work(jit(enter).lower(params, batch).compile().as_text()).flops
     assert below > 0 and whole - left == below
 
 
 def test_padding_with_other_lengths_is_no_part_of_what_is_kept():
-    model, rest, params, batch, kept, _ = prepare("bert", "upper")
-    empty = kept._replace(cached=np.where(batch.encoder.mask[..., None], kept.cached, 0.0))
+    model, rest, params, batch, cached_batch, _ = prepare("bert", "upper")
+    empty = cached_batch._replace(
+        cached=np.where(batch.encoder.mask[..., None], cached_batch.cached, 0.0)
+    )
     score = lambda model: jit(lambda b: model.forward(params, b))
     assert_close(score(rest)(empty), score(model)(batch), rtol=1e-5)
 
