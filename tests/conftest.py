@@ -185,11 +185,11 @@ def make_run():
     from jaxprompt.planning.abstract_run import open_run
 
     def make(path, method="soft", **fields):
-        c = get_config()
-        HEADS[fields.pop("head__name", "linear")](c)
-        getattr(methods, method)(c)
+        config = get_config()
+        HEADS[fields.pop("head__name", "linear")](config)
+        getattr(methods, method)(config)
         changes = {name.replace("__", "."): value for name, value in fields.items()}
         defaults = {"backbone.path": path, "backbone.dropout": 0.0, "mesh.data": 1}
-        return open_run(to_run_config(c).replace(defaults | changes))
+        return open_run(to_run_config(config).replace(defaults | changes))
 
     return make

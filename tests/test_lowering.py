@@ -495,16 +495,16 @@ def test_cudnns_keys_are_divided_as_the_queries_are(model, heads):
 
 
 def test_a_run_says_that_dropout_keeps_the_kernel_out():
-    c, alone = load_config("base"), make_placement(1, 1, devices=jax.devices()[:1])
+    config, alone = load_config("base"), make_placement(1, 1, devices=jax.devices()[:1])
     on = lambda target: dataclasses.replace(alone, compiled_for=target)
     modules = [make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0)]
-    dropped, whole = (Backbone(c.backbone, Path(), "bert", {}, module) for module in modules)
-    (line,) = kernel_notes(c, on(H100), dropped)
+    dropped, whole = (Backbone(config.backbone, Path(), "bert", {}, module) for module in modules)
+    (line,) = kernel_notes(config, on(H100), dropped)
     assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
-    assert kernel_notes(c, on(H100), whole) == kernel_notes(c, on(V100), dropped) == []
-    assert kernel_notes(c, on(TPU), dropped) == kernel_notes(c, alone, dropped) == []
-    c = c.replace({"data.max_len": 512})
-    assert kernel_notes(c, on(TPU), dropped) == [line]
+    assert kernel_notes(config, on(H100), whole) == kernel_notes(config, on(V100), dropped) == []
+    assert kernel_notes(config, on(TPU), dropped) == kernel_notes(config, alone, dropped) == []
+    config = config.replace({"data.max_len": 512})
+    assert kernel_notes(config, on(TPU), dropped) == [line]
 
 
 def check_alone(text: str) -> None:

@@ -63,15 +63,15 @@ def open_config(path: str, place: Placement, **fields: Any) -> RunConfig:
 
 def compile_train(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any, Any]:
     """Compiles the train step of a config. -> what it takes, its shapes, the config"""
-    c = open_config(path, place, **fields)
-    shapes = step_shapes(open_run(c), place, as_it_runs=True)
-    return compile_for(place, shapes.step, *shapes[1:], donate_argnums=0), shapes, c
+    config = open_config(path, place, **fields)
+    shapes = step_shapes(open_run(config), place, as_it_runs=True)
+    return compile_for(place, shapes.step, *shapes[1:], donate_argnums=0), shapes, config
 
 
 def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple[Compiled, Any]:
     """Compiles a step of several runs on one device."""
-    c = open_config(path, place, **fields)
-    run = open_run(c)
+    config = open_config(path, place, **fields)
+    run = open_run(config)
     shapes = step_shapes(run, place, as_it_runs=True)
     model = dataclasses.replace(run.model, backbone=_module(run, place))
     tx = build_optimizer(run.config, shapes.state.trainable, Milestones(1000, 100, 0), 100)
@@ -80,29 +80,33 @@ def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple
     state, batch = (jax.tree.map(many, part) for part in (shapes.state, shapes.batch))
     over = dataclasses.replace(place, maps_runs=True)
     arguments = state, shapes.frozen, batch, PerRun({}, {})
-    return compile_for(place, with_placement(over, step), *arguments, donate_argnums=0), shapes, c
+    return (
+        compile_for(place, with_placement(over, step), *arguments, donate_argnums=0),
+        shapes,
+        config,
+    )
 
 
 def compile_scores(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any]:
     """Compiles the scoring of a batch, as evaluate and predict do."""
-    c = open_config(path, place, **fields)
-    run = open_run(c)
+    config = open_config(path, place, **fields)
+    run = open_run(config)
     shapes = step_shapes(run, place, as_it_runs=True)
     step = make_eval_step(dataclasses.replace(run.model, backbone=_module(run, place)))
     arguments = shapes.state.trainable, shapes.frozen, shapes.batch
-    return compile_for(place, with_placement(place, step), *arguments), shapes, c
+    return compile_for(place, with_placement(place, step), *arguments), shapes, config
 
 
 def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any]:
     """Compiles the writing of texts by beam search."""
-    c = open_config(path, place, **fields)
-    run = open_run(c)
+    config = open_config(path, place, **fields)
+    run = open_run(config)
     shapes = step_shapes(run, place, as_it_runs=True)
     model = Model(_module(run, place), run.model.prompt, {"main": TargetScores()})
     step = make_generate_step(model, **WRITES)
     prompt = {n: x for n, x in shapes.state.trainable.items() if n.startswith("prompt/")}
     arguments = prompt, shapes.frozen, shapes.batch
-    return compile_for(place, with_placement(place, step), *arguments), shapes, c
+    return compile_for(place, with_placement(place, step), *arguments), shapes, config
 
 
 def _module(run: Any, place: Placement) -> Any:
@@ -115,10 +119,12 @@ def _module(run: Any, place: Placement) -> Any:
 
 def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tuple[Compiled, Any]:
     """Compiles a step of a backbone's own pre-training, all weights float32."""
-    c = open_config(path, place, backbone__path=name, **fields)
-    published, head = published_checkpoints()[name], NEEDS[c.objective.name][1]
+    config = open_config(path, place, backbone__path=name, **fields)
+    published, head = published_checkpoints()[name], NEEDS[config.objective.name][1]
     open_as = lambda hf, family, heads: (
-        backbone_from_config(c.backbone.replace({"family": family}), Path(name), hf, heads).module
+        backbone_from_config(
+            config.backbone.replace({"family": family}), Path(name), hf, heads
+        ).module
     )
     module = open_as(published.hf, "", (head,))
     module = module.clone(
@@ -135,11 +141,11 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
         objectives = [Objective("main", target_loss, sums=count_hits)]
         params = {"backbone": wide(module)}
     trainable = tree.flatten(params)
-    tx = build_optimizer(c, trainable, Milestones(1000, 100, 0), 100)
+    tx = build_optimizer(config, trainable, Milestones(1000, 100, 0), 100)
     key = rng.key_for(0, "dropout")
     state = jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
     state = put(state, shardings_like(place, state, place.param_shardings(trainable)))
-    batch = put(_rows(c), place.batch)
+    batch = put(_rows(config), place.batch)
     step = with_placement(place, make_train_step(model, tx, objectives))
     return compile_for(place, step, state, {}, batch, donate_argnums=0), state
 
@@ -155,10 +161,10 @@ def _reads(objective: OnText, length: int) -> tuple[int, int]:
     return (length, length) if isinstance(objective, PrefixLM) else (length - 1, 0)
 
 
-def _rows(c: RunConfig) -> Batch:
+def _rows(config: RunConfig) -> Batch:
     """Describes a batch of an objective, full rows of text."""
-    rows, length = c.data.batch, c.data.max_len
-    reads, inner = _reads(c.objective, length)
+    rows, length = config.data.batch, config.data.max_len
+    reads, inner = _reads(config.objective, length)
 
     def tokens(width: int, has_lengths: bool) -> Tokens:
         ids = np.zeros((rows, width), np.int32)

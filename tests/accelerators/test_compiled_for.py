@@ -98,9 +98,9 @@ def weights(leaves) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
 
 
-def has_kernel(c, device: str, length: int) -> bool:
+def has_kernel(config, device: str, length: int) -> bool:
     """Tells where attention's kernel is promised, of configs without dropout."""
-    if c.backbone.dtype != "bfloat16" or c.backbone.dropout != 0.0:
+    if config.backbone.dtype != "bfloat16" or config.backbone.dropout != 0.0:
         return False
     return DEVICES[device].platform == "gpu" or length >= 512
 
@@ -112,11 +112,11 @@ def test_every_config_trains(path, device, tell):
     place = make_place(device, data, model, False)
     fields = FIELDS.get(path, {}) | CRASHES.get((path, device), {})
     fields |= {"backbone__path": NAMED[path]} if path in NAMED else {}
-    compiled, shapes, c = compile_train(str(CONFIGS / path), place, **fields)
-    name, work = c.backbone.path.partition("/")[2], path.removesuffix(".py")
-    kernel = has_kernel(c, device, shapes.batch.encoder.ids.shape[1])
+    compiled, shapes, config = compile_train(str(CONFIGS / path), place, **fields)
+    name, work = config.backbone.path.partition("/")[2], path.removesuffix(".py")
+    kernel = has_kernel(config, device, shapes.batch.encoder.ids.shape[1])
     # XLA sums most gradients over the devices in each micro-batch, not once behind the last.
-    trained = weights(shapes.state.trainable) * c.optim.accumulate
+    trained = weights(shapes.state.trainable) * config.optim.accumulate
     parts = trained, weights(shapes.frozen)
     tell(work, name, device, place, compiled, *parts, kernel)
 
@@ -171,10 +171,10 @@ def test_other_steps_and_meshes(device, work, path, data, model, fsdp, fields, t
     fields = fields | (NARROW if path == "base.py" else {})
     kind, _, count = work.partition(" of ")
     runs = [int(count)] if count else []
-    compiled, shapes, c = STEPS[kind](str(CONFIGS / path), place, *runs, **fields)
-    kernel = has_kernel(c, device, shapes.batch.encoder.ids.shape[1])
+    compiled, shapes, config = STEPS[kind](str(CONFIGS / path), place, *runs, **fields)
+    kernel = has_kernel(config, device, shapes.batch.encoder.ids.shape[1])
     parts = weights(shapes.state.trainable), weights(shapes.frozen)
-    name = c.backbone.path.partition("/")[2]
+    name = config.backbone.path.partition("/")[2]
     tell(work, name, device, place, compiled, *parts, kernel)
     if work == "writing" and DEVICES[device].platform == "tpu" and "t5" in name:
         # The layers are read where they lie. (Beside a GPT-2's cache their copies would not show.)

@@ -59,12 +59,12 @@ def test_heads_of_both_kinds_share_a_bank(decoding, rows, small):
 
 def test_dart_tunes_it_and_what_is_exported_holds_it(decoding, tmp_path, capsys):
     data = make_data(tmp_path / "data")
-    c = make_config(
+    config = make_config(
         decoding, data, "dart", task__template="{text} about [soft] [mask]", prompt__length=1,
         prompt__text="it", prompt__fluency=0.5, task__labels="beast,food,tool",
         train__total_steps=2, data__max_len=32,
     )  # fmt: skip
-    _, workdir, err = train_and_export(capsys, tmp_path, c)
+    _, workdir, err = train_and_export(capsys, tmp_path, config)
     assert "heads in the checkpoint: mlm, mask_decoder" in err
     rows, tuned = data / "test.jsonl", tmp_path / "tuned"
     before = jaxprompt(capsys, "predict", f"--workdir={workdir}", f"--input={rows}")[1]

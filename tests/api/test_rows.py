@@ -49,15 +49,17 @@ def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
     kind = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=NAMES))
     more = [*rows[0], {"text": "a text", "label": -1}]
     parts = {"train": datasets.Dataset.from_list(more, features=kind), "dev": rows[1]}
-    c = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
+    config = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
     split_rows = {name: make_rows(part, name, TASK) for name, part in parts.items()}
-    examples = read_examples(c, in_memory=split_rows)
+    examples = read_examples(config, in_memory=split_rows)
     assert examples.task.labels == tuple(NAMES) and len(examples.splits["train"]) == len(rows[0])
     (note,) = (line for line in examples.notes if "left out" in line)
     assert note.endswith(f"train 1 of {len(more)}")
     # In rows without names -1 is a class like any other, and it is said that it may be none.
     signs = [{"text": "a", "label": value} for value in (0, -1, 1, -1)]
-    examples = read_examples(c, in_memory={name: make_rows(signs, name, TASK) for name in parts})
+    examples = read_examples(
+        config, in_memory={name: make_rows(signs, name, TASK) for name in parts}
+    )
     assert examples.task.labels == ("-1", "0", "1")
     assert any("-1 is read as a class (2 of 4 training" in line for line in examples.notes)
 
@@ -66,10 +68,10 @@ def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
     ("labels", "is_odd"), [((1, 2, -1), True), (("a", "b", -1), True), ((-1, 1, 1), False)]
 )
 def test_a_class_of_minus_one_is_noted_but_for_two_signs(labels, is_odd):
-    c = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
+    config = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
     signs = [{"text": f"text {i}", "label": value} for i, value in enumerate(labels)]
     examples = read_examples(
-        c, in_memory={name: make_rows(signs, name, TASK) for name in ("train", "dev")}
+        config, in_memory={name: make_rows(signs, name, TASK) for name in ("train", "dev")}
     )
     assert any("-1 is read as a class" in line for line in examples.notes) is is_odd
 

@@ -99,16 +99,20 @@ def test_without_a_blank_the_answer_stands_at_the_end(pair):
 def test_a_prefix_is_seen_by_input_and_answer(pair):
     """One prompt for all rows, and one a row; positions moved on as P-tuning v2 has them."""
     model, module, params, _ = pair
-    c, length = module.cfg, 2
+    config, length = module.cfg, 2
     for rows in (1, len(SOURCES)):
-        k, v = np.random.default_rng(rows).normal(size=(2, c.layers, rows, length, c.heads, 8))
+        k, v = np.random.default_rng(rows).normal(
+            size=(2, config.layers, rows, length, config.heads, 8)
+        )
         k, v = k.astype(np.float32), v.astype(np.float32)
-        prefix = Prefix(k, v, np.ones((c.layers, rows, length), bool))
+        prefix = Prefix(k, v, np.ones((config.layers, rows, length), bool))
         injection = Injection(Stream(prefix=prefix))
         _, logits = run(None, batch_of(shift=2), injection, module=module, params=params)
 
         def fronts(i, k=k, v=v, rows=rows):
-            return [tuple(torch.tensor(x[at, i % rows]) for x in (k, v)) for at in range(c.layers)]
+            return [
+                tuple(torch.tensor(x[at, i % rows]) for x in (k, v)) for at in range(config.layers)
+            ]
 
         check(logits, expected_logits(model, fronts, shift=2))
 

@@ -105,18 +105,20 @@ def test_model(pairs, kind, side):
 def test_prefix(pairs, kind):
     """Past keys of transformers, in front of the text: not turned, in the windows."""
     pair = pairs(kind)
-    c = pair.module.cfg
+    config = pair.module.cfg
     length, rng = 2, np.random.default_rng(1)
-    k, v = rng.normal(size=(2, c.layers, 1, length, c.key_heads, c.head_dim)).astype(np.float32)
+    k, v = rng.normal(size=(2, config.layers, 1, length, config.key_heads, config.head_dim)).astype(
+        np.float32
+    )
     tokens = draw_tokens(60, "right", lengths=(9, 9, 5), width=9)
     tokens = make_tokens(tokens.ids, tokens.mask, positions=np.arange(9) * tokens.mask + length)
     past = transformers.DynamicCache(config=pair.torch.config)
-    for layer in range(c.layers):
+    for layer in range(config.layers):
         lay = lambda x, layer=layer: torch.tensor(x[layer]).transpose(1, 2).repeat(3, 1, 1, 1)
         past.update(lay(k), lay(v), layer)
     with torch.no_grad():
         expected = run_torch(pair.torch, tokens, past).logits
-    mask = np.ones((c.layers, 1, length), bool)
+    mask = np.ones((config.layers, 1, length), bool)
     prefix = Prefix(k, v, mask, np.arange(length, dtype=np.int32))
     _, logits = run(pair, make_batch(tokens), Injection(Stream(prefix=prefix)))
     assert_near(logits, expected, MODEL, tokens.mask)
@@ -126,9 +128,11 @@ def test_prefix(pairs, kind):
 
 def test_a_prefix_longer_than_the_window_is_refused(pairs):
     pair = pairs("gemma2")
-    c, length = pair.module.cfg, 3
-    k = np.zeros((c.layers, 1, length, c.key_heads, c.head_dim), np.float32)
-    prefix = Prefix(k, k, np.ones((c.layers, 1, length), bool), np.arange(length, dtype=np.int32))
+    config, length = pair.module.cfg, 3
+    k = np.zeros((config.layers, 1, length, config.key_heads, config.head_dim), np.float32)
+    prefix = Prefix(
+        k, k, np.ones((config.layers, 1, length), bool), np.arange(length, dtype=np.int32)
+    )
     batch = make_batch(draw_tokens(60))
     with pytest.raises(InputError, match="of 3 tokens does not fit the window of 3 tokens"):
         run(pair, batch, Injection(Stream(prefix=prefix)))

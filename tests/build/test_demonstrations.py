@@ -29,30 +29,30 @@ TRAIN = [Example({"s": f"train {i}"}, label=i % 2) for i in range(8)]
 DEV = [Example({"s": f"dev {i}"}, label=i % 2) for i in range(8)]
 
 
-def config(**fields):
+def make_config(**fields):
     changes = {name.replace("__", "."): value for name, value in fields.items()}
     return load_config("base").replace(changes)
 
 
 @pytest.mark.parametrize("field", ["per_class", "total", "exact"])
 def test_each_count_shows_demonstrations(field):
-    assert not has_demos(config())
-    assert make_demos(config(), TASK, {"train": TRAIN}) is None
-    assert has_demos(config(**{f"demos__{field}": 1}))
+    assert not has_demos(make_config())
+    assert make_demos(make_config(), TASK, {"train": TRAIN}) is None
+    assert has_demos(make_config(**{f"demos__{field}": 1}))
 
 
 def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
     """Not by that of the training, and none of dev."""
     splits, shown = {"train": TRAIN, "dev": DEV}, {}
     for seed, data_seed in ((0, 0), (1, 0), (0, 1)):
-        c = config(demos__per_class=1, demos__samples=4, data__seed=data_seed)
-        c = c.replace({"seed": seed})
-        demos = make_demos(c, TASK, splits)
+        config = make_config(demos__per_class=1, demos__samples=4, data__seed=data_seed)
+        config = config.replace({"seed": seed})
+        demos = make_demos(config, TASK, splits)
         assert demos.settings.seed == data_seed and demos.pool == TRAIN
         shown[seed, data_seed] = demos.sample(DEV)
     assert shown[0, 0] == shown[1, 0] != shown[0, 1]
     with pytest.raises(InputError, match="demos.per_class=1 shows training examples, but there"):
-        make_demos(c, TASK, {"dev": DEV})
+        make_demos(config, TASK, {"dev": DEV})
 
 
 SOFT, CLASSES, MARKED = (SimpleNamespace(kind=k, mark=m) for k, m in (
@@ -74,7 +74,7 @@ def check_all(
     {"demos__similar": 0.99, "demos__encoder": "a/bert"},
 ])  # fmt: skip
 def test_demonstrations_that_fit_are_let_through(fields):
-    check_all(config(**{"demos__per_class": 1} | fields))
+    check_all(make_config(**{"demos__per_class": 1} | fields))
 
 
 @pytest.mark.parametrize("fields, splits, message", [
@@ -90,14 +90,14 @@ def test_demonstrations_that_fit_are_let_through(fields):
 ])  # fmt: skip
 def test_demonstrations_that_do_not_fit_are_refused(fields, splits, message):
     with pytest.raises(InputError, match=message):
-        check_all(config(**{"demos__per_class": 1} | fields), **splits)
+        check_all(make_config(**{"demos__per_class": 1} | fields), **splits)
     if splits:
-        check_all(config(), **splits)  # where none are shown nothing is asked
+        check_all(make_config(), **splits)  # where none are shown nothing is asked
 
 
 def metadata_with_demos(**changes):
-    c = config(demos__per_class=1, demos__samples=2, data__seed=5)
-    metadata = demos_metadata(make_demos(c, TASK, {"train": TRAIN}))
+    config = make_config(demos__per_class=1, demos__samples=2, data__seed=5)
+    metadata = demos_metadata(make_demos(config, TASK, {"train": TRAIN}))
     demos = json.loads(json.dumps(dataclasses.asdict(metadata))) | changes
     task = {"fields": list(TASK.fields), "labels": list(TASK.labels), "derive": {}}
     return make_metadata(task=task, demos=demos)
@@ -105,8 +105,8 @@ def metadata_with_demos(**changes):
 
 def test_an_export_shows_what_its_run_showed():
     metadata = metadata_with_demos()
-    c = config(demos__per_class=1, demos__samples=2, data__seed=5)
-    expected = make_demos(c, TASK, {"train": TRAIN}).sample(DEV)
+    config = make_config(demos__per_class=1, demos__samples=2, data__seed=5)
+    expected = make_demos(config, TASK, {"train": TRAIN}).sample(DEV)
     assert demos_from_metadata(metadata.demos, TASK).sample(DEV) == expected
     assert demos_from_metadata(None, TASK) is None
 

@@ -15,7 +15,9 @@ OTHER = [{"t": f"o{i}", "label": "xy"[i % 2]} for i in range(4)]
 HIDDEN = [{"t": f"h{i}"} for i in range(3)]
 
 
-def config(folder, *, train=ROWS, dev=None, test=None, task=None, seed=0, protocol="", **options):
+def make_config(
+    folder, *, train=ROWS, dev=None, test=None, task=None, seed=0, protocol="", **options
+):
     changes = {"task.name": "custom", "task.fields": ("t",)}
     for name, rows in (("train", train), ("dev", dev), ("test", test)):
         if rows is not None:
@@ -26,8 +28,8 @@ def config(folder, *, train=ROWS, dev=None, test=None, task=None, seed=0, protoc
     return load_config("base").replace(changes)
 
 
-def texts(c, wanted=("train", "dev"), field="t"):
-    splits = read_examples(c, wanted).splits
+def texts(config, wanted=("train", "dev"), field="t"):
+    splits = read_examples(config, wanted).splits
     return {name: [example.fields[field] for example in part] for name, part in splits.items()}
 
 
@@ -48,9 +50,9 @@ def shuffled(seed, label):
 @pytest.mark.parametrize("seed", [0, 5])
 def test_rows_are_drawn_by_the_seed_of_the_data(tmp_path, seed, dev_k, counted):
     """Whatever the seed of the run; a dev_k of 0 is as many as train has."""
-    c = config(tmp_path, protocol="kshot", k=2, dev_k=dev_k, seed=seed)
-    c = c.replace({"seed": 9})
-    actual = texts(c)
+    config = make_config(tmp_path, protocol="kshot", k=2, dev_k=dev_k, seed=seed)
+    config = config.replace({"seed": 9})
+    actual = texts(config)
     classes = [shuffled(seed, label) for label in (0, 1)]
     assert sorted(actual["train"]) == sorted(t for texts in classes for t in texts[:2])
     assert sorted(actual["dev"]) == sorted(t for texts in classes for t in texts[2 : 2 + counted])
@@ -58,47 +60,47 @@ def test_rows_are_drawn_by_the_seed_of_the_data(tmp_path, seed, dev_k, counted):
 
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_rows_of_a_sampled_split_are_in_the_order_of_its_examples(tmp_path, split):
-    c = config(tmp_path, protocol="kshot", k=2, dev_k=3)
-    rows = read_split_rows(c, read_examples(c).task, split)
-    assert [row["t"] for _, row, _ in rows] == texts(c)[split]
+    config = make_config(tmp_path, protocol="kshot", k=2, dev_k=3)
+    rows = read_split_rows(config, read_examples(config).task, split)
+    assert [row["t"] for _, row, _ in rows] == texts(config)[split]
     assert all(example.fields["t"] == row["t"] for _, row, example in rows)
 
 
 def test_a_share_without_a_holdout_leaves_dev_to_its_file(tmp_path):
     """With one it makes dev, and the file would not be read."""
     fields = dict(dev=OTHER, protocol="fraction", ratio=0.5)
-    actual = texts(config(tmp_path, **fields))
+    actual = texts(make_config(tmp_path, **fields))
     assert actual["dev"] == ["o0", "o1", "o2", "o3"] and len(actual["train"]) == 6
-    c = config(tmp_path, **fields, holdout=0.2)
+    config = make_config(tmp_path, **fields, holdout=0.2)
     with pytest.raises(InputError, match="protocol=fraction splits dev off the training examples"):
-        read_examples(c)
-    assert len(texts(c, ("train",))["train"]) == 6  # nobody asks for dev here
-    c = c.replace({"data.files.dev": ""})
-    assert [len(part) for part in texts(c).values()] == [6, 2]
+        read_examples(config)
+    assert len(texts(config, ("train",))["train"]) == 6  # nobody asks for dev here
+    config = config.replace({"data.files.dev": ""})
+    assert [len(part) for part in texts(config).values()] == [6, 2]
 
 
 def test_dev_is_needed_where_it_is_wanted(tmp_path):
-    c = config(tmp_path)
+    config = make_config(tmp_path)
     with pytest.raises(InputError, match="has no dev split here"):
-        read_examples(c, ("train", "dev"))
-    assert texts(c, ("train",)).keys() == {"train"}
-    c = config(tmp_path, **listed(tmp_path, train=[0, 1], dev=[]))
+        read_examples(config, ("train", "dev"))
+    assert texts(config, ("train",)).keys() == {"train"}
+    config = make_config(tmp_path, **listed(tmp_path, train=[0, 1], dev=[]))
     with pytest.raises(InputError, match="all 2 examples for train .*: data.protocol.rows$"):
-        read_examples(c)
-    assert texts(c, ("train",)) == {"train": ["t0", "t1"]}
+        read_examples(config)
+    assert texts(config, ("train",)) == {"train": ["t0", "t1"]}
 
 
 def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):
     """predict reads it for itself; one label is enough to score it."""
-    c = config(tmp_path, dev=OTHER, test=HIDDEN)
-    examples = read_examples(c)
+    config = make_config(tmp_path, dev=OTHER, test=HIDDEN)
+    examples = read_examples(config)
     assert examples.splits.keys() == {"train", "dev"}
     assert any("test is not scored" in note for note in examples.notes)
-    c = config(tmp_path, dev=OTHER, test=OTHER)
-    assert texts(c, ("train", "dev", "test"))["test"] == ["o0", "o1", "o2", "o3"]
-    c = config(tmp_path, dev=OTHER, test=[{"x": "no text"}])  # wrong, not hidden
+    config = make_config(tmp_path, dev=OTHER, test=OTHER)
+    assert texts(config, ("train", "dev", "test"))["test"] == ["o0", "o1", "o2", "o3"]
+    config = make_config(tmp_path, dev=OTHER, test=[{"x": "no text"}])  # wrong, not hidden
     with pytest.raises(InputError, match="test.jsonl:1"):
-        read_examples(c)
+        read_examples(config)
 
 
 CHOICES = [{"t": f"t{i}", "options": ["a", "b"], "label": i % 2} for i in range(10)]
@@ -108,33 +110,33 @@ QUESTIONS = [{"t": f"t{i}", "q": f"q{i // 2}", "label": "xy"[i % 2]} for i in ra
 def test_the_place_of_a_right_choice_is_no_class(tmp_path):
     """A holdout of 3 of 10 is the first of the shuffle; by class it would be 2 and 1 in turn."""
     task = {"choices": ("options",), "label": "label"}
-    c = config(tmp_path, train=CHOICES, task=task, protocol="holdout", size=3, seed=4)
+    config = make_config(tmp_path, train=CHOICES, task=task, protocol="holdout", size=3, seed=4)
     rows = list(range(10))
     np.random.RandomState(4).shuffle(rows)
-    assert texts(c)["dev"] == [f"t{row}" for row in sorted(rows[:3])]
+    assert texts(config)["dev"] == [f"t{row}" for row in sorted(rows[:3])]
 
 
 def test_numbers_have_no_classes_to_draw_by(tmp_path):
     rows = [{"t": f"t{i}", "x": i / 2} for i in range(10)]
-    c = config(tmp_path, train=rows, task={"number": "x"}, protocol="kshot", k=2)
+    config = make_config(tmp_path, train=rows, task={"number": "x"}, protocol="kshot", k=2)
     with pytest.raises(InputError, match="kshot samples by class, but task custom has numbers"):
-        read_examples(c)
-    c = c.replace({"data.protocol": {"name": "holdout", "size": 3}})
-    assert [len(part) for part in texts(c).values()] == [7, 3]
+        read_examples(config)
+    config = config.replace({"data.protocol": {"name": "holdout", "size": 3}})
+    assert [len(part) for part in texts(config).values()] == [7, 3]
 
 
 def test_questions_are_not_divided_between_train_and_dev(tmp_path):
     """Of 6 questions with 2 candidates each; single candidates would be no question's score."""
     task = {"question": ("q",), "metric": "f1a", "labels": ("x", "y")}
-    c = config(tmp_path, train=QUESTIONS, task=task, protocol="kfold", folds=3, k=0)
-    actual = texts(c)
+    config = make_config(tmp_path, train=QUESTIONS, task=task, protocol="kfold", folds=3, k=0)
+    actual = texts(config)
     questions = {n: {int(t[1:]) // 2 for t in part} for n, part in actual.items()}
     assert len(actual["dev"]) == 4 and not questions["train"] & questions["dev"]
-    c = c.replace({"data.protocol.k": 4})
+    config = config.replace({"data.protocol.k": 4})
     with pytest.raises(InputError, match="data.protocol.k=4 samples single candidates, but f1a"):
-        read_examples(c)
-    c = c.replace({"task.metric": "accuracy"})
-    assert [len(part) for part in texts(c).values()] == [5, 3]
+        read_examples(config)
+    config = config.replace({"task.metric": "accuracy"})
+    assert [len(part) for part in texts(config).values()] == [5, 3]
 
 
 # -- rows that a file lists are those of the training file, whatever is left out or spread ---------
@@ -142,20 +144,20 @@ def test_questions_are_not_divided_between_train_and_dev(tmp_path):
 
 def test_rows_of_another_column_still_count(tmp_path):
     rows = [{"t": f"t{i}", "src": "ab"[i % 2], "label": "xy"[i // 2 % 2]} for i in range(12)]
-    c = config(tmp_path, train=rows, **listed(tmp_path, train=[5, 1], dev=[11]))
-    c = c.replace({"data.only": "src=b"})
-    assert texts(c) == {"train": ["t5", "t1"], "dev": ["t11"]}
+    config = make_config(tmp_path, train=rows, **listed(tmp_path, train=[5, 1], dev=[11]))
+    config = config.replace({"data.only": "src=b"})
+    assert texts(config) == {"train": ["t5", "t1"], "dev": ["t11"]}
     listed(tmp_path, train=[1, 2], dev=[3])
     with pytest.raises(InputError, match="rows.jsonl:1: row 2 is not in train"):
-        read_examples(c, ("train", "dev"))
+        read_examples(config, ("train", "dev"))
 
 
 def test_rows_without_an_agreed_label_still_count(tmp_path):
     labels = (0, -1, 1, 2, 0)
     rows = [{"premise": f"p{i}", "hypothesis": "h", "label": x} for i, x in enumerate(labels)]
-    c = config(tmp_path, train=rows, **listed(tmp_path, train=[0, 2], dev=[3]))
-    c = c.replace({"task.name": "snli", "task.fields": ()})
-    assert texts(c, field="premise") == {"train": ["p0", "p2"], "dev": ["p3"]}
+    config = make_config(tmp_path, train=rows, **listed(tmp_path, train=[0, 2], dev=[3]))
+    config = config.replace({"task.name": "snli", "task.fields": ()})
+    assert texts(config, field="premise") == {"train": ["p0", "p2"], "dev": ["p3"]}
 
 
 def test_a_row_of_candidates_is_all_of_them(tmp_path):
@@ -163,12 +165,12 @@ def test_a_row_of_candidates_is_all_of_them(tmp_path):
     task = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
     task |= {"candidates": ("options", "right"), "metric": "answer_f1"}
     named = listed(tmp_path, train=[2], dev=[0])
-    c = config(tmp_path, train=rows, task=task, **named)
-    assert texts(c, field="s") == {"train": ["2 x", "2 y"], "dev": ["0 x", "0 y"]}
+    config = make_config(tmp_path, train=rows, task=task, **named)
+    assert texts(config, field="s") == {"train": ["2 x", "2 y"], "dev": ["0 x", "0 y"]}
     rows[1]["right"] = []
-    config(tmp_path, train=rows, task=task, **named)
+    make_config(tmp_path, train=rows, task=task, **named)
     with pytest.raises(InputError, match="train.jsonl:2: column 'right' lists no correct"):
-        read_examples(c, ("train", "dev"))
+        read_examples(config, ("train", "dev"))
 
 
 # -- the task of a config --------------------------------------------------------------------------

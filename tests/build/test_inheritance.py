@@ -156,12 +156,12 @@ def test_a_head_starts_from_the_one_export_that_has_it(
     export = dict.fromkeys(tensors), make_metadata(head={"name": name})
     monkeypatch.setattr(inheritance, "read_export", lambda path: export)
     monkeypatch.setattr(inheritance, "inherited_exports", lambda c: [("part", None)] * parts)
-    c = SimpleNamespace(prompt={"init": init}, head=SimpleNamespace(name="linear"))
+    config = SimpleNamespace(prompt={"init": init}, head=SimpleNamespace(name="linear"))
     if message is None:
-        inheritance._check_head(c)
+        inheritance._check_head(config)
     else:
         with pytest.raises(InputError, match=message):
-            inheritance._check_head(c)
+            inheritance._check_head(config)
 
 
 def test_an_export_says_what_it_came_from(monkeypatch):

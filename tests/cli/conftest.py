@@ -99,9 +99,9 @@ def refused(capsys):
 def refused_config(refused, tmp_path):
     """Runs a whole config that must be refused. Returns its message."""
 
-    def call(c, command: str = "validate") -> str:
+    def call(run_config, command: str = "validate") -> str:
         config = tmp_path / "refused.json"
-        config.write_text(c.to_json())
+        config.write_text(run_config.to_json())
         place = [] if command == "validate" else [f"--workdir={tmp_path / 'refused'}"]
         line = refused(command, f"--config={config}", *place, started=True)
         assert not (tmp_path / "refused/checkpoints").exists()

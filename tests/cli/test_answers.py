@@ -70,8 +70,8 @@ def test_numbers(backbone, tmp_path, capsys):
         "head.name": "regression", "task.fields": "sentence", "task.number": "beasts",
         "task.limits": "0,4", "train.total_steps": 60, "train.eval_steps": 20, "optim.lr": 0.02,
     }  # fmt: skip
-    c = make_config(backbone, tmp_path, "prefix", **fields)
-    result, workdir, rows, log = serve(capsys, tmp_path, c, test)
+    config = make_config(backbone, tmp_path, "prefix", **fields)
+    result, workdir, rows, log = serve(capsys, tmp_path, config, test)
     assert "beasts in train: 60 numbers, 0 to 4, mean 2" in log
     assert list(result["test"]) == ["pearson", "spearman"] and result["test"]["pearson"] > 0.5
     numbers = [row["prediction"] for row in rows]
@@ -103,8 +103,8 @@ def test_candidates_have_a_line_each_and_a_score_per_question(backbone, tmp_path
         "task.candidate": "word", "task.candidates": "options,answers", "task.placeholder": "___",
         "train.total_steps": 40, "train.eval_steps": 20, "optim.lr": 0.05,
     }  # fmt: skip
-    c = make_config(backbone, tmp_path, "prefix", **fields)
-    result, workdir, log = train_and_export(capsys, tmp_path, c)
+    config = make_config(backbone, tmp_path, "prefix", **fields)
+    result, workdir, log = train_and_export(capsys, tmp_path, config)
     assert list(result["test"]) == ["answer_f1", "exact_match", "accuracy"]
     assert "train 48, dev 30, test 24" in log
     lines, _ = predict(capsys, workdir, f"--input={test}")
@@ -145,9 +145,9 @@ def test_sets_of_spans(tmp_path, capsys):
         "data.max_len": 24, "data.multiple": 24, "optim.lr": 3e-3, "train.total_steps": 80,
         "train.eval_steps": 40,
     }  # fmt: skip
-    c = with_part(make_config(backbone, tmp_path, "full"), HEADS["multi_spans"])
-    c = with_overrides(c, list(fields.items()))
-    result, workdir, lines, log = serve(capsys, tmp_path, c, test)
+    config = with_part(make_config(backbone, tmp_path, "full"), HEADS["multi_spans"])
+    config = with_overrides(config, list(fields.items()))
+    result, workdir, lines, log = serve(capsys, tmp_path, config, test)
     assert "train: 24 of 48 questions with several answers, 0 without" in log
     assert result["test"]["f1"] > 0.6, result
     for line in lines:
@@ -210,8 +210,8 @@ def roles(tmp_path_factory):
 
 
 def test_a_line_per_predicate_with_its_roles(backbone, roles, tmp_path, capsys):
-    c = make_config(backbone, roles, "prefix", **ROLES, **{"task.markers": "a,a"})
-    result, workdir, log = train_and_export(capsys, tmp_path, c)
+    config = make_config(backbone, roles, "prefix", **ROLES, **{"task.markers": "a,a"})
+    result, workdir, log = train_and_export(capsys, tmp_path, config)
     assert list(result["test"]) == ["role_f1", "precision", "recall", "accuracy", "entity_f1"]
     assert "roles in train: A0 32, A1 64, C-A0 32, V 32; 2 texts are split into windows" in log
     assert "train 32, dev 8, test 12" in log and result["dev"]["role_f1"] > 0.1
@@ -283,8 +283,8 @@ def relations(seed, size):
 @pytest.mark.parametrize("method", METHODS)
 def test_relations(method, backbone, tmp_path, capsys):
     test = write_splits(tmp_path, relations, train=96, dev=40, test=40)
-    c = make_config(backbone, tmp_path, method, **RELATIONS | METHODS[method])
-    result, workdir, lines, _ = serve(capsys, tmp_path, c, test)
+    config = make_config(backbone, tmp_path, method, **RELATIONS | METHODS[method])
+    result, workdir, lines, _ = serve(capsys, tmp_path, config, test)
     assert {"micro_f1", "precision", "recall", "accuracy"} <= result["test"].keys()
     assert accuracy(lines) == pytest.approx(result["test"]["accuracy"])
     if method == "dart":
@@ -307,8 +307,8 @@ def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
         "task.name": "dialog_re", "task.metric": "f1c", "data.max_len": 64,
         "data.multiple": 64, "train.total_steps": 2, "train.eval_steps": 1,
     }  # fmt: skip
-    c = make_config(backbone, tmp_path, "full", **fields)
-    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    config = make_config(backbone, tmp_path, "full", **fields)
+    result, workdir, _ = train_and_export(capsys, tmp_path, config)
     assert {"f1c", "precision_c", "recall_c", "accuracy"} == result["test"].keys()
     record = json.loads((workdir / "record.json").read_text())
     sizes = {name: split["examples"] for name, split in record["splits"].items()}
@@ -335,17 +335,17 @@ FIGURE_2_B = "dart/relations:sem_eval_2010_task_8,8,gpt2"
 
 def test_gpt2_of_figure_2_b_says_the_relation_last(gpt2):
     """DART without a mask and without fluency."""
-    c = load_config(FIGURE_2_B)
-    assert len(template_ids(gpt2, c.prompt.get("text"))) == c.prompt.get("length") == 9
-    assert c.prompt.get("fluency") == 0 and c.task.template == (
+    config = load_config(FIGURE_2_B)
+    assert len(template_ids(gpt2, config.prompt.get("text"))) == config.prompt.get("length") == 9
+    assert config.prompt.get("fluency") == 0 and config.task.template == (
         "{sentence|soft} [soft*3] {entity1} [soft*1] {entity2} [soft*1] [mask]"
     )
     for task in dart_relations.TASKS:
         other = load_config(f"dart/relations:{task},8,gpt2").task.template
-        assert re.sub(r"\{\w+\|soft\}", "{sentence|soft}", other) == c.task.template
+        assert re.sub(r"\{\w+\|soft\}", "{sentence|soft}", other) == config.task.template
     fine_tuning = load_config(f"{FIGURE_2_B}_fine_tuning")
     assert (fine_tuning.prompt.name, fine_tuning.head.name) == ("none", "linear")
-    assert fine_tuning.backbone.path == c.backbone.path
+    assert fine_tuning.backbone.path == config.backbone.path
 
 
 def test_four_examples_per_class_are_of_events_alone():
@@ -453,8 +453,8 @@ def test_each_relation_of_one_file_has_a_run_and_a_row_their_mean(
 
 
 def test_columns_may_have_other_names():
-    c = load_config(f"{CONFIG}:causal,subject,object")
-    assert (c.task.fields, c.task.label) == (("subject",), "object")
+    config = load_config(f"{CONFIG}:causal,subject,object")
+    assert (config.task.fields, config.task.label) == (("subject",), "object")
 
 
 def test_the_sweep_has_a_row_per_model(tmp_path):

@@ -43,8 +43,8 @@ def test_a_named_method_brings_its_block_whatever_the_order():
     assert set(back.prompt.fields) == set(read().prompt.fields)
     assert back.prompt.get("layers") == "1-2"
     assert read(prompt__name="none").prompt.to_dict() == {"name": "none"}
-    for c in (first, back, read(prompt__name="none")):
-        check_config(c)
+    for config in (first, back, read(prompt__name="none")):
+        check_config(config)
 
 
 def test_the_method_that_is_there_keeps_its_settings():
@@ -90,9 +90,9 @@ def test_heads_own_what_their_block_has():
     for name in HEADS.names():
         block = make_preset_block("head", name, base)
         assert block.to_dict() == make_head(**block.to_dict()).block()
-    c = read(head__span="target", head__name="verbalizer", head__scores="full")
-    assert c.head.name == "verbalizer"
-    assert (c.head.get("span"), c.head.get("scores")) == ("target", "full")
+    config = read(head__span="target", head__name="verbalizer", head__scores="full")
+    assert config.head.name == "verbalizer"
+    assert (config.head.get("span"), config.head.get("scores")) == ("target", "full")
 
 
 def test_zero_shot_is_one_command():

@@ -68,16 +68,16 @@ def load(path, argument=""):
 
 @pytest.mark.parametrize("path, argument", LOADS)
 def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
-    c = load(path, argument)
-    if not c.backbone.path:  # some name none: it is given by hand
-        c = c.replace({"backbone.path": "somewhere"})
-    check_config(c)
-    assert ineffective_field_notes(c) == []
+    config = load(path, argument)
+    if not config.backbone.path:  # some name none: it is given by hand
+        config = config.replace({"backbone.path": "somewhere"})
+    check_config(config)
+    assert ineffective_field_notes(config) == []
     saved = tmp_path / "config.json"
-    saved.write_text(c.to_json())
+    saved.write_text(config.to_json())
     again = load_config(str(saved))
     check_config(again)
-    assert again == c
+    assert again == config
 
 
 @pytest.fixture
@@ -163,54 +163,60 @@ def backbones(backbone, tmp_path_factory):
 @pytest.mark.long_cases("accuracy-sst2-full", "p_tuning/lama-")
 @pytest.mark.parametrize("path, argument", BUILDS)
 def test_it_builds_at_tiny_width(path, argument, backbones, rows_of):
-    c = load(path, argument)
+    config = load(path, argument)
     long = path.parent.name == "p_tuning" or path.parent.name == "ptuning_v2"
-    c = c.replace({"data.max_len": 56 if long else 24, "data.protocol": ""})
-    if "t5" in c.backbone.path:  # longer names of fields: more room, and fewer soft tokens
-        c = c.replace({"backbone.path": backbones("t5"), "data.max_len": 160, "prompt.length": 4})
-    elif "electra" in c.backbone.path:  # whose tokenizer spells the classes
-        c = c.replace({"backbone.path": backbones("discriminator"), "data.max_len": 66})
-    elif c.backbone.quantize != "none":
-        c = c.replace({"backbone.path": backbones("blocks")})
+    config = config.replace({"data.max_len": 56 if long else 24, "data.protocol": ""})
+    if "t5" in config.backbone.path:  # longer names of fields: more room, and fewer soft tokens
+        config = config.replace(
+            {"backbone.path": backbones("t5"), "data.max_len": 160, "prompt.length": 4}
+        )
+    elif "electra" in config.backbone.path:  # whose tokenizer spells the classes
+        config = config.replace({"backbone.path": backbones("discriminator"), "data.max_len": 66})
+    elif config.backbone.quantize != "none":
+        config = config.replace({"backbone.path": backbones("blocks")})
     else:
-        c = c.replace({"backbone.path": backbones("bert")})
-    if c.head.get("stride", 0) >= c.data.max_len:
-        c = c.replace({"head.stride": 8})
-    if c.demos.per_class or c.demos.total:
-        words = tuple(WORDS[: len(get_task(c.task.name).labels)])  # one subword each
-        c = c.replace({"data.max_len": 64, "demos.encoder": backbones("bert"), "task.words": words})
+        config = config.replace({"backbone.path": backbones("bert")})
+    if config.head.get("stride", 0) >= config.data.max_len:
+        config = config.replace({"head.stride": 8})
+    if config.demos.per_class or config.demos.total:
+        words = tuple(WORDS[: len(get_task(config.task.name).labels)])  # one subword each
+        config = config.replace(
+            {"data.max_len": 64, "demos.encoder": backbones("bert"), "task.words": words}
+        )
     if path.parent.name in ("ipt", "ptuning_v2"):  # exports are of the paper's backbone
         tiny = {"length": 4, "pretrained": "", "init": ""}
-        c = c.replace({f"prompt.{n}": x for n, x in tiny.items() if n in c.prompt.fields})
-    if c.task.name == "custom" and not c.task.vocabulary:
-        c = c.replace({"data.source": str(rows_of("topics"))})
-    elif c.task.name != "topics":
-        c = c.replace({"data.source": str(rows_of(c.task.name))})
-    if c.task.vocabulary:
-        c = c.replace({"task.vocabulary": f"{c.data.source}/words.txt"})
+        config = config.replace(
+            {f"prompt.{n}": x for n, x in tiny.items() if n in config.prompt.fields}
+        )
+    if config.task.name == "custom" and not config.task.vocabulary:
+        config = config.replace({"data.source": str(rows_of("topics"))})
+    elif config.task.name != "topics":
+        config = config.replace({"data.source": str(rows_of(config.task.name))})
+    if config.task.vocabulary:
+        config = config.replace({"task.vocabulary": f"{config.data.source}/words.txt"})
     if path.stem == "relations":  # words that the tiny one has, and few examples
-        if "text" in c.prompt.fields:
-            c = c.replace({"prompt.text": "a a an an is the this"})
-        c = c.replace({"optim.schedule.warmup_steps": 1})
+        if "text" in config.prompt.fields:
+            config = config.replace({"prompt.text": "a a an an is the this"})
+        config = config.replace({"optim.schedule.warmup_steps": 1})
         # Words of many masks.
-        c = c.replace({"data.max_len": 64 if "fixed_labels" in argument else 24})
-    check_config(c)
-    c = c.replace({"mesh.data": 1, "mesh.model": 1})
-    placement = build_placement(c)
-    opened = open_checked_backbone(c, placement)
-    examples = read_examples(c)
-    scorer = scorer_from_config(c, opened, examples, placement)
+        config = config.replace({"data.max_len": 64 if "fixed_labels" in argument else 24})
+    check_config(config)
+    config = config.replace({"mesh.data": 1, "mesh.model": 1})
+    placement = build_placement(config)
+    opened = open_checked_backbone(config, placement)
+    examples = read_examples(config)
+    scorer = scorer_from_config(config, opened, examples, placement)
     train = scorer.encode(examples.splits["train"][:40])
-    batches = train_batches(c, scorer, train)
-    plan = make_milestones(c.train, batches.steps_per_epoch, c.data.batch)
+    batches = train_batches(config, scorer, train)
+    plan = make_milestones(config.train, batches.steps_per_epoch, config.data.batch)
     assert plan.total > 0
     opened, loaded = load_weights(opened, placement)
     scorer = scorer.with_backbone(opened)
-    weights = init_params(c, scorer, loaded, train, placement)
-    tx = build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
-    objectives = build_objectives(c, scorer.model)
+    weights = init_params(config, scorer, loaded, train, placement)
+    tx = build_optimizer(config, weights.trainable, plan, batches.steps_per_epoch)
+    objectives = build_objectives(config, scorer.model)
     step = steps.make_train_step(scorer.model, tx, objectives)
-    state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    state = make_state(weights.trainable, tx, rng.key_for(config.seed, "dropout"))
     new, measured = jax.eval_shape(step, state, weights.frozen, next(batches))
     batches.close()
     assert measured["loss"].shape == () and new.trainable.keys() == weights.trainable.keys()
@@ -218,10 +224,12 @@ def test_it_builds_at_tiny_width(path, argument, backbones, rows_of):
 
 @pytest.mark.parametrize("row", ["in_context", "zero_shot"])
 def test_rows_of_lm_bff_that_train_nothing(row):
-    c = load(CONFIGS / "dart/lm_bff.py", f"sst2,{row}")
-    check_config(c)
-    assert is_zero_shot(c) and c.data.protocol.name == "kshot"
-    assert (c.demos.total, c.data.max_len) == ((32, 512) if row == "in_context" else (0, 128))
+    config = load(CONFIGS / "dart/lm_bff.py", f"sst2,{row}")
+    check_config(config)
+    assert is_zero_shot(config) and config.data.protocol.name == "kshot"
+    assert (config.demos.total, config.data.max_len) == (
+        (32, 512) if row == "in_context" else (0, 128)
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,13 +237,13 @@ def test_rows_of_lm_bff_that_train_nothing(row):
 )
 def test_the_released_template_of_dpt_has_the_word_of_each_task(task, word):
     """METHODS.md 6.1: the script has that of SST-2, its comments those of the others."""
-    c = load(CONFIGS / "dpt/tasks.py", f"{task},full,released")
+    config = load(CONFIGS / "dpt/tasks.py", f"{task},full,released")
     (field,) = get_task(task).fields
-    assert c.task.template == f"{{{field}}} [sep] {word} : _ [classes]"
+    assert config.task.template == f"{{{field}}} [sep] {word} : _ [classes]"
     # Its BCELoss is a mean, of scores with a bias, at copies of "negative ," and the like.
-    assert c.head.fields.items() >= {"loss": "mean", "bias": True, "copies": True}.items()
-    assert c.head.get("separator") == " "
-    assert all(word.endswith(" ,") for word in c.task.words)
+    assert config.head.fields.items() >= {"loss": "mean", "bias": True, "copies": True}.items()
+    assert config.head.get("separator") == " "
+    assert all(word.endswith(" ,") for word in config.task.words)
 
 
 @pytest.mark.parametrize(
@@ -282,16 +290,16 @@ def parts():
 
 @pytest.mark.parametrize("kind, part", list(parts()))
 def test_every_part_fits_the_base(kind, part):
-    c = with_part(load(CONFIGS / "base.py"), part)
+    config = with_part(load(CONFIGS / "base.py"), part)
     columns = {"text": "target", "tags": "tags", "regression": "number"}
-    answers = (columns | dict.fromkeys(("spans", "multi_spans"), "answers")).get(c.head.name)
+    answers = (columns | dict.fromkeys(("spans", "multi_spans"), "answers")).get(config.head.name)
     if answers is not None and kind == "heads":  # what the other tasks of base.py have not
         task = {"task.name": "custom", "task.fields": ("words",), f"task.{answers}": "column"}
-        c = c.replace(task)
-    c = c.replace({"backbone.path": c.backbone.path or "somewhere"})
-    check_config(c)
+        config = config.replace(task)
+    config = config.replace({"backbone.path": config.backbone.path or "somewhere"})
+    check_config(config)
     if kind == "tasks":
-        assert c.task.name in task_names()
+        assert config.task.name in task_names()
 
 
 def test_every_field_is_explained():

@@ -78,10 +78,10 @@ def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
 )  # fmt: skip
 def test_a_total_of_examples_counts_short_batches(total, steps):
     """48 examples in batches of 20 are three steps an epoch."""
-    c = make_config("", "", **{"data.batch": 20, "train.total_steps": 0} | total)
-    assert config_milestones(c, 3, 48).total == steps
-    c = make_config("", "", **{"train.total_steps": 0, "train.total_epochs": 0.55})
-    assert config_milestones(c, 100, 1600).total == 55
+    config = make_config("", "", **{"data.batch": 20, "train.total_steps": 0} | total)
+    assert config_milestones(config, 3, 48).total == steps
+    config = make_config("", "", **{"train.total_steps": 0, "train.total_epochs": 0.55})
+    assert config_milestones(config, 100, 1600).total == 55
 
 
 # -- the majority baseline ------------------------------------------------------------------------
@@ -189,10 +189,10 @@ def test_a_folder_as_it_is_downloaded(name, backbone, tmp_path, capsys):
     write, files, metric = (rte, GLUE, "accuracy") if name == "rte" else (multirc, SUPERGLUE, "f1a")
     for seed, (split, file) in enumerate(files.items()):
         (tmp_path / file).write_text(write(seed, 8, split == "test"), "utf-8")
-    c = make_config(
+    config = make_config(
         backbone, tmp_path, "soft", task__name=name, train__total_steps=2, train__eval_steps=2
     )
-    result, workdir, err = train_and_export(capsys, tmp_path, c)
+    result, workdir, err = train_and_export(capsys, tmp_path, config)
     hidden = tmp_path / files["test"]
     assert "test" not in result
     assert f"test is not scored: no row of {hidden} states a label" in err

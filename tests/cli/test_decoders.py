@@ -51,8 +51,8 @@ def test_learns_to_write(family, num_beams, folders, texts, tmp_path, capsys):
         "generate.num_beams": num_beams, "optim.lr": 1e-2, "data.max_len": 30,
         "data.multiple": 30, "train.total_steps": 60, "train.eval_steps": 60,
     }  # fmt: skip
-    c = make_config(folders[family], texts, "full", **fields)
-    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    config = make_config(folders[family], texts, "full", **fields)
+    result, workdir, _ = train_and_export(capsys, tmp_path, config)
     assert result["dev"]["exact_match"] >= 0.75, result
     rows = compare_answers(capsys, workdir, texts / "test.jsonl")
     share = np.mean([row["generated"] == row["answer"] for row in rows])
@@ -62,8 +62,8 @@ def test_learns_to_write(family, num_beams, folders, texts, tmp_path, capsys):
 
 
 def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, refused):
-    c = make_config(folders["t5"], data, "soft", **ONE_STEP, **T5)
-    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    config = make_config(folders["t5"], data, "soft", **ONE_STEP, **T5)
+    _, workdir, _ = train_and_export(capsys, tmp_path, config)
     rows, _ = predict(capsys, workdir, "--text=the cat", "--text=a", "--generate")
     assert [row["text"] for row in rows] == ["the cat", "a"]
     assert all(isinstance(row["generated"], str) and "prediction" not in row for row in rows)
@@ -80,8 +80,8 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     folders, texts, tmp_path, capsys, refused
 ):
     fields = TEXT | ONE_STEP | {"generate.max_new_tokens": 20, "data.max_len": 60}
-    c = make_config(folders["gpt2"], texts, "full", **fields)
-    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    config = make_config(folders["gpt2"], texts, "full", **fields)
+    _, workdir, _ = train_and_export(capsys, tmp_path, config)
     row = read_lines(texts / "test.jsonl")[0]
     rows = write_rows(tmp_path / "rows.jsonl", [row, {"text": "the cat " * 40}, row])
     line = refused("predict", f"--workdir={workdir}", f"--input={rows}", started=True)
@@ -99,8 +99,8 @@ def test_padding_takes_no_room_of_texts(folders, texts, tmp_path):
         "data.max_len": 60, "data.multiple": 8, "generate.max_new_tokens": 6, "prompt.length": 3,
         "train.test": False,
     }  # fmt: skip
-    c = make_config(folders["gpt2"], texts, "soft", **fields)
-    assert train_prompt(c, str(tmp_path / "run")).steps == 1
+    config = make_config(folders["gpt2"], texts, "soft", **fields)
+    assert train_prompt(config, str(tmp_path / "run")).steps == 1
 
 
 # -- bad input ------------------------------------------------------------------------------------

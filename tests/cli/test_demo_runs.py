@@ -54,10 +54,10 @@ def llama(tmp_path_factory):
     return folder
 
 
-def write(c, folder):
+def write(config, folder):
     """Saves a config. -> its flag"""
     path = folder / "config.json"
-    path.write_text(c.to_json())
+    path.write_text(config.to_json())
     return f"--config={path}"
 
 
@@ -86,10 +86,10 @@ def torch_scores(backbone, texts):
 ])  # fmt: skip
 def test_in_context_is_the_mean_of_what_torch_gives(fields, backbone, data, tmp_path, capsys):
     """The texts are written out here; which are shown is taken from the run."""
-    c = prepare(backbone, data, "zero_shot", **fields)
-    flag, out = write(c, tmp_path), tmp_path / "out.jsonl"
+    config = prepare(backbone, data, "zero_shot", **fields)
+    flag, out = write(config, tmp_path), tmp_path / "out.jsonl"
     metrics = evaluate(capsys, flag, f"--output={out}")
-    trained = restore_run(c, None, ["test"])
+    trained = restore_run(config, None, ["test"])
     gold = read_lines(data / "test.jsonl")
     samples = trained.scorer.demos.sample([Example({"text": row["text"]}) for row in gold])
     expected = []
@@ -155,11 +155,11 @@ def test_a_decoder_compares_no_sentences(llama):
 
 
 def test_the_most_similar_half_is_shown(backbone, data, encoder):
-    c = prepare(
+    config = prepare(
         backbone, data, "zero_shot", demos__per_class=1, demos__samples=60, demos__similar=0.5,
         demos__encoder=str(encoder),
     )  # fmt: skip
-    demos = restore_run(c, None, ["test"]).scorer.demos
+    demos = restore_run(config, None, ["test"]).scorer.demos
     queries = [row["text"] for row in read_lines(data / "test.jsonl")][:5]
     pool = torch_embeddings(encoder, [demo.fields["text"] for demo in demos.pool])
     labels = np.array([demo.label for demo in demos.pool])
@@ -187,8 +187,8 @@ def test_what_is_trained_with_them_predicts_from_its_export(
             head__name="label_rows", task__template="{text} [soft*1] [mask] .",
             prompt__text="about", prompt__length=1, prompt__fluency=0.5,
         )  # fmt: skip
-    c = prepare(backbone, data, method, **fields)
-    _, workdir, expected, log = serve(capsys, tmp_path, c, data / "test.jsonl")
+    config = prepare(backbone, data, method, **fields)
+    _, workdir, expected, log = serve(capsys, tmp_path, config, data / "test.jsonl")
     assert "demonstrations: 1 of each class, from 12 examples, among the most similar 0.5" in log
     assert "train 12, dev 9, test 24" in log
     # In another order and in other batches: what is shown depends on the text alone.
@@ -206,10 +206,10 @@ def test_what_is_trained_with_them_predicts_from_its_export(
 def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
     """Each line of its input is written out here; without any it is the text alone."""
     fields = dict(task__template="{text} about [mask]", data__max_len=128)
-    c = prepare(llama, data, "zero_shot", **fields, demos__exact=count)
-    scorer = restore_run(c, None, ["test"]).scorer
+    config = prepare(llama, data, "zero_shot", **fields, demos__exact=count)
+    scorer = restore_run(config, None, ["test"]).scorer
     out = tmp_path / "out.jsonl"
-    evaluate(capsys, write(c, tmp_path), f"--output={out}")
+    evaluate(capsys, write(config, tmp_path), f"--output={out}")
     tokenizer, words = scorer.tokenizer, [f" {name}" for name in NAMES]
     words = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words]
     model = LlamaForCausalLM.from_pretrained(llama).eval()
@@ -231,7 +231,7 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
         scores = [line["scores"][name] for name in NAMES]
         np.testing.assert_allclose(scores, last[words].softmax(-1), rtol=0, atol=1e-5)
     assert (len(orders) == 1) == (count == 0)
-    again = restore_run(c.replace({"data.seed": c.data.seed + 1}), None, ["test"]).scorer
+    again = restore_run(config.replace({"data.seed": config.data.seed + 1}), None, ["test"]).scorer
     same = [s.encode([example]).rows[0][0].ids.tolist() for s in (scorer, again)]
     assert (same[0] == same[1]) == (count == 0)
 
@@ -239,10 +239,10 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
 def test_texts_are_written_behind_demonstrations(llama, data):
     """As torch goes on behind the examples of one sample and the text."""
     fields = dict(task__template="{text} about [mask]", data__max_len=128, demos__samples=2)
-    c = prepare(llama, data, "zero_shot", **fields, demos__exact=2)
-    trained = restore_run(c, None, ["test"])
+    config = prepare(llama, data, "zero_shot", **fields, demos__exact=2)
+    trained = restore_run(config, None, ["test"])
     scorer = trained.scorer.writing(3)
-    generation = dataclasses.replace(c.generate, max_new_tokens=3)
+    generation = dataclasses.replace(config.generate, max_new_tokens=3)
     answer = make_answers(scorer, generation=generation, placement=trained.placement)
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)
     examples = [Example({"text": "the old cat was near"}), Example({"text": "a saw"})]
@@ -286,11 +286,11 @@ def exported(backbone, data, encoder, tmp_path_factory):
 
     root = tmp_path_factory.mktemp("shown")
     rows = shutil.copytree(data, root / "data")
-    c = prepare(
+    config = prepare(
         backbone, rows, "prefix", demos__per_class=1, demos__similar=0.5,
         demos__encoder=str(encoder), train__total_steps=2, train__eval_steps=2, data__max_len=60,
     )  # fmt: skip
-    assert main(["train", write(c, root), f"--workdir={root / 'run'}"]) == 0
+    assert main(["train", write(config, root), f"--workdir={root / 'run'}"]) == 0
     assert main(["export", f"--workdir={root / 'run'}"]) == 0
     return root / "run", rows
 
@@ -303,14 +303,14 @@ def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, 
     ]
     for split in ("train", "dev", "test"):
         write_rows(tmp_path / f"{split}.jsonl", rows)
-    c = prepare(
+    config = prepare(
         backbone, tmp_path, "zero_shot", demos__per_class=1, demos__samples=2,
         task__fields="text", task__entities="<e1>|</e1>,<e2>|</e2>", task__labels="yes,no",
         task__words="beast,food", task__negative="no", task__metric="micro_f1",
         task__template="{text} {entity1} is the [mask] of {entity2}", data__protocol__k=2,
         data__protocol__dev_k=2,
     )  # fmt: skip
-    metrics = evaluate(capsys, write(c, tmp_path))
+    metrics = evaluate(capsys, write(config, tmp_path))
     assert metrics["examples"] == 8 and {"micro_f1", "precision", "recall"} <= metrics.keys()
 
 
@@ -346,8 +346,8 @@ def test_each_example_is_counted_once_in_a_confusion_matrix(backbone, data, tmp_
         demos__per_class=1, demos__samples=2, train__total_steps=2, train__eval_steps=2,
         data__max_len=60,
     )  # fmt: skip
-    c = prepare(backbone, data, "prefix", **fields)
-    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    config = prepare(backbone, data, "prefix", **fields)
+    result, workdir, _ = train_and_export(capsys, tmp_path, config)
     succeed(capsys, "inspect", f"--workdir={workdir}", "--split=test")
     report = json.loads((workdir / "inspect/inspect.json").read_text())
     counts = np.array(report["confusion"]["counts"])

@@ -37,12 +37,12 @@ MESHES = {2: (2, 2), 4: (4, 1)}  # processes -> data x model, on four devices
 @pytest.fixture(scope="module")
 def config(dropping, data, tmp_path_factory):
     """Eight steps with dropout. Some hosts hold none of dev's one short batch."""
-    c = make_config(
+    config = make_config(
         dropping, data, "prefix", train__total_steps=STEPS, train__eval_steps=2,
         train__log_steps=1, optim__lr=1e-2, data__batch=8, **DROPS,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("config") / "tiny.json"
-    path.write_text(c.to_json())
+    path.write_text(config.to_json())
     return path
 
 
@@ -153,12 +153,12 @@ def test_tasks_that_share_a_prompt_train_on_two_processes_as_on_one(backbone, da
     for name, source in sources.items():
         fields = {"task.name": "custom", "data.source": str(source)}
         (tmp_path / f"{name}.json").write_text(json.dumps(fields))
-    c = make_config(
+    config = make_config(
         backbone, data, "prefix", backbone__dropout=0, prompt__dropout=0, head__dropout=0,
         optim__lr=1e-2, shared__tasks=",".join(str(tmp_path / f"{name}.json") for name in sources),
         train__total_steps=6, train__eval_steps=3, train__log_steps=1, data__batch=8,
     )  # fmt: skip
-    (tmp_path / "c.json").write_text(c.to_json())
+    (tmp_path / "c.json").write_text(config.to_json())
     for number in (1, 2):
         words = ["-m", "jaxprompt", "train", f"--config={tmp_path / 'c.json'}"]
         words += [f"--workdir={tmp_path / str(number)}", *mesh_flags((number, 1))]
@@ -200,9 +200,9 @@ MESH_OF = {
 def start(folder, backbone, data, method, **changes):
     """Runs a few steps. Returns the config, the result and the losses."""
     more = {} if method == "full" else {"arguments": dict(length=4)}
-    c = make_config(backbone, data, method, **COMMON, **more, **changes)
-    result = train_prompt(c, str(folder)).to_json()
-    return c, result, losses(folder)
+    config = make_config(backbone, data, method, **COMMON, **more, **changes)
+    result = train_prompt(config, str(folder)).to_json()
+    return config, result, losses(folder)
 
 
 @pytest.mark.long
@@ -221,9 +221,9 @@ def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path,
 
 @pytest.mark.long
 def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, capsys):
-    c, result, _ = start(tmp_path / "run", dropping, data, "soft", **MESH_OF["soft"])
+    config, result, _ = start(tmp_path / "run", dropping, data, "soft", **MESH_OF["soft"])
     path = tmp_path / "c.json"
-    path.write_text(c.to_json())
+    path.write_text(config.to_json())
     where = (f"--config={path}", f"--workdir={tmp_path / 'run'}")
     for mesh in ("4", "1"):
         words = (f"--config.mesh.model={2 if mesh == '4' else 1}", f"--config.mesh.data={mesh}")

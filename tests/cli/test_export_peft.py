@@ -46,8 +46,8 @@ def test_peft_scores_an_exported_prefix_as_we_do(capsys, trained, tmp_path, back
 @pytest.mark.parametrize("encoder", ["lstm", "mlp"])
 def test_peft_takes_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, data):
     """The encoder is folded away, and what is left scores as the run did."""
-    c = make_config(backbone, data, "p_tuning", prompt__encoder=encoder, train__total_steps=1)
-    run = serve(capsys, tmp_path, c, data / "test.jsonl")
+    config = make_config(backbone, data, "p_tuning", prompt__encoder=encoder, train__total_steps=1)
+    run = serve(capsys, tmp_path, config, data / "test.jsonl")
     words = [f"--workdir={run.workdir}", f"--peft={tmp_path / 'peft'}"]
     succeed(capsys, "export", *words)
     exported, _ = read_export(str(run.workdir / "export"))
@@ -122,8 +122,10 @@ def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data, refus
     # Bare soft tokens are no export.
     config = divided / "wrong.json"
     for path in (divided / "soft.npy", divided / "peft"):
-        c = make_config(t5, data, "soft", **SENTINEL | {"prompt.start": "vocab"}, prompt__init=path)
-        config.write_text(c.to_json())
+        soft_config = make_config(
+            t5, data, "soft", **SENTINEL | {"prompt.start": "vocab"}, prompt__init=path
+        )
+        config.write_text(soft_config.to_json())
         line = refused("train", f"--config={config}", f"--workdir={divided / 'none'}")
         assert f"prompt.start=file and prompt.file={path}" in line
 
@@ -175,9 +177,9 @@ PLACES = {
 def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, data):
     fields = {"task.template": template, "prompt.start": "normal"}
     fields |= {"head.name": "verbalizer" if "[mask]" in template else "linear"}
-    c = make_config(t5 if family == "t5" else backbone, data, "soft", **fields)
-    opened, examples = open_backbone(c.backbone), read_examples(c, ["train"])
-    scorer = scorer_from_config(c, opened, examples, make_placement(1, 1))
+    config = make_config(t5 if family == "t5" else backbone, data, "soft", **fields)
+    opened, examples = open_backbone(config.backbone), read_examples(config, ["train"])
+    scorer = scorer_from_config(config, opened, examples, make_placement(1, 1))
     tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
     metadata = make_metadata(
         template=template,

@@ -107,9 +107,9 @@ def config(folders, data, tmp_path):
 
     def write(**changes):
         fields = COMMON | UPPER | dict(cache__location="disk", cache__folder=tmp_path / "kept")
-        c = make_config(folders["bert"], data, "prefix", **fields | changes)
+        config = make_config(folders["bert"], data, "prefix", **fields | changes)
         path = tmp_path / "c.json"
-        path.write_text(c.to_json())
+        path.write_text(config.to_json())
         return path
 
     return write
@@ -275,8 +275,8 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused_config
     fields = GRID | SEEDS | LAYER_2 | HOST | dict(data__protocol__rows=rows, runs__data_seeds="0,1")
 
     def line(**changes):
-        c = make_config(folders["bert"], data, "prefix", **fields | changes)
-        return refused_config(c, "train")
+        config = make_config(folders["bert"], data, "prefix", **fields | changes)
+        return refused_config(config, "train")
 
     message = line(cache__limit=1e-9)
     assert message.startswith("caching what layers 1-1 give for every token of 5 splits takes ")
@@ -287,8 +287,8 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused_config
     assert "of 5 splits" in line(cache__limit=0.9 * room)
     assert not list((tmp_path / "refused").glob("*/metrics.jsonl"))
     alone = dict(runs__data_seeds="0", cache__limit=0.9 * room, train__total_steps=1)
-    c = make_config(folders["bert"], data, "prefix", **fields | alone)
-    assert train_grid(c, str(tmp_path / "one")) == 0
+    config = make_config(folders["bert"], data, "prefix", **fields | alone)
+    assert train_grid(config, str(tmp_path / "one")) == 0
 
 
 # -- several processes, each of its rows ----------------------------------------------------------
@@ -311,11 +311,11 @@ PROCESSES = {  # family, method, fields; processes, devices of each, data x mode
 }  # fmt: skip
 
 
-def train_on(folder: Path, c, number: int, devices: int) -> tuple[dict, list[float], str]:
+def train_on(folder: Path, config, number: int, devices: int) -> tuple[dict, list[float], str]:
     """Trains on several processes. Returns the result, the losses and the log of process 0."""
     folder.mkdir(exist_ok=True)
     path = folder / "c.json"
-    path.write_text(c.to_json())
+    path.write_text(config.to_json())
     words = ["-m", "jaxprompt", "train", f"--config={path}", f"--workdir={folder / 'run'}"]
     with Processes(folder / "logs", devices=devices) as processes:
         processes.start_all(number, words) if number > 1 else processes.start(words)

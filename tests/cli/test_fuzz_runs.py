@@ -40,13 +40,13 @@ def offline(monkeypatch):
 
 def read(path, field: str, text: str) -> None:
     """Checks a config, opens its backbone and reads its data."""
-    c = load_config(str(path), [(field, text)])
-    check_config(c)
-    make_milestones(c.train, 7, c.data.batch)
-    placement = build_placement(c)
-    backbone = open_checked_backbone(c, placement)
-    examples = read_examples(c)
-    encode_splits(scorer_from_config(c, backbone, examples, placement), examples)
+    config = load_config(str(path), [(field, text)])
+    check_config(config)
+    make_milestones(config.train, 7, config.data.batch)
+    placement = build_placement(config)
+    backbone = open_checked_backbone(config, placement)
+    examples = read_examples(config)
+    encode_splits(scorer_from_config(config, backbone, examples, placement), examples)
 
 
 def test_fields_that_data_and_backbone_are_read_by(backbone, data, tmp_path, rng, monkeypatch):

@@ -61,9 +61,9 @@ def runs(backbone, data, tmp_path_factory):
         family, method, fields, arguments = RUNS[name]
         folder = tmp_path_factory.mktemp("run")
         model = backbone if family == "bert" else make_backbone(folder / family, family)
-        c = make_config(model, data, method, arguments=arguments, **KEPT, **fields)
-        assert train_prompt(c, str(folder / "run")) is not None
-        return folder / "run", c
+        config = make_config(model, data, method, arguments=arguments, **KEPT, **fields)
+        assert train_prompt(config, str(folder / "run")) is not None
+        return folder / "run", config
 
     return make
 
@@ -120,8 +120,8 @@ def test_every_run_has_its_page(name, runs, inspected, capsys):
 
 def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
     """Nearest words, the words near the soft tokens, and the separation of the states."""
-    (workdir, c), (out, report, page) = runs("dart"), inspected("dart")
-    trained = restore_run(c, str(workdir), ["dev"])
+    (workdir, config), (out, report, page) = runs("dart"), inspected("dart")
+    trained = restore_run(config, str(workdir), ["dev"])
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     words = unit(np.asarray(params["backbone"]["embed"]["word"]["table"], np.float64))

@@ -34,8 +34,8 @@ def run(backbone, data, capsys):
 
     def call(folder, **fields):
         folder.mkdir()
-        c = make_config(backbone, data, "ipt", **SHORT | fields)
-        return serve(capsys, folder, c, data / "test.jsonl")
+        config = make_config(backbone, data, "ipt", **SHORT | fields)
+        return serve(capsys, folder, config, data / "test.jsonl")
 
     return call
 
@@ -144,16 +144,19 @@ def test_what_it_depends_on_is_that_of_training_at_every_remove(
     first = shutil.copytree(topics / "export", tmp_path / "topics")
     a = run(tmp_path / "a", **{"prompt.pretrained": str(first)}).workdir
     changes = {"prompt.pretrained": str(a / "export"), "trainable": "prompt/.*,head/.*"}
-    _, c, _, log = run(tmp_path / "c", **changes)
+    _, config, _, log = run(tmp_path / "c", **changes)
     assert "prompt/words/base" not in log
-    assert "prompt/words/base" not in load_file(c / "export/prompt.safetensors")
+    assert "prompt/words/base" not in load_file(config / "export/prompt.safetensors")
     # The same numbers exported again are the same export.
     edit(first / "prompt.json", created="1970-01-01")
-    for workdir in (a, c):
+    for workdir in (a, config):
         compare_answers(capsys, workdir, data / "test.jsonl")
     shutil.rmtree(first)
     shutil.copytree(a / "export", first)
-    for words in ("predict", f"--workdir={c}", "--text=cat"), ("evaluate", f"--workdir={c}"):
+    for words in (
+        ("predict", f"--workdir={config}", "--text=cat"),
+        ("evaluate", f"--workdir={config}"),
+    ):
         assert "which contains another export now" in refused(*words)
     words = ("predict", f"--workdir={topics}", "--text=cat", f"--pretrained={first}")
     assert "depends on no other export; leave out pretrained=" in refused(*words)
@@ -190,8 +193,8 @@ def test_beside_prompts_of_the_task(name, backbone, data, tmp_path, capsys):
     family, parts = COMPOSED[name]
     folder = backbone if family == "bert" else make_backbone(tmp_path / family, family)
     fields = {n: x for n, x in FEW.items() if n != "prompt.scale"}
-    c = make_config(folder, data, "compose", arguments={"parts": parts}, **fields)
-    run = serve(capsys, tmp_path, c, data / "test.jsonl")
+    config = make_config(folder, data, "compose", arguments={"parts": parts}, **fields)
+    run = serve(capsys, tmp_path, config, data / "test.jsonl")
     tensors, metadata = read_export(str(run.workdir / "export"))
     assert metadata.prompt.name == "compose" and metadata.prompt.get("seen")
     shapes = {part: x.shape for part, x in tensors.items() if part.startswith("prompt/")}
@@ -230,8 +233,10 @@ def test_what_does_not_fit_is_named(
         fields = {"prompt.pretrained": str(trained / "export")}
     folder = backbone if family == "bert" else make_backbone(tmp_path / family, family)
     short = {k: v for k, v in SHORT.items() if method == "ipt" or k != "prompt.scale"}
-    c = make_config(folder, data, method, **short | fields)
-    assert message in refused_config(c, "train")
+    config = make_config(folder, data, method, **short | fields)
+    assert message in refused_config(config, "train")
     if fields is LAST:
-        (tmp_path / "c.json").write_text(c.replace({"task.template": "{text} [soft] it"}).to_json())
+        (tmp_path / "c.json").write_text(
+            config.replace({"task.template": "{text} [soft] it"}).to_json()
+        )
         assert main(["validate", f"--config={tmp_path / 'c.json'}"]) == 0

@@ -169,13 +169,13 @@ def prepare(folders, data, name, **fields):
     """Fills a config for a case; a listing head takes the place of the one that a method brings."""
     family, method, changes, lr, *_ = CASES[name]
     overrides = {"optim.lr": lr, "train.total_steps": 60, "train.eval_steps": 20} | changes | fields
-    c = make_config(folders(family), data, method)
+    config = make_config(folders(family), data, method)
     if overrides.get("head.name") == "discriminator":
         del overrides["head.name"]
-        c = with_part(c, discriminator)
+        config = with_part(config, discriminator)
     elif "head.name" in overrides:
         return make_config(folders(family), data, method, **overrides)
-    return with_overrides(c, list(overrides.items()))
+    return with_overrides(config, list(overrides.items()))
 
 
 def test_every_method_is_run():
@@ -208,17 +208,17 @@ def test_it_learns_exports_and_predicts(name, folders, data, tmp_path, capsys):
 # -- without training -----------------------------------------------------------------------------
 
 
-def evaluate_zero_shot(capsys, tmp_path, c):
+def evaluate_zero_shot(capsys, tmp_path, run_config):
     """Evaluates a config that trains nothing. Returns the metrics and the rows."""
-    (tmp_path / "zero.json").write_text(c.to_json())
+    (tmp_path / "zero.json").write_text(run_config.to_json())
     config, out = f"--config={tmp_path / 'zero.json'}", tmp_path / "out.jsonl"
     metrics, _ = succeed(capsys, "evaluate", config, "--split=test", f"--output={out}")
     return json.loads(metrics), read_lines(out)
 
 
 def test_zero_shot_is_the_answer_of_the_pretrained_model(backbone, data, tmp_path, capsys):
-    c = make_config(backbone, data, "zero_shot", **CLOZE)
-    metrics, rows = evaluate_zero_shot(capsys, tmp_path, c)
+    config = make_config(backbone, data, "zero_shot", **CLOZE)
+    metrics, rows = evaluate_zero_shot(capsys, tmp_path, config)
     assert metrics["split"] == "test" and metrics["examples"] == 24
     tokenizer = transformers.AutoTokenizer.from_pretrained(backbone)
     model = transformers.BertForMaskedLM.from_pretrained(backbone).eval()
@@ -234,8 +234,8 @@ def test_zero_shot_is_the_answer_of_the_pretrained_model(backbone, data, tmp_pat
 def test_a_discriminator_answers_without_training(folders, data, tmp_path, capsys):
     """By the originality of each class, and with the metric of relations."""
     fields = {"trainable": "", "task.metric": "micro_f1", "task.negative": "tool"}
-    c = prepare(folders, data, "listed", **fields | {"head.order": "task"})
-    metrics, rows = evaluate_zero_shot(capsys, tmp_path, c)
+    config = prepare(folders, data, "listed", **fields | {"head.order": "task"})
+    metrics, rows = evaluate_zero_shot(capsys, tmp_path, config)
     assert metrics["accuracy"] == pytest.approx(accuracy(rows))
     right = sum(row["prediction"] == row["label"] != "tool" for row in rows)
     precision = right / sum(row["prediction"] != "tool" for row in rows)
@@ -271,8 +271,8 @@ def test_a_discriminator_answers_without_training(folders, data, tmp_path, capsy
     ],
 )
 def test_several_lists_train_and_predict(fields, message, folders, data, tmp_path, capsys, refused):
-    c = prepare(folders, data, "listed", **fields | {"head.order": "task"})
-    run = serve(capsys, tmp_path, c, data / "test.jsonl")
+    config = prepare(folders, data, "listed", **fields | {"head.order": "task"})
+    run = serve(capsys, tmp_path, config, data / "test.jsonl")
     assert message in run.log
     assert (
         accuracy(run.rows) == pytest.approx(run.result["test"]["accuracy"])
@@ -321,8 +321,8 @@ def test_what_is_fixed_of_a_prompt_is_there_after_training(
 ):
     """No checkpoint holds it: it is made again from the words that it started from."""
     fields = {"trainable": f"{fixed},head/.*", "optim.lr": 0.05}
-    c = prepare(folders, data, "dart_bert", **fields)
-    run = serve(capsys, tmp_path, c, data / "test.jsonl")
+    config = prepare(folders, data, "dart_bert", **fields)
+    run = serve(capsys, tmp_path, config, data / "test.jsonl")
     tensors, _ = read_export(str(run.workdir / "export"))
     text = "it was ." if saved == "slots" else "beast food tool"
     ids = encode_texts(load_tokenizer(folders("bert")), [text])[0]
@@ -383,8 +383,8 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     (tmp_path / "shared").mkdir()
     _, first, _ = train_and_export(capsys, tmp_path / "shared", shared)
     parts = f"prefix(length=3,init='{first / 'export'}')+soft(length=2,start=labels)"
-    c = composed(backbone, data, parts, trainable="prompt/soft/.*,head/.*", **SHORT)
-    result, workdir, rows, err = serve(capsys, tmp_path, c, data / "test.jsonl")
+    config = composed(backbone, data, parts, trainable="prompt/soft/.*,head/.*", **SHORT)
+    result, workdir, rows, err = serve(capsys, tmp_path, config, data / "test.jsonl")
     assert f"prompt initialised from {first / 'export'}" in err
     assert result["trained"] == 2 * 32 + 32 * 3 + 3
     exported, before = (load_file(run / "export/prompt.safetensors") for run in (workdir, first))

@@ -58,15 +58,15 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
     case, fields = CASES[name], fields_of(tmp_path_factory, name)
     text = {"corpus.path": "", "ppt.annotations": ""}
     overrides = [(field, str(value)) for field, value in (fields | text).items()]
-    c = load_config(f"{ROOT}/configs/ppt/{case.task}.py:{case.kind}", overrides)
-    run, task = open_run(c), ppt.open_task(c, make_placement(1, 1))
+    config = load_config(f"{ROOT}/configs/ppt/{case.task}.py:{case.kind}", overrides)
+    run, task = open_run(config), ppt.open_task(config, make_placement(1, 1))
     form = task.forms.forms[max(task.forms.forms)]
     assert run.batch.encoder.ids.shape == (BATCH, -(-fields["data.max_len"] // 8) * 8)
     assert run.batch.label_pos.shape == (BATCH, form.label_width)
     if form.decoder_length:
         assert run.batch.decoder.ids.shape == (BATCH, form.decoder_length)
     assert run.objectives[0].sums is not None
-    assert isinstance(run.model.heads["main"], AnswerHead) == (c.head.get("span") == "target")
+    assert isinstance(run.model.heads["main"], AnswerHead) == (config.head.get("span") == "target")
 
 
 def test_pretraining_that_cannot_be_is_not_planned(refused):

@@ -208,8 +208,8 @@ def test_choices(backbone, tmp_path, predict, capsys, refused, monkeypatch):
         write_rows(tmp_path / f"{split}.jsonl", rows)
     fields = dict(task__choices="options", data__max_len=48, data__multiple=48)
     fields["task.template"] = "{text} [sep] {choice}"
-    c = make_config(backbone, tmp_path, "prefix", **STILL, **fields)
-    result, workdir, answers, _ = serve(capsys, tmp_path, c, tmp_path / "test.jsonl")
+    config = make_config(backbone, tmp_path, "prefix", **STILL, **fields)
+    result, workdir, answers, _ = serve(capsys, tmp_path, config, tmp_path / "test.jsonl")
     export = workdir / "export"
     for row in answers:
         assert list(row["scores"]) == row["options"] and row["prediction"] in row["options"]

@@ -218,13 +218,13 @@ def test_train_starts_with_these_numbers(name, tmp_path_factory, tmp_path, data,
     """Soft tokens of a T5 were learned among embeddings divided by 100."""
     origin = pretrained(tmp_path_factory, name)
     method, arguments, fields = METHODS[name]
-    c = make_config(
+    config = make_config(
         made(tmp_path_factory, CASES[name].family), data, method, arguments=arguments,
         prompt__init=origin / "export", head__name="verbalizer", task__template="{text} [mask]",
         task__words="terrible,maybe,great", optim__lr=0, train__total_steps=1,
         data__max_len=32, **fields,
     )  # fmt: skip
-    result = train_prompt(c, str(tmp_path / "run")).to_json()
+    result = train_prompt(config, str(tmp_path / "run")).to_json()
     if CASES[name].task == "cls":  # the classes are known already
         assert result["test"]["accuracy"] > 0.6
     assert f"prompt initialised from {origin / 'export'}" in capsys.readouterr().err

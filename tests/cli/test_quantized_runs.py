@@ -32,13 +32,13 @@ def whole(tmp_path_factory):
 def served(whole, data, tmp_path_factory):
     """-> config, folder and result of a run on 4 bits"""
     folder = tmp_path_factory.mktemp("served")
-    c = make_config(whole, data, "prefix", backbone__quantize="int4", **LEARNS)
-    return c, folder / "run", train_prompt(c, str(folder / "run")).to_json()
+    config = make_config(whole, data, "prefix", backbone__quantize="int4", **LEARNS)
+    return config, folder / "run", train_prompt(config, str(folder / "run")).to_json()
 
 
 def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys, refused):
-    c = make_config(whole, data, "prefix", backbone__quantize="int8", **LEARNS)
-    result, workdir, output = train_and_export(capsys, tmp_path, c)
+    config = make_config(whole, data, "prefix", backbone__quantize="int8", **LEARNS)
+    result, workdir, output = train_and_export(capsys, tmp_path, config)
     assert result["test"]["accuracy"] >= 0.8 and ", weights int8-" in output
     plain = make_config(whole, data, "prefix", train__total_steps=1)
     plain = train_prompt(plain, str(tmp_path / "plain")).to_json()
@@ -57,15 +57,15 @@ def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys, refused):
 
 @pytest.mark.long
 def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data, tmp_path, capsys):
-    c, workdir, _ = served
+    run_config, workdir, _ = served
     config = tmp_path / "c.json"
-    config.write_text(c.to_json())
+    config.write_text(run_config.to_json())
     assert jaxprompt(capsys, "export", f"--config={config}", f"--workdir={workdir}")[0] == 0
     prompt = jp.load_prompt(workdir / "export")
     rows = read_lines(data / "test.jsonl")
     quantized = jp.attach(jp.load_backbone(whole, quantize="int4"), prompt)
     actual = [row["scores"] for row in jp.predict(quantized, rows)]
-    expected = split_scores(c, workdir, "test")
+    expected = split_scores(run_config, workdir, "test")
     scores = np.array([list(row.values()) for row in actual])
     probs = np.exp(expected - expected.max(1, keepdims=True))
     np.testing.assert_allclose(scores, probs / probs.sum(1, keepdims=True), atol=1e-5)
@@ -77,8 +77,8 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
 
 def test_codes_do_not_train(whole, data, refused_config):
     message = "backbone.quantize=int8 quantises backbone/embed/word/table, which"
-    c = make_config(whole, data, "full", backbone__quantize="int8")
-    assert message in refused_config(c, "train")
+    config = make_config(whole, data, "full", backbone__quantize="int8")
+    assert message in refused_config(config, "train")
 
 
 def test_adapt_takes_floats(whole, tmp_path, refused):

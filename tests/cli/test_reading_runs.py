@@ -61,8 +61,8 @@ def tuned(request, reading, tmp_path_factory):
     kind = request.param
     backbone = make_backbone(tmp_path_factory.mktemp(kind) / kind, kind)
     workdir = tmp_path_factory.mktemp("run") / kind
-    c = make_config(backbone, reading, "soft", **FIELDS, **KINDS[kind])
-    result = train_prompt(c, str(workdir)).to_json()
+    config = make_config(backbone, reading, "soft", **FIELDS, **KINDS[kind])
+    result = train_prompt(config, str(workdir)).to_json()
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert main(["export", *place]) == 0
     return kind, backbone, workdir, result
@@ -162,8 +162,8 @@ def test_what_a_config_says_of_options_and_words():
         }
         overrides |= said if spaced else {}
         fields = overrides | {"head.name": "verbalizer"}
-        c = load_config(str(ROOT / "configs/base.py"), list(fields.items()))
-        task = apply_form(c, read_task(c.task))
+        config = load_config(str(ROOT / "configs/base.py"), list(fields.items()))
+        task = apply_form(config, read_task(config.task))
         assert (task.option, task.spaced) == expected, (name, form, spaced)
 
 

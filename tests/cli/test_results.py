@@ -16,11 +16,17 @@ from jaxprompt.config.open_blocks import NAMED
 def write_run(folder, config="quickstart:prefix", dev=0.5, test=0.5, metric="accuracy", **fields):
     """Writes what a finished run leaves. Fields as in optim__lr=0.1."""
     changes = [(name.replace("__", "."), str(value)) for name, value in fields.items()]
-    c = load_config(config, changes)
-    result = {"method": c.prompt.name, "seed": c.seed, "trained": 10, "total": 1000, "best_step": 3}
+    run_config = load_config(config, changes)
+    result = {
+        "method": run_config.prompt.name,
+        "seed": run_config.seed,
+        "trained": 10,
+        "total": 1000,
+        "best_step": 3,
+    }
     result |= {"dev": {metric: dev}, "test": {metric: test}, "time": {"seconds": 3.0}}
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(c.to_json())
+    (folder / "config.json").write_text(run_config.to_json())
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 

@@ -34,10 +34,10 @@ WORDS = {"head.name": "verbalizer", "task.words": "beast,food,tool"}
 SAME = ("method", "seed", "trained", "total", "steps", "skipped", "best_step", "dev", "test")
 
 
-def write(c, folder):
+def write(config, folder):
     """Writes a config. -> the flags of a run of it in `folder`"""
     path = folder / "grid.json"
-    path.write_text(c.to_json())
+    path.write_text(config.to_json())
     return f"--config={path}", f"--workdir={folder / 'grid'}"
 
 
@@ -45,9 +45,9 @@ def results(folder):
     return {p.parent.name: json.loads(p.read_text()) for p in folder.glob("*/result.json")}
 
 
-def compare(c, folder, name=""):
+def compare(config, folder, name=""):
     """Does the runs of a grid in `folder` alone too, or that of a name, and compares."""
-    for run in list_runs(c, str(folder.parent / "alone")):
+    for run in list_runs(config, str(folder.parent / "alone")):
         if name not in ("", run.name):
             continue
         expected = train_prompt(run.config, str(run.folder)).to_json()
@@ -150,24 +150,24 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monk
 def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, capsys, monkeypatch):
     """A rate of 0 gains nothing, so that its run ends early."""
     monkeypatch.setattr(batched_runs, "MIN_STEPS_SAVED", 0)
-    c = make_config(
+    config = make_config(
         backbone, data, "prefix", **SHORT | dict(train__total_steps=8),
         runs__lr="0,1e-2", train__patience=2,
     )  # fmt: skip
-    assert train_grid(c, str(tmp_path / "grid")) == 0
+    assert train_grid(config, str(tmp_path / "grid")) == 0
     assert "1 of 2 runs continue, 1 at once" in capsys.readouterr().err
     ends = {name: result["steps"] for name, result in results(tmp_path / "grid").items()}
     assert ends == {"lr=0.0": 6, "lr=0.01": 8}
-    compare(c, tmp_path / "grid")
+    compare(config, tmp_path / "grid")
 
 
 @pytest.mark.long
 def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
-    c = make_config(
+    config = make_config(
         backbone, data, "prefix", **SHORT | {"train__eval_steps": 4}, runs__lr="1e-2,1e38",
         train__max_nonfinite_steps=2, optim__clip=0,
     )  # fmt: skip
-    place = write(c, tmp_path)
+    place = write(config, tmp_path)
     for _ in range(2):  # and again: neither is trained another time
         code, out, err = jaxprompt(capsys, "train", *place)
         assert code == 2 and "| lr=0.01 | 1 |" in out
@@ -183,8 +183,8 @@ def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
 def test_scores_that_are_nan_end_a_run_alone(backbone, data, tmp_path, capsys):
     """argmax of NaN is class 0, which would be an accuracy like any other."""
     fields = dict(runs__lr="1e-2,1e38", optim__clip=0, train__test=True)
-    c = make_config(backbone, data, "prefix", **SHORT, **fields)
-    place = write(c, tmp_path)
+    config = make_config(backbone, data, "prefix", **SHORT, **fields)
+    place = write(config, tmp_path)
     code, out, err = jaxprompt(capsys, "train", *place)
     assert code == 2 and "| lr=0.01 | 1 |" in out and "Traceback" not in err
     assert "lr=1e+38: the scores of " in err and "are NaN, first in" in err
@@ -211,13 +211,13 @@ def test_splits_of_unequal_sizes(backbone, data, tmp_path, capsys):
         "data.eval_batch": 2, "data.multiple": 2, "runs.data_seeds": "0,1,2", "head.dropout": 0,
         "backbone.dropout": 0, "prompt.dropout": 0,
     }  # fmt: skip
-    c = make_config(backbone, data, "prefix", **SHORT, **fields)
-    assert train_grid(c, str(tmp_path / "grid")) == 0
+    config = make_config(backbone, data, "prefix", **SHORT, **fields)
+    assert train_grid(config, str(tmp_path / "grid")) == 0
     err = capsys.readouterr().err
     assert "one after another: 2 + 1 runs" in err
     for seed, n in enumerate((10, 11, 4)):  # in each run's own draw
         assert f"data_seed={seed}: labels in train: 0 = beast ({n}), 1 = food (" in err
-    compare(c, tmp_path / "grid")
+    compare(config, tmp_path / "grid")
 
 
 @pytest.mark.long
@@ -227,14 +227,14 @@ def test_label_words_and_starts_are_values_too(backbone, data, tmp_path, capsys)
         "runs.words": "('beast,food,tool', 'cat,bread,saw', 'cat|dog,rice|bread,saw|nail')",
         "runs.prompt_starts": "text,vocab",
     }  # fmt: skip
-    c = make_config(backbone, data, "soft", **SHORT, **fields)
-    assert train_grid(c, str(tmp_path / "grid")) == 0
+    config = make_config(backbone, data, "soft", **SHORT, **fields)
+    assert train_grid(config, str(tmp_path / "grid")) == 0
     err = capsys.readouterr().err
     assert "one after another: 4 + 2 runs" in err  # two words a class are other shapes
     assert "start=vocab,words=cat+bread+saw" in results(tmp_path / "grid")
     said = [line for line in err.splitlines() if "labels in train" in line]  # equal in all, so once
     assert said == ["labels in train: 0 = beast (16), 1 = food (16), 2 = tool (16)"]
-    compare(c, tmp_path / "grid")
+    compare(config, tmp_path / "grid")
 
 
 @pytest.mark.long
@@ -252,9 +252,9 @@ def test_free_texts(data, tmp_path):
     }  # fmt: skip
     parts = {"parts": "prefix(length=2,shift=False)+soft(length=2)"}
     backbone = make_backbone(tmp_path / "t5", "t5")
-    c = make_config(backbone, texts, "compose", arguments=parts, **SHORT, **fields)
-    assert train_grid(c, str(tmp_path / "grid")) == 0
-    compare(c, tmp_path / "grid")
+    config = make_config(backbone, texts, "compose", arguments=parts, **SHORT, **fields)
+    assert train_grid(config, str(tmp_path / "grid")) == 0
+    compare(config, tmp_path / "grid")
 
 
 CHUNKS = {
@@ -267,8 +267,8 @@ CHUNKS = {
 @pytest.mark.parametrize("why", CHUNKS)
 def test_chunks(why, config, grid, tmp_path, capsys):
     size, sizes = CHUNKS[why]
-    c = config.replace({"runs.size": size})
-    assert train_grid(c, str(tmp_path / "grid")) == 0
+    sized = config.replace({"runs.size": size})
+    assert train_grid(sized, str(tmp_path / "grid")) == 0
     assert f"4 runs in {len(sizes)} chunks: {why}" in capsys.readouterr().err
     chunks = json.loads((tmp_path / "grid/chunks.json").read_text())["chunks"]
     assert list(map(len, chunks)) == sizes
@@ -288,8 +288,8 @@ def test_a_damaged_list_of_chunks_is_told(config, tmp_path):
 def test_the_number_of_a_long_text_is_no_other_run(tmp_path):
     fields = [("prompt.name", "soft"), ("prompt.start", "text")]  # prompt.text is the list's
     texts = ("2", "of more letters than the name of a folder is to have")
-    c = load_config("base", [*fields, ("runs.texts", texts)])
-    assert [run.name for run in list_runs(c, str(tmp_path))] == ["text=1", "text=2"]
+    config = load_config("base", [*fields, ("runs.texts", texts)])
+    assert [run.name for run in list_runs(config, str(tmp_path))] == ["text=1", "text=2"]
 
 
 @pytest.mark.parametrize(
@@ -342,11 +342,11 @@ def test_a_grid_that_is_refused_leaves_no_folder(changes, words, train, tmp_path
 
 
 def test_starts_are_for_a_method_that_has_some(tmp_path):
-    c = load_config("base", [("prompt.name", "none"), ("runs.prompt_starts", "zero")])
+    config = load_config("base", [("prompt.name", "none"), ("runs.prompt_starts", "zero")])
     with pytest.raises(
         InputError, match=r"config.runs.prompt_starts needs a method with prompt.start"
     ):
-        list_runs(c, str(tmp_path))
+        list_runs(config, str(tmp_path))
 
 
 def test_runs_that_differ_in_a_scale_that_lasts_are_no_one_program(data):

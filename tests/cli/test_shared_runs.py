@@ -47,10 +47,10 @@ def folder(tmp_path_factory):
 def config_of(backbone, folder, path, *, tasks=("topics", "beasts", "tags"), **fields):
     """Writes the config of a run on tasks of the folder. -> its flag"""
     named = ",".join(str(folder / f"{name}.json") for name in tasks)
-    c = make_config(
+    config = make_config(
         backbone, folder / "topics", "prefix", **STILL | SHORT | {"shared.tasks": named} | fields
     )
-    path.write_text(c.to_json())
+    path.write_text(config.to_json())
     return f"--config={path}"
 
 
@@ -81,13 +81,13 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
         assert code == 0 and f"{metric} {result['test'][f'{name}/{metric}']:.4f}" in err, err
     # Then one of them is tuned from it, by itself.
     first = workdir / "export" / "beasts"
-    c = make_config(
+    run_config = make_config(
         backbone, folder / "beasts", "prefix",
         **STILL | SHORT | {"task.fields": "text", "prompt.init": str(first),
                            "train.init_head": True,
                            "train.total_steps": 2, "train.eval_steps": 1, "optim.lr": 1e-9},
     )  # fmt: skip
-    (tmp_path / "own.json").write_text(c.to_json())
+    (tmp_path / "own.json").write_text(run_config.to_json())
     place = [f"--config={tmp_path / 'own.json'}", f"--workdir={tmp_path / 'own'}"]
     out, err = succeed(capsys, "train", *place)
     assert f"head initialised from {first}: head/main/" in err
@@ -112,11 +112,11 @@ def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys
     """Each export has a row for every word that any task's training text has, and no other."""
     named = ",".join(str(folder / f"{name}.json") for name in ("beasts", "tags"))
     fields = {"backbone.dropout": 0, "head.dropout": 0, "shared.tasks": named, "prompt.length": 3}
-    c = make_config(
+    config = make_config(
         backbone, folder / "beasts", "ipt",
         **SHORT | fields | {"train.total_steps": 4, "train.eval_steps": 2},
     )  # fmt: skip
-    (tmp_path / "c.json").write_text(c.to_json())
+    (tmp_path / "c.json").write_text(config.to_json())
     words = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}"]
     succeed(capsys, "train", *words)
     tokenizer, texts = load_tokenizer(backbone), {}
@@ -308,9 +308,9 @@ def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, refu
         task_fields["task.fields"] = ["text"]
         (folder / f"{name}.json").write_text(json.dumps(task_fields))
     shared = f"{folder / 'one.json'},{folder / 'two.json'}"
-    c = make_config(
+    config = make_config(
         backbone, folder / "topics", "dart",
         **SHORT | fields | {"shared.tasks": shared, "prompt.fluency": 1.0},
     )  # fmt: skip
-    line = refused_config(c, "train")
+    line = refused_config(config, "train")
     assert "prompt.name=dart has an additional objective" in line and "prompt.fluency=0" in line

@@ -17,13 +17,13 @@ from jaxprompt.models.text_keys import text_keys
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so
 
 
-def prompt_params(c, workdir=None) -> dict[str, np.ndarray]:
+def prompt_params(config, workdir=None) -> dict[str, np.ndarray]:
     """Returns the parameters of a prompt before its first step; those of a corpus index it."""
-    placement = build_placement(c)
-    backbone, loaded = load_weights(open_checked_backbone(c, placement), placement)
-    scorer = scorer_from_config(c, backbone, read_examples(c), placement)
-    counts = count_corpus(c, scorer, workdir) if workdir else None
-    trainable = init_params(c, scorer, loaded, counts, placement).trainable
+    placement = build_placement(config)
+    backbone, loaded = load_weights(open_checked_backbone(config, placement), placement)
+    scorer = scorer_from_config(config, backbone, read_examples(config), placement)
+    counts = count_corpus(config, scorer, workdir) if workdir else None
+    trainable = init_params(config, scorer, loaded, counts, placement).trainable
     return {
         name.removeprefix("prompt/"): np.asarray(rows)
         for name, rows in trainable.items()
@@ -93,8 +93,8 @@ def test_soft_tokens_start_as_gemma_scales_its_embeddings(gemma, data):
     folder, scaled, unscaled = gemma
     assert np.abs(scaled("it was") / unscaled("it was") - 32**0.5).max() < 1e-5
     fields = dict(prompt__text="it was", prompt__length=2, head__pooler="mean")
-    c = make_config(folder, data, "soft", arguments=dict(start="text"), **fields)
-    np.testing.assert_allclose(prompt_params(c)["table"], scaled("it was"), rtol=1e-6)
+    config = make_config(folder, data, "soft", arguments=dict(start="text"), **fields)
+    np.testing.assert_allclose(prompt_params(config)["table"], scaled("it was"), rtol=1e-6)
 
 
 def test_label_rows_start_as_gemma_scores_its_words(gemma, data):

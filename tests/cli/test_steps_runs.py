@@ -48,8 +48,8 @@ def events(folder) -> dict[tuple[int, str], float]:
 
 def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
     fields = STILL | dict(train__total_steps=5, train__eval_steps=2, train__log_steps=2)
-    c = make_config(backbone, data, "prefix", **fields, train__tracker="tensorboard")
-    result = train_prompt(c, str(tmp_path)).to_json()
+    config = make_config(backbone, data, "prefix", **fields, train__tracker="tensorboard")
+    result = train_prompt(config, str(tmp_path)).to_json()
     lines, shown = read_lines(tmp_path / "metrics.jsonl"), events(tmp_path / "tensorboard")
     assert [r["step"] for r in lines if "loss" in r] == [2, 4, 5]
     assert [r["step"] for r in lines if "dev" in r] == [2, 4, 5]
@@ -76,8 +76,8 @@ def test_a_picture_that_cannot_be_drawn_fails_no_run(backbone, data, tmp_path, m
         raise InputError("no space left")
 
     monkeypatch.setattr("jaxprompt.training.pictures.draw_curves", full)
-    c = make_config(backbone, data, "prefix", train__plot=True, train__total_steps=1)
-    assert train_prompt(c, str(tmp_path / "run"))
+    config = make_config(backbone, data, "prefix", train__plot=True, train__total_steps=1)
+    assert train_prompt(config, str(tmp_path / "run"))
     assert "curves.png was not drawn: no space left" in capsys.readouterr().err
 
 
@@ -154,7 +154,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
         return evaluate(self, seconds)
 
     monkeypatch.setattr(OneRun, "evaluate", evaluated)
-    c = make_config(backbone, data, "full", **SHORT)
+    config = make_config(backbone, data, "full", **SHORT)
     save = CheckpointWriter.save
     workdir = str(tmp_path / "run")
 
@@ -166,7 +166,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointWriter, "save", cut)
         with contextlib.suppress(KeyboardInterrupt):  # which lets go of the frames
-            tune.train_prompt(c, workdir)
+            tune.train_prompt(config, workdir)
     assert counts and set(counts) == {3}
     # A run that fills its device must be able to go on: it reads into what is free.
     count = counter(table_of(backbone))
@@ -177,7 +177,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
         lambda *arguments: counts_before.append(count()) or restore(*arguments),
     )
     counts.clear()
-    assert tune.train_prompt(c, workdir).steps == 4
+    assert tune.train_prompt(config, workdir).steps == 4
     assert counts_before == [0] and set(counts) == {3}
 
 
@@ -216,11 +216,11 @@ def spoil(monkeypatch):
 
 @pytest.mark.long
 def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
-    c = make_config(
+    config = make_config(
         backbone, data, "prefix", **STILL | {"train.total_steps": 6, "train.log_steps": 1}
     )
     spoil(2, 3, 5)
-    result = train_prompt(c, str(tmp_path)).to_json()
+    result = train_prompt(config, str(tmp_path)).to_json()
     lines = [r for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert [r["skipped"] for r in lines] == [0, 1, 2, 2, 3, 3]
     assert [r["streak"] for r in lines] == [0, 1, 2, 0, 1, 0]
@@ -256,7 +256,7 @@ def test_a_streak_is_seen_where_the_loss_is_logged(spoil, backbone, data, tmp_pa
 
 def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkeypatch):
     fields = {"train.total_steps": 10, "train.log_steps": 4, "train.eval_steps": 6}
-    c = make_config(backbone, data, "prefix", **PLAIN | fields | {"train.save_steps": 5})
+    config = make_config(backbone, data, "prefix", **PLAIN | fields | {"train.save_steps": 5})
     reads, progress, device_get = [], RunLog.progress, loop.jax.device_get
 
     def note_step(self, step):
@@ -270,7 +270,7 @@ def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkey
 
     monkeypatch.setattr(RunLog, "progress", note_step)
     monkeypatch.setattr(loop.jax, "device_get", note_read)
-    train_prompt(c, str(tmp_path))
+    train_prompt(config, str(tmp_path))
     # It logs at 4, 8 and 10, saves at 5 and 10, evaluates at 6 and 10.
     read = "read"
     assert reads == [1, 2, 3, read, 4, read, 5, read, 6, 7, read, 8, 9, read, 10]

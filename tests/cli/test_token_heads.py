@@ -93,15 +93,15 @@ def test_a_test_split_that_hides_every_answer_is_not_scored(hidden, tmp_path):
         write_rows(tmp_path / f"{name}.jsonl", asked(seed, 4))
     rows = [row | {"answers": hidden} for row in asked(1, 3)]
     path = write_rows(tmp_path / "test.jsonl", rows)
-    c = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
-    examples = read_examples(c)
+    config = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
+    examples = read_examples(config)
     assert list(examples.splits) == ["train", "dev"]
     assert examples.notes == (f"test is not scored: no row of {path} states a label",)
     write_rows(path, [{"query": row["question"], "context": row["context"]} for row in rows])
     with pytest.raises(InputError, match="test.jsonl:1: there is no column 'question'"):
-        read_examples(c)  # misread, not hidden
+        read_examples(config)  # misread, not hidden
     write_rows(path, [*rows, *asked(2, 1)])
-    examples = read_examples(c)
+    examples = read_examples(config)
     assert len(examples.splits["test"]) == 4 and examples.notes == ()
 
 
@@ -112,8 +112,8 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
     rows = asked(1, 3)
     rows[1]["answers"] = {"text": ["a beast", *rows[1]["answers"]["text"]], "answer_start": [-1, 0]}
     write_rows(tmp_path / "dev.jsonl", rows)
-    c = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
-    examples = read_examples(c)
+    config = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
+    examples = read_examples(config)
     assert [example.references for example in examples.splits["dev"]][1][0] == "a beast"
     assert examples.notes == (
         "dev: 1 of 3 questions have an answer that is not at its answer_start; "
@@ -121,10 +121,10 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
     )
     write_rows(tmp_path / "train.jsonl", rows)
     with pytest.raises(InputError, match="train.jsonl:2: the answer 'a beast' does not occur"):
-        read_examples(c)
+        read_examples(config)
     rows[1]["answers"] = {"text": rows[1]["answers"]["text"][1:], "answer_start": [-1]}
     write_rows(tmp_path / "train.jsonl", rows)
-    assert read_examples(c).notes[0] == (
+    assert read_examples(config).notes[0] == (
         "train: 1 of 3 questions have an answer that is not at its answer_start; "
         "the nearest occurrence in the text is used"
     )
@@ -137,8 +137,8 @@ def trained(request, backbone, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     for seed, (name, size) in enumerate({"train": 48, "dev": 16, "test": 16}.items()):
         write_rows(folder / f"{name}.jsonl", make(seed, size))
-    c = make_config(backbone, folder, "prefix", **STILL, **fields)
-    result = train_prompt(c, str(folder / "run")).to_json()
+    config = make_config(backbone, folder, "prefix", **STILL, **fields)
+    result = train_prompt(config, str(folder / "run")).to_json()
     assert main(["export", f"--workdir={folder / 'run'}"]) == 0
     return request.param, folder, result
 
@@ -266,8 +266,10 @@ def test_run_and_export_answer_alike(family, kind, method, backbone, tmp_path, c
     fields = STILL | head | {"train.total_steps": 4, "train.eval_steps": 2} | METHODS[method]
     fields = {n: x for n, x in fields.items() if n not in ("head.name", "prompt.dropout")}
     # After the method, which may bring a head of its own.
-    c = with_part(make_config(folder, tmp_path, method), HEADS[kind])
-    run = serve(capsys, tmp_path, with_overrides(c, list(fields.items())), tmp_path / "test.jsonl")
+    config = with_part(make_config(folder, tmp_path, method), HEADS[kind])
+    run = serve(
+        capsys, tmp_path, with_overrides(config, list(fields.items())), tmp_path / "test.jsonl"
+    )
     for row in run.rows:
         if kind == "tags":
             assert len(row["prediction"]) == len(row["tokens"])

@@ -27,8 +27,8 @@ def tuned(tmp_path_factory, data):
     """A finished run that tuned a whole BERT, its folder and its flags, and what it predicts."""
     root = tmp_path_factory.mktemp("tuned")
     folder = make_backbone(root / "bert", vocab_size=ROWS)
-    c = make_config(folder, data, "full", **MASKED, optim__lr=1e-2, data__max_len=24)
-    (root / "config.json").write_text(c.to_json())
+    config = make_config(folder, data, "full", **MASKED, optim__lr=1e-2, data__max_len=24)
+    (root / "config.json").write_text(config.to_json())
     return folder, root, [f"--config={root / 'config.json'}", f"--workdir={root / 'run'}"]
 
 

@@ -138,18 +138,18 @@ def scores(workdir: Path) -> list[dict[str, float]]:
 
 def held_out(workdir: Path) -> Iterator[Batch]:
     """Makes the held-out rows of a run from its saved tokenizer, with the functions of the data."""
-    c = json.loads((workdir / "config.json").read_text())
+    config = json.loads((workdir / "config.json").read_text())
     tokenizer = load_tokenizer(workdir / "backbone")
     make, more = {
-        "mlm": (mlm.make, {"whole_words": c["objective"].get("whole_words")}),
+        "mlm": (mlm.make, {"whole_words": config["objective"].get("whole_words")}),
         "rtd": (rtd.make, {}),
         "clm": (clm.make, {}),
         "prefix_lm": (prefix_lm.make, {"start": 0}),
         "span_corruption": (span_corruption.make, {"start": 0}),
-    }[c["objective"]["name"]]
+    }[config["objective"]["name"]]
     messages = []
     corpus = index_corpus(
-        c["corpus"]["path"], tokenizer, workdir / "corpus", TextSettings(), processes=1,
+        config["corpus"]["path"], tokenizer, workdir / "corpus", TextSettings(), processes=1,
         report=messages.append,
     )  # fmt: skip
     assert not messages, "the saved tokenizer is another: the text was indexed anew"

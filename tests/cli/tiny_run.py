@@ -390,34 +390,34 @@ def make_config(
 
     A field of a block is written with two underscores: optim__lr=1e-2.
     """
-    c = read_config(str(ROOT / "configs/base.py"))
+    config = read_config(str(ROOT / "configs/base.py"))
     overrides = tiny_fields(backbone, data) | {"prompt.dropout": 0, "head.dropout": 0}
     overrides = changed(
         overrides, {name.replace("__", "."): value for name, value in fields.items()}
     )
     head = overrides.pop("head.name", None)
-    with c.unlocked():
+    with config.unlocked():
         if head:
             from configs.parts.heads import HEADS
 
-            HEADS[head](c)
+            HEADS[head](config)
         if method:
             from configs.parts import methods
 
-            getattr(methods, method)(c, **(arguments or {}))
+            getattr(methods, method)(config, **(arguments or {}))
     for name in ("prompt.length", *DROPS):
         block, _, last = name.rpartition(".")
-        if last not in c[block]:
+        if last not in config[block]:
             overrides.pop(name, None)
-    apply_overrides(c, [(name, str(value)) for name, value in overrides.items()])
-    return to_run_config(c)
+    apply_overrides(config, [(name, str(value)) for name, value in overrides.items()])
+    return to_run_config(config)
 
 
 def with_part(config: RunConfig, part: Callable[[ConfigDict], None]) -> RunConfig:
     """Returns a config with a part of configs/parts applied, as `parts.heads.tags`."""
-    c = ConfigDict(config.to_dict())
-    part(c)
-    return to_run_config(c)
+    copied = ConfigDict(config.to_dict())
+    part(copied)
+    return to_run_config(copied)
 
 
 def flags(c_or_fields: dict[str, object]) -> list[str]:
@@ -439,10 +439,10 @@ def succeed(capsys, *argv: str) -> tuple[str, str]:
     return out, err
 
 
-def train_and_export(capsys, folder: Path, c: Any) -> tuple[dict[str, Any], Path, str]:
+def train_and_export(capsys, folder: Path, run_config: Any) -> tuple[dict[str, Any], Path, str]:
     """Trains a config in a folder, and exports the run. -> result, workdir, what training said"""
     config, workdir = folder / "config.json", folder / "run"
-    config.write_text(c.to_json())
+    config.write_text(run_config.to_json())
     out, log = succeed(capsys, "train", f"--config={config}", f"--workdir={workdir}")
     succeed(capsys, "export", f"--workdir={workdir}")
     return json.loads(out), workdir, log
@@ -457,9 +457,9 @@ class Served(NamedTuple):
     log: str  # what training said
 
 
-def serve(capsys, folder: Path, c: Any, test: Path) -> Served:
+def serve(capsys, folder: Path, config: Any, test: Path) -> Served:
     """Trains a config, exports it, and compares the answers of the run and of its export."""
-    result, workdir, log = train_and_export(capsys, folder, c)
+    result, workdir, log = train_and_export(capsys, folder, config)
     return Served(result, workdir, compare_answers(capsys, workdir, test), log)
 
 
@@ -507,14 +507,14 @@ def timeless(record: dict) -> dict:
     return {name: value for name, value in record.items() if name != "time"}
 
 
-def split_scores(c: Any, workdir: Path, split: str = "dev") -> np.ndarray:
+def split_scores(config: Any, workdir: Path, split: str = "dev") -> np.ndarray:
     """Scores a split with the best prompt of a workdir. -> [examples, C]"""
     from jaxprompt.build.task import eval_batches
     from jaxprompt.runs.restore import restore_run
     from jaxprompt.training.evaluation import compile_step, predict_scores
     from jaxprompt.training.steps import make_eval_step
 
-    trained = restore_run(c, str(workdir), [split])
+    trained = restore_run(config, str(workdir), [split])
     (trainable, frozen, _), part = trained.weights, trained.splits[split]
     step = compile_step(trained.placement, make_eval_step(trained.scorer.model))
     batches = eval_batches(trained.scorer, part)

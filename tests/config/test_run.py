@@ -39,11 +39,11 @@ def test_a_field_is_declared_in_one_place(monkeypatch):
 
 
 def test_json_that_predates_a_field_has_its_default(tmp_path):
-    c = load_config("base", [("optim.lr", "0.5")])
-    values = json.loads(c.to_json())
+    config = load_config("base", [("optim.lr", "0.5")])
+    values = json.loads(config.to_json())
     del values["optim"]["clip"], values["generate"]
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert load_config(str(tmp_path / "config.json")) == c
+    assert load_config(str(tmp_path / "config.json")) == config
     values["optim"]["clips"] = 1.0
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(InputError, match=r"unknown config field 'optim\.clips'"):
@@ -51,19 +51,19 @@ def test_json_that_predates_a_field_has_its_default(tmp_path):
 
 
 def test_a_choice_has_the_fields_of_its_option_alone():
-    c = load_config("base", [("data.protocol", "kshot"), ("data.protocol.k", "4")])
+    config = load_config("base", [("data.protocol", "kshot"), ("data.protocol.k", "4")])
     overrides = [("data.protocol.size", "9"), ("data.protocol.name", "holdout")]
-    assert with_overrides(c, overrides).data.protocol == HoldOut(size=9)
-    assert c.replace({"data.protocol": ""}).data.protocol == Protocol()
+    assert with_overrides(config, overrides).data.protocol == HoldOut(size=9)
+    assert config.replace({"data.protocol": ""}).data.protocol == Protocol()
     warm = {"optim.schedule": "warmup_linear", "optim.schedule.warmup_steps": 3}
-    assert c.replace(warm).optim.schedule == WarmupLinear(warmup_steps=3)
+    assert config.replace(warm).optim.schedule == WarmupLinear(warmup_steps=3)
 
 
 def test_a_config_is_never_modified():
-    c = load_config("base")
+    config = load_config("base")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        c.optim.lr = 1.0
-    changed = c.replace({"optim.lr": 1.0, "task.words": ["a", "b"]})
+        config.optim.lr = 1.0
+    changed = config.replace({"optim.lr": 1.0, "task.words": ["a", "b"]})
     assert (changed.optim.lr, changed.task.words) == (1.0, ("a", "b"))
-    assert c == load_config("base")
+    assert config == load_config("base")
     assert with_overrides(changed, []) == changed

@@ -356,45 +356,47 @@ def shrink(words, backbones):
     """Makes a command's run small: short, on a tiny model of the family that it names."""
     if words[0] == "plan":
         return words if flag(words, "limit") else [*words, f"--limit={jax.device_count()}"]
-    c = config_of(words)
-    if c is None:
+    config = config_of(words)
+    if config is None:
         return words
     fields = dict(SHORT)
-    if not Path(c.backbone.path).exists():
-        name = c.backbone.path.lower()
+    if not Path(config.backbone.path).exists():
+        name = config.backbone.path.lower()
         family = next(
             (name_part for name_part in ("roberta", "t5", "electra") if name_part in name), "bert"
         )
-        if c.prompt.name == "dart":  # its words are more subwords of the tiny RoBERTa than rows
+        if (
+            config.prompt.name == "dart"
+        ):  # its words are more subwords of the tiny RoBERTa than rows
             family = "bert"
-        if c.backbone.quantize != "none":  # needs sizes that blocks divide
+        if config.backbone.quantize != "none":  # needs sizes that blocks divide
             family = "whole"
         fields["backbone.path"] = backbones[family]
-    length = c.prompt.get("length", 0)
+    length = config.prompt.get("length", 0)
     if length > 20:
         fields["prompt.length"] = length = 8
-    if c.prompt.get("layers"):
+    if config.prompt.get("layers"):
         fields["prompt.layers"] = "2-2"  # of the two that there are
-    shift = get_method(c).position_shift()
-    room = POSITIONS - (length if c.prompt.name == "prefix" else shift)
+    shift = get_method(config).position_shift()
+    room = POSITIONS - (length if config.prompt.name == "prefix" else shift)
     fields |= {"data.max_len": room, "data.multiple": room}
-    if c.data.protocol.name == "holdout":
+    if config.data.protocol.name == "holdout":
         fields["data.protocol.size"] = 12
-    if not c.data.source and Path(c.task.name).is_dir():
-        fields["data.source"] = c.task.name
-    if c.data.protocol.name == "fraction":
+    if not config.data.source and Path(config.task.name).is_dir():
+        fields["data.source"] = config.task.name
+    if config.data.protocol.name == "fraction":
         fields["data.protocol.ratio"] = 2
-    if c.demos.encoder:
+    if config.demos.encoder:
         fields["demos.encoder"] = backbones["bert"]
-    if c.demos.exact:
+    if config.demos.exact:
         fields["demos.exact"] = 2  # which fit whole
-    if getattr(c.optim.schedule, "warmup_steps", 0):
+    if getattr(config.optim.schedule, "warmup_steps", 0):
         fields["optim.schedule.warmup_steps"] = 1
-    if c.ppt.thresholds:
+    if config.ppt.thresholds:
         fields["ppt.thresholds"] = (0, 0, 0, 0, 0)
-    if "stride" in c.head.fields:
+    if "stride" in config.head.fields:
         fields["head.stride"] = 8
-    fields |= {f"runs.{name}": getattr(c.runs, name)[:2] for name in ("seeds", "lr")}
+    fields |= {f"runs.{name}": getattr(config.runs, name)[:2] for name in ("seeds", "lr")}
     taken = tuple(f"--config.{name}=" for name in fields)
     return [*(word for word in words if not word.startswith(taken)), *flags(fields)]
 

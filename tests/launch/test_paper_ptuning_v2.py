@@ -64,16 +64,16 @@ def test_every_cell_has_its_runs(name):
     assert beside == {(row, task, "role_f1") for row, task in roles}
     for cell in cells:
         runs = paper.list_runs(cell, args)
-        c = paper.sweep.load_run_config(runs[0], ())
+        config = paper.sweep.load_run_config(runs[0], ())
         task = cell.task.removesuffix("_brown")
         file, system, *_ = cell.method.split(",")
-        paper.check_config(c)
-        assert c.task.name == task and c.prompt.name == KINDS.get(system, "prefix")
+        paper.check_config(config)
+        assert config.task.name == task and config.prompt.name == KINDS.get(system, "prefix")
         assert {run.changes["seed"] for run in runs} == {1, 2}
         task_kind = get_task(task).kind
         by_words = system in ("verbalizer", "pt", "p_tuning")  # figure 2a and table 1
         heads = {"tags": "tags", "spans": "spans"}  # section 3.1: no label words
-        assert c.head.name == heads.get(task_kind, "verbalizer" if by_words else "linear")
+        assert config.head.name == heads.get(task_kind, "verbalizer" if by_words else "linear")
         rates = {run.changes.get("optim.lr") for run in runs}
         released = (task, tables.BACKBONES[cell.backbone]) in KIND_OF.get(task, superglue).RELEASED
         released &= system not in ("pt", "p_tuning")  # what is released was chosen for prefixes
@@ -95,12 +95,12 @@ def test_every_cell_has_its_runs(name):
             # As the shared run has it: neither cut nor repeated, and its head goes on.
             kind = next(kind for kind, tasks in multi_task.KINDS.items() if task in tasks)
             shared = multi_task.get_config(f"{kind},{tables.BACKBONES[cell.backbone]}")
-            assert c.prompt.get("init") == f"s/{task}" and c.train.init_head
-            assert c.prompt.get("length") == shared.prompt.length
+            assert config.prompt.get("init") == f"s/{task}" and config.train.init_head
+            assert config.prompt.get("length") == shared.prompt.length
             assert all("prompt.length" not in run.changes for run in runs)
-        shift = c.prompt.get("length") if c.prompt.name == "prefix" else 0
+        shift = config.prompt.get("length") if config.prompt.name == "prefix" else 0
         bounded = cell.backbone in ("BERT-large", "RoBERTa-large")
-        assert not bounded or c.data.max_len + shift <= 512
+        assert not bounded or config.data.max_len + shift <= 512
 
 
 @pytest.mark.parametrize("task", superglue.TASKS)
@@ -108,10 +108,10 @@ def test_soft_tokens_stand_between_text_and_mask(task):
     """Section 3, [e(x), h0, ..., hi, e([MASK])]; words of section 4.3 for the tasks it names."""
     words = {"boolq": "false true", "rte": "true false", "cb": "true false neutral"}
     for system in ("pt", "p_tuning"):
-        c = superglue.tune(task, system, "bert-large")
-        assert c.task.template.endswith(" [soft] [mask]") and c.trainable == ()
-        assert " ".join(c.task.words) == words.get(task, " ".join(c.task.words))
-        assert (c.prompt.get("encoder") == "lstm") == (system == "p_tuning")  # table 1
+        config = superglue.tune(task, system, "bert-large")
+        assert config.task.template.endswith(" [soft] [mask]") and config.trainable == ()
+        assert " ".join(config.task.words) == words.get(task, " ".join(config.task.words))
+        assert (config.prompt.get("encoder") == "lstm") == (system == "p_tuning")  # table 1
 
 
 def test_a_paper_s_bert_is_cased_on_superglue_alone():
@@ -153,12 +153,18 @@ def test_settings_are_those_of_the_released_scripts():
     """
     for line in scripts.split(";"):
         task, model, *numbers = line.split()
-        c = KIND_OF[task].tune(task, model=f"{model}-large")
-        settings = c.data.batch, c.optim.lr, c.prompt.length, c.train.total_epochs, c.prompt.dropout
-        assert (*settings, c.seed) == tuple(map(float, numbers)), line
-        assert c.backbone.dropout == c.prompt.dropout
+        config = KIND_OF[task].tune(task, model=f"{model}-large")
+        settings = (
+            config.data.batch,
+            config.optim.lr,
+            config.prompt.length,
+            config.train.total_epochs,
+            config.prompt.dropout,
+        )
+        assert (*settings, config.seed) == tuple(map(float, numbers)), line
+        assert config.backbone.dropout == config.prompt.dropout
         hidden = 512 if (task, model) == ("wic", "bert") else 0
-        assert c.prompt.hidden == hidden
+        assert config.prompt.hidden == hidden
     assert len(scripts.split(";")) == sum(len(x.RELEASED) for x in (superglue, tagging, qa))
     poolers = [superglue.tune("rte", model=model).head.pooler for model in ptuning_v2.MODELS]
     assert poolers == ["auto", "auto", "trained", "auto", "auto"]

@@ -144,17 +144,17 @@ def test_every_cell_has_its_runs(name, kind):
     flat = [run for _, cell_runs in runs for run in cell_runs]
     assert len({run.workdir for run in flat}) == len(flat) >= 2 * 4 * 2
     for cell, cell_runs in runs:
-        c = paper.sweep.load_run_config(cell_runs[0], ())
-        assert c.data.source == f"d/{cell.task}"
+        config = paper.sweep.load_run_config(cell_runs[0], ())
+        assert config.data.source == f"d/{cell.task}"
         method = "prefix" if kind == "masked-deep" else "soft"
-        assert c.prompt.name == ("none" if cell.method == "full" else method)
-        assert c.backbone.path == ("y" if cell.method == "lm_adapt" else "x")
+        assert config.prompt.name == ("none" if cell.method == "full" else method)
+        assert config.backbone.path == ("y" if cell.method == "lm_adapt" else "x")
         if cell.method.endswith("ppt"):
             folder = "p/zh/" if paper_ppt.is_chinese(cell.task) else "p/"
             last = "unified" if "unified" in cell.method else ppt.TASKS[cell.task].group
-            assert c.prompt.get("init") == folder + last
+            assert config.prompt.get("init") == folder + last
         if name == "figure4":
-            assert c.data.protocol.n == int(cell.row.split(", ")[1].split()[0])
+            assert config.data.protocol.n == int(cell.row.split(", ")[1].split()[0])
 
 
 def test_full_tuning_searches_the_learning_rates_of_its_size(shared):
@@ -187,13 +187,13 @@ def test_all_examples_are_trained_on_as_released(method):
         expected[task] = (epochs, 2 * batch * accumulated)
     settings, backbones = {}, {}
     for cell in paper.pick(paper_ppt.TABLES["figure2"], arguments()):
-        c = paper.sweep.load_run_config(paper.list_runs(cell, arguments())[0], ())
-        backbones[cell.task] = (cell.backbone, c.backbone.dtype)
+        config = paper.sweep.load_run_config(paper.list_runs(cell, arguments())[0], ())
+        backbones[cell.task] = (cell.backbone, config.backbone.dtype)
         if cell.row == f"{method}, all examples":
-            assert c.data.protocol == Fraction(ratio=0.9, holdout=0.1)
-            settings[cell.task] = (c.train.total_epochs, c.data.batch)
+            assert config.data.protocol == Fraction(ratio=0.9, holdout=0.1)
+            settings[cell.task] = (config.train.total_epochs, config.data.batch)
         else:
-            assert c.data.batch == 16 or "all" in cell.row  # appendix C
+            assert config.data.batch == 16 or "all" in cell.row  # appendix C
     assert {task: settings[task] for task in expected} == expected
     # Figure 2 is of T5 and CPM-2, both of 11B.
     assert {name for name, _ in backbones.values()} == {"T5-XXL", "CPM-2"}
@@ -250,39 +250,41 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
     for cell, cell_runs in runs:
         assert (cell.row, cell.task, "") in published
         assert published[cell.row, cell.task, ""].backbone == cell.backbone
-        c = paper.sweep.load_run_config(cell_runs[0], ())
-        assert c.task.name == cell.task and c.data.seed == cell_runs[0].changes["seed"]
-        metric = c.task.metric or paper.metric_of(cell.task)
+        config = paper.sweep.load_run_config(cell_runs[0], ())
+        assert config.task.name == cell.task and config.data.seed == cell_runs[0].changes["seed"]
+        metric = config.task.metric or paper.metric_of(cell.task)
         assert metric == (cell.metric or paper.metric_of(cell.task))
         assert (cell.row, cell.task, metric) in published
         learns = cell.method.split(",")[-1]
         trained = {"dart", "no_fluency", "fixed_template", "fixed_labels"}
         expected = "dart" if learns in trained else "none"
-        assert c.prompt.name == ("p_tuning" if learns == "p_tuning" else expected)
+        assert config.prompt.name == ("p_tuning" if learns == "p_tuning" else expected)
         if learns in ("lm_bff", "in_context", "zero_shot"):
-            assert c.head.name == "verbalizer" and "soft" not in c.task.template
+            assert config.head.name == "verbalizer" and "soft" not in config.task.template
         if cell.does != "train":
-            assert not c.trainable and len(cell_runs) == (1 if cell.once else 2)
+            assert not config.trainable and len(cell_runs) == (1 if cell.once else 2)
             continue
         assert len(cell_runs) >= 6
         if "K=" in cell.row:
             k = int(cell.row.rpartition("=")[2])
-            assert c.data.protocol == KShot(k=k, on_shortage=c.data.protocol.on_shortage)
+            assert config.data.protocol == KShot(k=k, on_shortage=config.data.protocol.on_shortage)
         elif "all examples" not in cell.row:
             every = "full_data" in cell.row or name == "table5"
-            assert c.data.protocol.name == ("fraction" if every else "kshot")
+            assert config.data.protocol.name == ("fraction" if every else "kshot")
         if cell.task in paper_dart.few_shot.TASKS and learns in ("lm_bff", "full"):
             # Gao et al. (2021), appendix A, whose numbers the paper prints of both.
-            batches = sorted({run.changes.get("data.batch", c.data.batch) for run in cell_runs})
+            batches = sorted(
+                {run.changes.get("data.batch", config.data.batch) for run in cell_runs}
+            )
             few = name in ("table1", "table4") and cell.row != "full_data_full"
             assert batches == ([2, 4, 8] if few else [8])
-            assert c.train.total_steps == (1000 if few else 0)
-            assert (c.optim.schedule, c.optim.weight_decay) == (Linear(), 0.0)
+            assert config.train.total_steps == (1000 if few else 0)
+            assert (config.optim.schedule, config.optim.weight_decay) == (Linear(), 0.0)
             assert sorted({run.changes["optim.lr"] for run in cell_runs}) == [1e-5, 2e-5, 5e-5]
-            pooled = c.head.name == "linear" and c.head.get("pooler") == "trained"
+            pooled = config.head.name == "linear" and config.head.get("pooler") == "trained"
             assert learns == "lm_bff" or pooled
         else:
-            schedule = c.optim.schedule
+            schedule = config.optim.schedule
             assert (schedule.warmup_ratio, schedule.warmup_steps) == (0.1, 0)
         rates = paper_dart.PAPER.rates(cell, "x")
         assert sorted({run.changes["optim.lr"] for run in cell_runs}) == sorted(rates)
@@ -312,25 +314,25 @@ def test_darts_settings_are_those_of_appendix_a_1(shared):
     for name, grid in grids.items():
         related = name in paper_dart.relations.TASKS
         file, argument = ("relations", f"{name},8") if related else ("few_shot", name)
-        c = paper.sweep.load_config(f"{ROOT}/configs/dart/{file}.py:{argument}")
-        parts = c.optim.accumulate
-        assert c.data.max_len in grid["max seq length"] and len(grid["max seq length"]) == 1
-        assert c.train.total_epochs == grid["epochs"][0], name
-        assert c.data.batch / parts in grid["batch size"], name
+        config = paper.sweep.load_config(f"{ROOT}/configs/dart/{file}.py:{argument}")
+        parts = config.optim.accumulate
+        assert config.data.max_len in grid["max seq length"] and len(grid["max seq length"]) == 1
+        assert config.train.total_epochs == grid["epochs"][0], name
+        assert config.data.batch / parts in grid["batch size"], name
         assert parts in grid["gradient accumulation steps"], name
-        assert c.optim.weight_decay in grid.get("weight decay", [0.01]), name
+        assert config.optim.weight_decay in grid.get("weight decay", [0.01]), name
         args = arguments(paper="dart", backbone="x")
         cell = paper_dart.Cell("dart", name, "8,dart" if related else "dart", "RoBERTa-large")
         rates = {run.changes["optim.lr"] for run in paper.list_runs(cell, args)}
-        assert rates == set(grid["learning rate"]) and c.optim.lr in rates
+        assert rates == set(grid["learning rate"]) and config.optim.lr in rates
 
 
 @pytest.mark.parametrize("task", ["mnli", "snli", "qnli", "mrpc", "qqp"])
 def test_darts_template_of_pairs_has_the_two_words_of_appendix_a_2(task):
-    c = paper.sweep.load_config(f"{ROOT}/configs/dart/few_shot.py:{task}")
-    assert (c.prompt.get("length"), c.prompt.get("text")) == (2, "? ,")
+    config = paper.sweep.load_config(f"{ROOT}/configs/dart/few_shot.py:{task}")
+    assert (config.prompt.get("length"), config.prompt.get("text")) == (2, "? ,")
     assert re.fullmatch(
-        r"\{\w+\|chop\} \[soft\*1\] \[mask\] \[soft\*1\] \{\w+\|lower\}", c.task.template
+        r"\{\w+\|chop\} \[soft\*1\] \[mask\] \[soft\*1\] \{\w+\|lower\}", config.task.template
     )
 
 
@@ -385,19 +387,21 @@ def test_every_cell_of_dpts_tables_has_its_runs(name):
     for cell in cells:
         runs = paper.list_runs(cell, args)
         assert [run.changes["seed"] for run in runs] == [0, 1]
-        c = paper.sweep.load_run_config(runs[0], ())
+        config = paper.sweep.load_run_config(runs[0], ())
         size = cell.backbone.partition("-")[2]
-        assert c.backbone.path == paper_dpt.HUB[cell.backbone] and size in c.backbone.path
-        assert c.data.seed == 0 and ("10%" not in cell.row or c.data.protocol.ratio == 0.1)
-        assert c.optim.lr == (5e-6 if cell.task == "quoref" else 2e-5)
+        assert config.backbone.path == paper_dpt.HUB[cell.backbone] and size in config.backbone.path
+        assert config.data.seed == 0 and (
+            "10%" not in cell.row or config.data.protocol.ratio == 0.1
+        )
+        assert config.optim.lr == (5e-6 if cell.task == "quoref" else 2e-5)
         heads = {"quoref": "multi_spans"} if cell.task == "quoref" else {}
         tuned = cell.row.endswith(("full, all examples", "full, 10%"))
-        assert c.head.name == heads.get(cell.task, "linear" if tuned else "discriminator")
+        assert config.head.name == heads.get(cell.task, "linear" if tuned else "discriminator")
         if cell.task == "quoref":  # the baselines' answers are read off as DPT's are
-            assert (c.head.get("threshold"), c.head.get("drop_substrings")) == (0.6, True)
+            assert (config.head.get("threshold"), config.head.get("drop_substrings")) == (0.6, True)
         elif tuned:  # the released Electra scores the state of [CLS] by one linear layer
             pooler = {"bert": "checkpoint", "roberta": "trained", "electra": "cls"}
-            assert c.head.get("pooler") == pooler[cell.row.split()[1]]
+            assert config.head.get("pooler") == pooler[cell.row.split()[1]]
         if not table.draw:
             key = cell.row, cell.task, cell.metric
             assert published[key].backbone == cell.backbone
@@ -495,11 +499,11 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
     for cell in cells:
         runs = paper.list_runs(cell, args)
         assert len(runs) == 2 * 3
-        c = paper.sweep.load_run_config(runs[0], ())
+        config = paper.sweep.load_run_config(runs[0], ())
         _, system, place, *rest = cell.method.split(",")
-        assert (c.data.seed, c.seed, c.task.name) == (1, 1, cell.task)
+        assert (config.data.seed, config.seed, config.task.name) == (1, 1, cell.task)
         shown = cell.metric or paper.metric_of(cell.task)
-        assert shown == "accuracy" == (c.task.metric or shown)  # the paper's, of all its cells
+        assert shown == "accuracy" == (config.task.metric or shown)  # the paper's, of all its cells
         rates = ipt.FULL_RATES if system == "full" else ipt.RATES
         assert sorted({run.changes["optim.lr"] for run in runs}) == sorted(rates)
         kinds = {
@@ -507,23 +511,25 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
             "ppt": "soft",
             "task": {"prompt": "soft", "prefix": "prefix"}[place],
         }
-        assert c.prompt.name == kinds.get(system, "ipt")
-        if c.prompt.name == "ipt":
-            assert c.prompt.get("on") == place and c.prompt.get("fixed") == (system in ipt.ENCODERS)
+        assert config.prompt.name == kinds.get(system, "ipt")
+        if config.prompt.name == "ipt":
+            assert config.prompt.get("on") == place and config.prompt.get("fixed") == (
+                system in ipt.ENCODERS
+            )
             rows_of = {"random": "", "pretrained": f"t/cnn-{place}"}
-            assert c.prompt.get("pretrained") == rows_of.get(system, f"t/{system}-{place}")
+            assert config.prompt.get("pretrained") == rows_of.get(system, f"t/{system}-{place}")
         if system == "ppt":
-            assert c.prompt.get("init") == "p/nsp"
+            assert config.prompt.get("init") == "p/nsp"
         if name.startswith("figure5"):
-            assert c.prompt.get("length") == int(rest[0]) == int(cell.row.rpartition(" ")[2])
-            room = c.prompt.get("length") if place == "prompt" else 0
-            assert c.data.max_len == 384 + room <= 512
+            assert config.prompt.get("length") == int(rest[0]) == int(cell.row.rpartition(" ")[2])
+            room = config.prompt.get("length") if place == "prompt" else 0
+            assert config.data.max_len == 384 + room <= 512
         if name == "table6":
             percent = float(cell.row.rpartition(", ")[2].removesuffix("%"))
-            assert c.prompt.get("utilization") == pytest.approx(percent / 100)
-        hard = "hard" in cell.row
-        assert c.task.template.startswith("Culture and" if cell.task != "ag_news" else "Human Act"
-            ) if hard else not c.task.template  # fmt: skip
+            assert config.prompt.get("utilization") == pytest.approx(percent / 100)
+        start = "Human Act" if cell.task == "ag_news" else "Culture and"
+        template = config.task.template
+        assert template.startswith(start) if "hard" in cell.row else not template
 
 
 def test_both_settings_of_ipt_on_a_prefix_have_a_name():
@@ -596,10 +602,14 @@ def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
     last = paper.sweep.load_run_config(runs[0], ()).data
     assert (last.protocol, last.seed) == (KShot(k=32, dev_k=0, on_shortage="use_fewer"), 1)
     for number, (fold, run) in enumerate(folds):
-        c = paper.sweep.load_run_config(fold, ())
-        assert c.data.protocol == KFold(k=64, folds=4, fold=number % 4, on_shortage="use_fewer")
-        assert c.optim.lr == run.changes["optim.lr"] and c.data.seed == run.changes["seed"]
-        assert not c.train.test  # the test split is for the run that counts
+        config = paper.sweep.load_run_config(fold, ())
+        assert config.data.protocol == KFold(
+            k=64, folds=4, fold=number % 4, on_shortage="use_fewer"
+        )
+        assert (
+            config.optim.lr == run.changes["optim.lr"] and config.data.seed == run.changes["seed"]
+        )
+        assert not config.train.test  # the test split is for the run that counts
     lines = paper.estimate([(cell, runs)], ()).splitlines()[::2]
     prompt = "a prompt (prompt.name=ipt, 100 tokens, inputs of 384):"
     assert lines == [

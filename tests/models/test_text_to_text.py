@@ -248,8 +248,8 @@ def test_loss_of_a_free_text_is_torchs(style, pairs):
     targets = ("very good", "no", "not worth it")
     examples = [Example({"text": t}, target=w) for t, w in zip(TEXTS, targets, strict=True)]
     logp, _ = run(pair, scorer, examples=examples, targets=True)
-    c = load_config("base", [("head.name", "text")])
-    total, n = build_objectives(c, scorer.model)[0].loss(logp, None, np.ones(3, np.float32))
+    config = load_config("base", [("head.name", "text")])
+    total, n = build_objectives(config, scorer.model)[0].loss(logp, None, np.ones(3, np.float32))
     expected = []
     for text, target in zip(TEXTS, targets, strict=True):
         said = [*encode_texts(scorer.tokenizer, [f" {target}"])[0], scorer.tokenizer.eos_token_id]

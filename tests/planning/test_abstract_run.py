@@ -73,24 +73,26 @@ def test_an_unknown_backbone_names_published_ones(make_run, monkeypatch):
 
 
 def test_gpus_have_a_kernel_for_attention(make_run):
-    c = make_run(T5, backbone__dtype="bfloat16").config
-    kernel = lambda device: open_run(c, DEVICES[device]).backbone.module.cfg.attention
+    config = make_run(T5, backbone__dtype="bfloat16").config
+    kernel = lambda device: open_run(config, DEVICES[device]).backbone.module.cfg.attention
     assert [kernel(name) for name in ("h100", "v100-32", "v5e")] == ["fused", "auto", "auto"]
-    c = c.replace({"backbone.dropout": 0.1})  # of the probabilities too: the kernel has none
+    config = config.replace(
+        {"backbone.dropout": 0.1}
+    )  # of the probabilities too: the kernel has none
     assert kernel("h100") == "auto"
-    c = c.replace({"backbone.dtype": "float32", "backbone.dropout": 0.0})
+    config = config.replace({"backbone.dtype": "float32", "backbone.dropout": 0.0})
     assert kernel("h100") == "auto"
 
 
 def test_the_kernel_of_a_tpu_is_promised_from_512_tokens_on_behind_a_window_too(make_run):
     """Mistral's is 4096 tokens, those of a prefix included."""
     fields = dict(prompt__length=8, backbone__dtype="bfloat16")
-    c = make_run("mistralai/Mistral-7B-v0.1", "prefix", **fields).config
-    kernel = lambda device: open_run(c, DEVICES[device]).backbone.module.cfg.attention
-    c = c.replace({"data.max_len": 511})
+    config = make_run("mistralai/Mistral-7B-v0.1", "prefix", **fields).config
+    kernel = lambda device: open_run(config, DEVICES[device]).backbone.module.cfg.attention
+    config = config.replace({"data.max_len": 511})
     assert (kernel("v5e"), kernel("h100")) == ("auto", "fused")
     for length in (512, 4089):
-        c = c.replace({"data.max_len": length})
+        config = config.replace({"data.max_len": length})
         assert kernel("v5e") == kernel("h100") == "fused"
 
 

@@ -57,11 +57,11 @@ def test_it_names_fields_of_its_own(cls):
 )  # fmt: skip
 def test_a_field_that_nothing_reads_is_told(config_fields, message):
     block = "head" if config_fields["name"] in HEADS.names() else "prompt"
-    c = load_config(
+    config = load_config(
         "base", [(f"{block}.{name}", str(value)) for name, value in config_fields.items()]
     )
-    assert getattr(c, block).name == config_fields["name"]
-    assert ineffective_field_notes(c) == message
+    assert getattr(config, block).name == config_fields["name"]
+    assert ineffective_field_notes(config) == message
 
 
 def test_a_grid_of_starts_may_read_it():

@@ -153,14 +153,14 @@ def test_it_starts_as_torch_does():
 @pytest.mark.parametrize("task", superglue.TASKS)
 def test_the_recipe_decays_the_backbone_and_not_the_encoder(task):
     """The released code has an optimizer for each; that of the encoder has no decay."""
-    c = superglue.get_config(task)
-    _, params, _ = start(length=c.prompt.length)
+    config = superglue.get_config(task)
+    _, params, _ = start(length=config.prompt.length)
     encoder = [f"prompt/{name}" for name in tree.flatten(params)]
     weights = ["backbone/layers/attention/q/kernel", "backbone/embed/word/table"]
     spared = ["backbone/layers/attention/q/bias", "backbone/layers/attention_norm/scale"]
-    mask = decay_mask(c.optim.no_decay)(dict.fromkeys([*encoder, *weights, *spared]))
+    mask = decay_mask(config.optim.no_decay)(dict.fromkeys([*encoder, *weights, *spared]))
     assert [name for name, decays in mask.items() if decays] == weights
-    assert len(encoder) > 4 and c.optim.weight_decay == 0.1
+    assert len(encoder) > 4 and config.optim.weight_decay == 0.1
 
 
 @pytest.mark.parametrize("task", superglue.TASKS)
@@ -173,9 +173,9 @@ def test_the_recipe_has_a_rate_for_the_backbone(task):
     assert both.optim.schedule.to_dict() == {0: {"name": "linear"}, 150: warmup}[published.warmup]
     assert alone.optim.lr_backbone == base.get_config().optim.lr_backbone
     assert (both.trainable, alone.trainable) == (("prompt/.*", "backbone/.*"), ())
-    for c in (both, alone):
-        assert c.train.total_steps == published.steps and c.train.total_epochs == 0
-        assert c.prompt.length == published.length == published.template.count("[soft*1]")
+    for config in (both, alone):
+        assert config.train.total_steps == published.steps and config.train.total_epochs == 0
+        assert config.prompt.length == published.length == published.template.count("[soft*1]")
 
 
 def test_weight_decay_spares_the_biases_of_an_lstm():

@@ -89,31 +89,34 @@ def open_cell(task, method, name, tokenizer, patterns=""):
     """Builds the scorer of a cell. -> config, scorer"""
     kind = KINDS.get(FAMILIES[name], "masked")
     overrides = (("ppt.patterns", patterns),) if patterns else ()
-    c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},{kind}", overrides)
+    config = load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},{kind}", overrides)
     family = FAMILIES[name]
     places = dict.fromkeys(("max_position_embeddings", "n_positions"), 1024)
     module = make_backbone(
         family, CONFIGS[family] | {"vocab_size": len(tokenizer)} | places,
         MODEL_HEADS.get(family, ("mlm",)),
     )  # fmt: skip
-    formed_task = apply_form(c, read_task(c.task))
+    formed_task = apply_form(config, read_task(config.task))
     example = example_of(formed_task)
-    backbone = Backbone(c.backbone, Path("x"), family, {}, module, tokenizer)
+    backbone = Backbone(config.backbone, Path("x"), family, {}, module, tokenizer)
     one = types.SimpleNamespace(batch_part=lambda: (0, 1))
-    return c, scorer_from_config(
-        c, backbone, Examples(formed_task, max(len(example.choices), 1), {"train": [example]}), one
+    return config, scorer_from_config(
+        config,
+        backbone,
+        Examples(formed_task, max(len(example.choices), 1), {"train": [example]}),
+        one,
     )
 
 
-def forms_of(c, scorer, options=(0,)):
+def forms_of(config, scorer, options=(0,)):
     """Lays the pre-training task out whose prompt a cell starts from."""
-    name, module = c.prompt.get("init").rpartition("/")[2], scorer.model.backbone
+    name, module = config.prompt.get("init").rpartition("/")[2], scorer.model.backbone
     style, slots = module.STYLE, scorer.model.prompt.num_slots()
     start = module.cfg.start if style == "seq2seq" else 0
     return name, make_forms(
-        get_pattern(name, c.ppt.patterns), scorer.tokenizer, style, num_slots=slots,
-        max_len=c.data.max_len, options=options, start=start,
-        num_types=module.cfg.types, eos=False, sentinel=c.backbone.sentinel,
+        get_pattern(name, config.ppt.patterns), scorer.tokenizer, style, num_slots=slots,
+        max_len=config.data.max_len, options=options, start=start,
+        num_types=module.cfg.types, eos=False, sentinel=config.backbone.sentinel,
     )  # fmt: skip
 
 
@@ -134,9 +137,9 @@ CELLS = [
 def test_answers_are_tokens_of_pre_training(tokenizers, task, method, name):
     styles = ("en_end",) if name == "gpt2" else ("en", "en_paper")
     for patterns in ("zh",) if is_chinese(task) else styles:
-        c, scorer = open_cell(task, method, name, tokenizers(name, is_chinese(task)), patterns)
+        config, scorer = open_cell(task, method, name, tokenizers(name, is_chinese(task)), patterns)
         selects = method == "unified_ppt" or not cells.TASKS[task].words
-        _, forms = forms_of(c, scorer, options=(4,) if selects else (0,))
+        _, forms = forms_of(config, scorer, options=(4,) if selects else (0,))
         answers = {
             word: ids[ids >= 0].tolist()
             for (word,), ids in zip(forms.verbalizer.words, forms.verbalizer.ids[:, 0], strict=True)
@@ -167,8 +170,8 @@ PLAIN = [t for t, cell in cells.TASKS.items() if cell.words and not cell.topics]
 @pytest.mark.parametrize("task", [task for task in PLAIN if not is_chinese(task)])
 def test_rows_are_those_of_pre_training(tokenizers, name, task, patterns):
     """Token for token, so that ppt.patterns reaches what is asked downstream."""
-    c, scorer = open_cell(task, "ppt", name, tokenizers(name, False), patterns)
-    group, forms = forms_of(c, scorer)
+    config, scorer = open_cell(task, "ppt", name, tokenizers(name, False), patterns)
+    group, forms = forms_of(config, scorer)
     texts = {"cls": ["text"], "nsp": ["first", "second"]}[group]
     pieces = encode_texts(scorer.tokenizer, [f" {TEXTS[text]}" for text in texts])
     filled = forms.forms[0].fill(dict(zip(texts, map(np.array, pieces), strict=True)))
@@ -214,8 +217,8 @@ HARD = {  # appendix D, and the query of a reading task
 def test_hard_prompts_are_those_of_appendix_d(cell, template, method):
     task, patterns = cell
     path = f"{ROOT}/configs/ppt/cells.py:{task},{method},t5"
-    c = load_config(path, (("ppt.patterns", patterns),))
-    formed_task = apply_form(c, read_task(c.task))
+    config = load_config(path, (("ppt.patterns", patterns),))
+    formed_task = apply_form(config, read_task(config.task))
     assert formed_task.template == f" {template}"
     assert (
         formed_task.option == get_pattern("nss" if formed_task.choices else "cls", patterns).option
@@ -227,10 +230,10 @@ def test_hard_prompts_are_those_of_appendix_d(cell, template, method):
 def test_topics_start_from_no_prompt_but_the_unified_one(task, method):
     with pytest.raises(InputError, match="has topics as label words, .*unified_ppt"):
         load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},t5", ())
-    c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,t5", ())
-    assert "[mask]" in apply_form(c, read_task(c.task)).template
-    c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,causal", ())
-    assert c.task.template.endswith("[mask]")
+    config = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,t5", ())
+    assert "[mask]" in apply_form(config, read_task(config.task)).template
+    config = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,causal", ())
+    assert config.task.template.endswith("[mask]")
 
 
 def test_learning_rates_of_full_fine_tuning():
@@ -261,25 +264,25 @@ def test_learning_rates_of_full_fine_tuning():
     ],
 )
 def test_forms_that_do_not_fit(fields, message):
-    c = load_config(f"{ROOT}/configs/ppt/cells.py:sst2,pt,t5", tuple(fields.items()))
+    config = load_config(f"{ROOT}/configs/ppt/cells.py:sst2,pt,t5", tuple(fields.items()))
     with pytest.raises(InputError, match=message):
-        apply_form(c, read_task(c.task))
+        apply_form(config, read_task(config.task))
 
 
 def test_what_is_asked_otherwise_than_in_pre_training_is_told():
     """With an end-of-text token behind it the prompt stands where it was not learned."""
     metadata = make_metadata(layout={"eos": False}, pretrained={"task": "nsp", "patterns": "en"})
-    c = load_config("base", [("task.form", "nsp"), ("ppt.patterns", "en_paper")])
+    config = load_config("base", [("task.form", "nsp"), ("ppt.patterns", "en_paper")])
     notes = partial(_layout_notes, has_decoder=False)
-    assert notes(c, metadata) == [
+    assert notes(config, metadata) == [
         "  it was pre-trained with ppt.patterns=en, but this run has en_paper",
         "  it was pre-trained with task.eos=False, but this run has True",
     ]
     same = load_config("base", [("task.form", "nsp"), ("task.eos", "False")])
     assert same.ppt.patterns == "en" and notes(same, metadata) == []
-    assert notes(c, make_metadata(layout={"eos": False})) == []  # it was not pre-trained
+    assert notes(config, make_metadata(layout={"eos": False})) == []  # it was not pre-trained
     assert (
-        notes(c, dataclasses.replace(metadata, pretrained={"task": "topics"})) == []
+        notes(config, dataclasses.replace(metadata, pretrained={"task": "topics"})) == []
     )  # nor by a task of PPT
     other, as_cloze = (load_config("base", [("task.form", form)]) for form in ("cls", "cloze"))
     eos = "  it was pre-trained with task.eos=False, but this run has True"

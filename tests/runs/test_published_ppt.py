@@ -104,17 +104,19 @@ def test_the_words_of_pre_training():
 def test_how_a_task_is_asked(task, template):
     """Code, data_utils/downstream; no soft token is placed: all stand in front (section 3.1)."""
     for method in ("pt", "ppt"):
-        c = cell(task, method)
-        assert apply_form(c, read_task(c.task)).template == template
+        config = cell(task, method)
+        assert apply_form(config, read_task(config.task)).template == template
 
 
 @pytest.mark.parametrize("method", ["full", "pt", "hybrid_pt", "multiple_choice", "unified_ppt"])
 @pytest.mark.parametrize("kind", ["t5", "causal"])
 def test_every_method_reads_the_same_texts_of_yahoo(method, kind):
     """Table 5 compares methods: title, content and answer, those of the data set."""
-    c = load_config(f"ppt/cells:yahoo_answers_topics,{method},{kind}")
-    formed_task = apply_form(c, read_task(c.task))
-    layout = c.task.template or (formed_task.causal if kind == "causal" else formed_task.template)
+    config = load_config(f"ppt/cells:yahoo_answers_topics,{method},{kind}")
+    formed_task = apply_form(config, read_task(config.task))
+    layout = config.task.template or (
+        formed_task.causal if kind == "causal" else formed_task.template
+    )
     fields = re.findall(r"\{(?!choices)(\w+)\}", layout)
     assert fields == ["question_title", "question_content", "best_answer"]
     assert ("This is about" in layout) == (method in ("full", "hybrid_pt"))
@@ -123,9 +125,9 @@ def test_every_method_reads_the_same_texts_of_yahoo(method, kind):
 @pytest.mark.parametrize("task", ppt.TASKS)
 def test_the_original_validation_split_is_scored(task):
     """Sections 2 and A."""
-    c = load_config(f"ppt/cells:{task},pt,t5")
-    definition = read_task(c.task)
-    split = definition.splits.get(source_split(c, "test"))
+    config = load_config(f"ppt/cells:{task},pt,t5")
+    definition = read_task(config.task)
+    split = definition.splits.get(source_split(config, "test"))
     if definition.hub and task not in ("dream", "cosmos_qa"):  # not the paper's
         # Yahoo has no validation split.
         assert split == ("test" if task == "yahoo_answers_topics" else "validation")
@@ -135,26 +137,28 @@ def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
     for split in ("train", "dev", "test"):
         rows = [{"text": f"{split} {i}", "label": i % 5} for i in range(80)]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    c = load_config("ppt/cells:sst5,pt,t5")
-    c = c.replace({"data.source": str(tmp_path)})
+    config = load_config("ppt/cells:sst5,pt,t5")
+    config = config.replace({"data.source": str(tmp_path)})
     origin = lambda examples: {example.fields["text"].split()[0] for example in examples}
-    splits = read_examples(c).splits
+    splits = read_examples(config).splits
     assert {name: origin(examples) for name, examples in splits.items()} == {
         "train": {"train"}, "dev": {"train"}, "test": {"dev"},
     }  # fmt: skip
-    assert origin(example for *_, example in read_split_rows(c, read_task(c.task), "test")) == {
-        "dev"
-    }
-    c = c.replace({"data.test_split": "test"})
-    assert origin(read_examples(c, ("test",)).splits["test"]) == {"test"}
-    c = c.replace({"data.test_split": "dev", "data.protocol": ""})
+    assert origin(
+        example for *_, example in read_split_rows(config, read_task(config.task), "test")
+    ) == {"dev"}
+    config = config.replace({"data.test_split": "test"})
+    assert origin(read_examples(config, ("test",)).splits["test"]) == {"test"}
+    config = config.replace({"data.test_split": "dev", "data.protocol": ""})
     with pytest.raises(InputError, match="data.test_split=dev would report the examples that"):
-        read_examples(c)
+        read_examples(config)
     # A file that is named as test is test.
     files = {f"data.files.{x}": str(tmp_path / f"{x}.jsonl") for x in ("train", "test")}
-    c = c.replace({"data.source": "", "data.protocol": "balanced"} | files)
-    assert origin(read_examples(c).splits["test"]) == {"test"}
-    assert any("data.test_split=dev has no effect" in line for line in ineffective_field_notes(c))
+    config = config.replace({"data.source": "", "data.protocol": "balanced"} | files)
+    assert origin(read_examples(config).splits["test"]) == {"test"}
+    assert any(
+        "data.test_split=dev has no effect" in line for line in ineffective_field_notes(config)
+    )
 
 
 def test_precision_is_mixed_at_11b_alone():
@@ -178,28 +182,41 @@ def test_learning_rates_of_tuning(method):
 @pytest.mark.parametrize("method", ["pt", "hybrid_pt", "ppt", "hybrid_ppt", "unified_ppt"])
 @pytest.mark.parametrize("task", ["sst2", "rte", "race_high"])
 def test_tuning(task, method):
-    c = cell(task, method)
-    actual = c.prompt.name, c.prompt.get("length"), c.prompt.get("decoder")
+    config = cell(task, method)
+    actual = config.prompt.name, config.prompt.get("length"), config.prompt.get("decoder")
     assert actual == ("soft", 100, 0)  # section 4.1
-    assert tuple(c.trainable) == ()  # section 3.1: the model is fixed
-    assert c.data.protocol == Balanced(n=32)  # section 4.1
-    assert c.data.batch == 16  # appendix C.2
-    assert (c.train.total_epochs, c.train.total_steps, c.train.eval_steps) == (50, 0, 6)  # C.2
-    assert (c.optim.name, c.optim.schedule) == ("adamw", Schedule())  # constant
-    assert (c.optim.weight_decay, c.optim.clip) == (1e-2, 1.0)  # code, scripts and ds_fp16.json
-    assert (c.optim.b1, c.optim.b2, c.optim.eps) == (0.9, 0.999, 1e-8)  # code, FusedAdam
-    assert c.backbone.rescale == 100.0 and c.backbone.dropout == 0.0  # code, tools/transform.py
-    actual = c.head.get("scores"), c.head.get("span"), c.task.eos
+    assert tuple(config.trainable) == ()  # section 3.1: the model is fixed
+    assert config.data.protocol == Balanced(n=32)  # section 4.1
+    assert config.data.batch == 16  # appendix C.2
+    assert (config.train.total_epochs, config.train.total_steps, config.train.eval_steps) == (
+        50,
+        0,
+        6,
+    )  # C.2
+    assert (config.optim.name, config.optim.schedule) == ("adamw", Schedule())  # constant
+    assert (config.optim.weight_decay, config.optim.clip) == (
+        1e-2,
+        1.0,
+    )  # code, scripts and ds_fp16.json
+    assert (config.optim.b1, config.optim.b2, config.optim.eps) == (
+        0.9,
+        0.999,
+        1e-8,
+    )  # code, FusedAdam
+    assert (
+        config.backbone.rescale == 100.0 and config.backbone.dropout == 0.0
+    )  # code, tools/transform.py
+    actual = config.head.get("scores"), config.head.get("span"), config.task.eos
     assert actual == ("full", "target", False)  # code, train.py
     group = next(name for name, tasks in GROUPS.items() if task in tasks)
-    assert c.task.form == ("unified" if method == "unified_ppt" else group)
-    assert c.ppt.hard == ("hybrid" in method)  # appendix D
+    assert config.task.form == ("unified" if method == "unified_ppt" else group)
+    assert config.ppt.hard == ("hybrid" in method)  # appendix D
 
 
 def test_many_classes_take_eight_examples_each():
-    c = cell("yahoo_answers_topics", "pt")
-    assert c.data.protocol == KShot(k=8, dev_k=0)  # section 4.1
-    assert len(c.task.words) == 10  # table 3
+    config = cell("yahoo_answers_topics", "pt")
+    assert config.data.protocol == KShot(k=8, dev_k=0)  # section 4.1
+    assert len(config.task.words) == 10  # table 3
     assert cell("boolq", "pt").data.max_len == 512  # code, the soft tokens included
     assert {cell(f"race_{kind}", "ppt").data.max_len for kind in ("middle", "high")} == {
         612
@@ -212,18 +229,22 @@ def test_seeds():
 
 @pytest.mark.parametrize("task", PRETRAINING)
 def test_pre_training(task):
-    c, (length, steps) = load_config(f"ppt/{task}"), PRETRAINING[task]
-    assert (c.ppt.task, c.ppt.patterns) == (task, "en")
-    assert (c.prompt.name, c.prompt.get("length"), c.prompt.get("start")) == ("soft", 100, "normal")
-    assert (c.data.max_len, c.train.total_steps) == (length, steps)
-    assert c.train.total_epochs == c.train.total_examples == 0
-    assert c.train.eval_steps == c.train.save_steps == 2_000  # code, pretrain.py
-    assert c.data.batch == 128  # code: 64 for each group of 4 GPUs, 8 GPUs
-    assert (c.optim.schedule, c.optim.lr) == (InverseSqrt(warmup_steps=0), 0.1)
-    assert (c.optim.name, c.optim.weight_decay, c.optim.clip) == ("adamw", 1e-2, 1.0)
-    assert (c.backbone.rescale, c.backbone.dropout) == (100.0, 0.0)
-    assert c.task.answer == "[mask] {label} [mask]" and not c.task.eos
-    assert (c.ppt.min_options, c.ppt.max_options) == (2, 16)  # section 3.3
+    config, (length, steps) = load_config(f"ppt/{task}"), PRETRAINING[task]
+    assert (config.ppt.task, config.ppt.patterns) == (task, "en")
+    assert (config.prompt.name, config.prompt.get("length"), config.prompt.get("start")) == (
+        "soft",
+        100,
+        "normal",
+    )
+    assert (config.data.max_len, config.train.total_steps) == (length, steps)
+    assert config.train.total_epochs == config.train.total_examples == 0
+    assert config.train.eval_steps == config.train.save_steps == 2_000  # code, pretrain.py
+    assert config.data.batch == 128  # code: 64 for each group of 4 GPUs, 8 GPUs
+    assert (config.optim.schedule, config.optim.lr) == (InverseSqrt(warmup_steps=0), 0.1)
+    assert (config.optim.name, config.optim.weight_decay, config.optim.clip) == ("adamw", 1e-2, 1.0)
+    assert (config.backbone.rescale, config.backbone.dropout) == (100.0, 0.0)
+    assert config.task.answer == "[mask] {label} [mask]" and not config.task.eos
+    assert (config.ppt.min_options, config.ppt.max_options) == (2, 16)  # section 3.3
 
 
 def released_rate(step, lr=0.1, warmup=1):
@@ -236,9 +257,9 @@ def released_rate(step, lr=0.1, warmup=1):
 
 def test_the_learning_rate_where_a_prompt_was_released():
     """Behind the first two steps, in which ours is on its curve already (docs/differences.md)."""
-    c = load_config("ppt/nsp").optim
-    factor = make_schedule(c.schedule, total=8_000, epoch=1)
-    ours = {step: c.lr * float(factor(step)) for step in (0, 1, 2, 99, 7_999)}
+    config = load_config("ppt/nsp").optim
+    factor = make_schedule(config.schedule, total=8_000, epoch=1)
+    ours = {step: config.lr * float(factor(step)) for step in (0, 1, 2, 99, 7_999)}
     for step in (2, 99, 7_999):
         assert ours[step] == pytest.approx(released_rate(step), rel=1e-6)
     assert (released_rate(0), released_rate(1)) == (0.0, 0.1)

@@ -268,9 +268,9 @@ def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
     from jaxprompt.training.loop import Milestones
 
     schedule = {"name": "warmup_linear", **fields}
-    c = load_config("base").replace({"optim.schedule": schedule, "optim.lr": 1.0})
+    config = load_config("base").replace({"optim.schedule": schedule, "optim.lr": 1.0})
     params = {"prompt/x": jnp.zeros(())}
-    tx = build_optimizer(c, params, Milestones(8, 1, 0), 1)
+    tx = build_optimizer(config, params, Milestones(8, 1, 0), 1)
     state, rates = tx.init(params), []
     for _ in first:
         _, state = tx.update(params, state, params)
