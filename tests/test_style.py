@@ -2,6 +2,7 @@
 
 import ast
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 from rules import ROOT, label, report
@@ -92,3 +93,15 @@ def test_no_paths_outside_the_repository():
 
 def test_no_todo():
     report(matches(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", SHIPPED))
+
+
+def test_every_folder_of_tests_is_collected(pytestconfig):
+    """pytest's default list of folders to skip has `build`, `dist` and `venv`."""
+    patterns = pytestconfig.getini("norecursedirs")
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    skipped = [
+        x
+        for x in folders
+        if any(fnmatch(part, y) for part in x.relative_to(ROOT).parts for y in patterns)
+    ]
+    assert not skipped, f"pytest skips {skipped}; change norecursedirs in pyproject.toml"

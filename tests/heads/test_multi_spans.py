@@ -113,7 +113,7 @@ def test_equal_texts_are_one_answer_in_any_case(bert):
 
 
 @pytest.mark.parametrize(
-    ("context", "answers", "kept"),
+    ("context", "answers", "remaining"),
     [
         ("Ralph. Big Ralph", ["Ralph", "Big Ralph"], ["Big Ralph"]),  # behind a space
         ("Anna met Anna Lee", ["Anna", "Anna Lee"], ["Anna Lee"]),  # in front of one

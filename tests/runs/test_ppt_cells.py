@@ -250,7 +250,7 @@ def test_learning_rates_of_full_fine_tuning():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("fields", "message"),
     [
         ({"task.form": "nsp"}, r"needs 2 texts, but task sst2 has 1 \(sentence\); list 2 in"),
         (

@@ -97,7 +97,7 @@ def test_rows_by_their_published_columns(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "asked"),
+    ("name", "question"),
     [
         ("event_arguments", "the old bridge is the [mask] of attacked"),  # its role in the event
         ("wiki80", "New York Airport is the [mask] of it"),
@@ -233,7 +233,7 @@ def test_dialogues_as_published(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "found"),
+    ("text", "name", "actual"),
     [
         ("an Art party, in art", "art", [(17, 20)]), ("an Art party", "art", [(3, 6)]),
         ("他在IBM公司工作", "IBM", [(2, 5)]), ("他在田纳西州", "田纳西", [(2, 5)]),
