@@ -24,6 +24,7 @@ def numbered(rows):
     return [datasets.Dataset.from_list(part, features=kind) for part in rows]
 
 
+@pytest.mark.long
 def test_the_numbers_of_a_data_set_are_its_own_classes(backbone, numbered, small):
     assert set(NAMES) == set(TOPICS)
     steps = {**small, "steps": 60, "multiple": 24}

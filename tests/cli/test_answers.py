@@ -137,6 +137,7 @@ def asked(seed, size):
     return rows
 
 
+@pytest.mark.long
 def test_sets_of_spans(tmp_path, capsys):
     backbone = make_backbone(tmp_path / "electra", "discriminator")
     test = write_splits(tmp_path, asked, train=48, dev=16, test=16)
@@ -209,6 +210,7 @@ def roles(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_a_line_per_predicate_with_its_roles(backbone, roles, tmp_path, capsys):
     config = make_config(backbone, roles, "prefix", **ROLES, **{"task.markers": "a,a"})
     result, workdir, log = train_and_export(capsys, tmp_path, config)
@@ -419,6 +421,7 @@ def test_a_relation_is_learned(fields_of_run, tmp_path, capsys):
     assert json.loads(out)["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
 
 
+@pytest.mark.long
 def test_each_relation_of_one_file_has_a_run_and_a_row_their_mean(
     fields_of_run, relation, tmp_path, capsys
 ):

@@ -61,6 +61,7 @@ def test_learns_to_write(family, num_beams, folders, texts, tmp_path, capsys):
     assert err.endswith(f"exact_match {share:.4f} on 12 of 12 examples, those with a label\n")
 
 
+@pytest.mark.long
 def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, refused):
     config = make_config(folders["t5"], data, "soft", **ONE_STEP, **T5)
     _, workdir, _ = train_and_export(capsys, tmp_path, config)
@@ -76,6 +77,7 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, 
     assert "--max-new-tokens=0" in refused(*command, *wrong)
 
 
+@pytest.mark.long
 def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     folders, texts, tmp_path, capsys, refused
 ):

@@ -183,12 +183,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.default_cases(
-    "prefix in it-False",
-    "several blocks-False",
-    "shared keys, capped-True",
-    "to both sides, prefix outside-False",
-)
+@pytest.mark.default_cases("prefix in it-False", "shared keys, capped-True")
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", WINDOWS)
 def test_tpus_kernel_of_windows(name, traced, interpreted):

@@ -163,6 +163,7 @@ def small_device(bytes_):
     return DEVICES["v5e"]._replace(name="small", memory=int(bytes_ / (1 - RESERVE)) + 1)
 
 
+@pytest.mark.long
 def test_scores_take_what_their_batch_takes(make_run):
     small, large = (make_run(T5, data__batch=4, data__eval_batch=n) for n in (16, 64))
     assert eval_only_bytes(large) == pytest.approx(4 * eval_only_bytes(small), rel=0.3)
@@ -172,6 +173,7 @@ def test_scores_take_what_their_batch_takes(make_run):
     assert step.evaluation < step.cost.bytes
 
 
+@pytest.mark.long
 def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
     run = make_run(T5, data__batch=4, data__eval_batch=1, **WRITES)
     width, inner, mlp, layers = 512, 384, 1024, 8
@@ -218,6 +220,7 @@ def test_codes_stay_codes(make_run):
     assert eval_only_bytes(codes) < 0.3 * eval_only_bytes(plain)
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_evaluate_does_not_fit(make_run):
     run = make_run(ELECTRA, data__batch=4, data__max_len=64, data__eval_batch=256)
     alone = plan_as_configured(run, small_device(2**40), 1)
