@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import conll
 from jaxprompt.errors import InputError
-from jaxprompt.files import parse_json, user_path, utf8_advice
+from jaxprompt.files import open_regular, parse_json, user_path, utf8_advice
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 # Parquet has compression of its own.
@@ -82,9 +82,11 @@ def file_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def open_unpacked(path: Path) -> BinaryIO:
+@contextmanager
+def open_unpacked(path: Path) -> Iterator[BinaryIO]:
     """Opens a file, decompressed if its name ends in .gz."""
-    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else open(path, "rb")
+    with open_regular(path) as file:
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
@@ -253,7 +255,7 @@ def _read_parquet(path: Path) -> Rows:
     import pyarrow
     import pyarrow.parquet
 
-    with file_errors(path), open(path, "rb") as file:
+    with file_errors(path), open_regular(path) as file:
         try:
             table = pyarrow.parquet.read_table(file)
             return Rows(table.to_pylist(), str(path), features=_features(table.schema))
