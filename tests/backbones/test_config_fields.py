@@ -1,6 +1,8 @@
 """Every field of a transformers config is honoured, refused by name, or changes no function."""
 
 import functools
+import re
+from pathlib import Path
 
 import pytest
 from tiny import CONFIGS
@@ -27,6 +29,8 @@ from transformers import (
 )
 
 from jaxprompt.backbones import make_backbone
+from jaxprompt.build.backbone import backbone_from_config
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.llama_fields import MODEL_TYPES
 from jaxprompt.errors import InputError
 
@@ -180,3 +184,18 @@ BAD = [  # family, changes, what the message names
 def test_what_is_not_supported_is_refused_by_name(family, changes, words):
     with pytest.raises(InputError, match=words):
         make_backbone(family, CONFIGS[family] | changes, ("lm",))
+
+
+@pytest.mark.parametrize(
+    "family, width, parameters",
+    # Matrices [H, H] of two layers and of the heads; [H, 4H] count four times. The rest is small.
+    [("bert", "hidden_size", 10 * 2**56), ("gpt2", "n_embd", 24 * 2**56)],
+)
+def test_a_model_that_no_memory_holds_is_refused(family, width, parameters):
+    hf = CONFIGS[family] | {width: 2**28}
+    with pytest.raises(InputError) as error:
+        backbone_from_config(
+            BackboneConfig(family=family), Path("config.json"), hf, ("pooler", "mlm")
+        )
+    count = int(re.search("of ([0-9,]+) parameters", str(error.value))[1].replace(",", ""))
+    assert count == pytest.approx(parameters, rel=0.01)
