@@ -15,7 +15,7 @@ import sys
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from jaxprompt.errors import InputError, brief, escape
 
@@ -52,13 +52,40 @@ def is_run(folder: Path) -> bool:
 def is_locked(workdir: str | os.PathLike) -> bool:
     """Returns whether a process currently holds the lock of a run directory."""
     try:
-        with open(Path(workdir) / LOCK) as file:  # closing it releases the lock
+        with open_regular(Path(workdir) / LOCK) as file:  # closing it releases the lock
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         pass
     return False
+
+
+def open_regular(path: str | os.PathLike, mode: str = "rb") -> BinaryIO:
+    """Opens a regular file, following links.
+
+    Raises OSError also for a folder, a pipe, a socket and a device: reading them may never end.
+    """
+    return cast(BinaryIO, open(path, mode, opener=_open_descriptor))
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Reads a regular file. Raises OSError, see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def _open_descriptor(path: str | os.PathLike, flags: int) -> int:
+    # Not blocking: a pipe would wait for its other end.
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        code, reason = errno.EINVAL, "not a regular file"
+        if stat.S_ISDIR(mode):
+            code, reason = errno.EISDIR, os.strerror(errno.EISDIR)
+        raise OSError(code, reason, os.fspath(path))
+    return descriptor
 
 
 def utf8_advice(start: bytes) -> str:
@@ -120,7 +147,7 @@ def to_plain(value: Any) -> Any:
 def read_json(path: Path, expected: str) -> dict[str, Any]:
     """Reads a JSON object. Raises InputError; `expected` names the right file in its message."""
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(read_bytes(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not valid JSON: {error}"
         raise InputError(f"{path} cannot be read ({reason}); give {expected}") from None
@@ -150,7 +177,7 @@ def pop_checksum(document: dict[str, Any]) -> bool:
 def file_checksum(path: str | os.PathLike) -> int:
     """Computes the CRC-32 of a file, a block at a time. Raises OSError."""
     crc = 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK):
             crc = zlib.crc32(block, crc)
     return crc
@@ -304,10 +331,11 @@ def _is_stdout(info: os.stat_result) -> bool:
 def open_scratch(path: Path) -> BinaryIO:
     """Opens a file for reading and writing, and creates it if it does not exist.
 
-    For lock files and temporary files with a fixed name. Raises OSError if the path is a link.
+    For lock files and temporary files with a fixed name. Raises OSError if the path is a link or
+    not a regular file.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, 0o666), "r+b")
+    return os.fdopen(_open_descriptor(path, flags), "r+b")
 
 
 def acquire_lock(path: Path, directory: Path, advice: str) -> int:
@@ -321,7 +349,7 @@ def acquire_lock(path: Path, directory: Path, advice: str) -> int:
     while True:
         try:
             # Links are not followed, because the file is truncated below.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            descriptor = _open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             raise write_error(path, error) from error
         try:

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from jaxprompt.__main__ import main
 from jaxprompt.errors import InputError, brief, escape, is_kind
 from jaxprompt.files import (
     check_output,
+    open_regular,
     open_scratch,
     parse_json,
     user_path,
@@ -52,6 +54,21 @@ def test_paths_that_a_file_can_have(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert user_path("~/é b") == Path("/home/me/é b")
     assert user_path("x" * 255).name == "x" * 255 and user_path("") == Path()
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"x"
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+    for path in (tmp_path / "pipe", tmp_path / "socket", tmp_path, Path("/dev/zero")):
+        for mode in ("rb", "ab"):
+            with pytest.raises(OSError) as error:
+                open_regular(path, mode)
+            assert error.value.filename == str(path)
 
 
 # -- JSON -----------------------------------------------------------------------------------------

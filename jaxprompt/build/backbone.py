@@ -10,6 +10,7 @@ from jaxprompt.backbones import families, make_backbone
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert import folder, load
 from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
+from jaxprompt.convert.shapes import check_num_parameters, get_family
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.text.specials import Specials
 from jaxprompt.errors import InputError, brief
@@ -68,6 +69,7 @@ def backbone_from_config(
     try:
         if heads is None:
             heads = load.present_heads(path, family, hf)
+        check_num_parameters(get_family(family), hf, heads)
         module = make_backbone(
             family,
             hf,

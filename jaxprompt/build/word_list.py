@@ -14,7 +14,7 @@ from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.errors import InputError, first_line
-from jaxprompt.files import user_path
+from jaxprompt.files import read_bytes, user_path
 
 
 class WordList(NamedTuple):
@@ -39,7 +39,7 @@ def read_words(path: str | Path) -> list[str]:
     path = user_path(path, "task.vocabulary")
     advice = "use a text file with one word per line"
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        lines = read_bytes(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"task.vocabulary={path}: {first_line(error)}; {advice}") from error
     words = [*dict.fromkeys(word for line in lines if (word := line.strip()))]

@@ -10,7 +10,7 @@ from jaxprompt.cli import log
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import CHANGEABLE_FIELDS, KFold, RunConfig
 from jaxprompt.errors import InputError
-from jaxprompt.files import parse_json
+from jaxprompt.files import parse_json, read_bytes
 from jaxprompt.inspection.tables import TableRun, format_table
 
 # Runs that differ only in these share a row.
@@ -64,7 +64,7 @@ def check_single(workdir: str | Path) -> None:
 def _read_config(folder: Path) -> dict[str, Any]:
     """Reads the config of a folder; {} if there is no readable one."""
     try:
-        config = parse_json((folder / _CONFIG).read_bytes())
+        config = parse_json(read_bytes(folder / _CONFIG))
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

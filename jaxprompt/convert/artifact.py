@@ -24,7 +24,9 @@ from jaxprompt.errors import InputError, brief, first_line
 from jaxprompt.files import (
     add_checksum,
     make_folder,
+    open_regular,
     pop_checksum,
+    read_bytes,
     read_json,
     user_path,
     write_atomic,
@@ -90,7 +92,7 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Promp
     folder = folder.parent if folder.name in (TENSORS, METADATA) else folder
     metadata = _read_metadata(folder)
     try:
-        data = (folder / TENSORS).read_bytes()
+        data = read_bytes(folder / TENSORS)
     except OSError as error:
         raise InputError(
             f"cannot read {folder / TENSORS}: {error.strerror}; export or copy it again"
@@ -154,7 +156,8 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
     """
     path = user_path(path)
     try:
-        prompt = np.load(path, allow_pickle=False)
+        with open_regular(path) as file:
+            prompt = np.load(file, allow_pickle=False)
     except Exception as error:  # numpy evaluates the header, which raises a dozen classes
         raise InputError(
             f"cannot read {path} as .npy ({first_line(error)}); save it with numpy.save"

@@ -13,11 +13,25 @@ _ADVICE = "give the config.json that was saved with the weights"
 # Model types with a separate output table by default, as in transformers' config classes.
 _UNTIED = ("llama", "mistral", "qwen2", "qwen3")
 LIMIT = 2**31  # of sizes and ids, which become int32
+# Of layers, which are enumerated. The deepest published Transformer has as many (DeepNet, Wang et
+# al. 2022).
+MAX_LAYERS = 1000
+_LAYER_FIELDS = (
+    "num_hidden_layers", "num_layers", "n_layer", "num_decoder_layers", "num_hidden_groups",
+    "inner_group_num",
+)  # fmt: skip
 
 
 def read_size(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
     """Reads a size, an integer above 0; it is required if there is no default."""
-    return _read(hf, field, default, int, "an integer above 0", lambda x: 0 < x < LIMIT)
+    limit = max_size(field)
+    condition = f"an integer from 1 to {limit:,}"
+    return _read(hf, field, default, int, condition, lambda x: 0 < x <= limit)
+
+
+def max_size(field: str) -> int:
+    """Returns the largest value of a size."""
+    return MAX_LAYERS if field in _LAYER_FIELDS else LIMIT - 1
 
 
 def read_id(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:

@@ -191,6 +191,11 @@ class _FileNames:
           InputError: if the file lacks one, has more layers, or another shape or dtype.
         """
         layers = {tensor: range(num_copies(tensor, sizes)) for tensor in tensors}
+        if (count := max(map(len, layers.values()), default=0)) > len(self.names):
+            raise self._error(
+                f"{self.folder} has {len(self.names)} tensors, but {self.source} says {count:,} "
+                "layers"
+            )
         names = {tensor: [self.find(tensor, i) for i in layers[tensor]] for tensor in layers}
         missing = [
             self.current(tensor, i)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.errors import InputError, brief, is_kind
-from jaxprompt.files import make_folder, read_json, user_path, write_atomic
+from jaxprompt.files import make_folder, open_regular, read_json, user_path, write_atomic
 
 _CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
@@ -180,6 +180,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     try:
+        open_regular(path).close()
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise InputError(

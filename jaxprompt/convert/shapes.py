@@ -10,6 +10,7 @@ from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.registry import BACKBONES
 
+_MAX_PARAMETERS = 10**13  # the largest published dense model has 5.4 * 10**11 (PaLM)
 _UNPREFIXED_HEADS = ("mlm/", "rtd/", "lm/")
 
 
@@ -94,6 +95,18 @@ def select_tensors(
     tensors = [*family.trunk, *(tensor for head in heads for tensor in family.heads.get(head, ()))]
     tensors = [tensor for tensor in tensors if tensor.when in traits]
     return tensors if tied else [*tensors, family.decoder]
+
+
+def check_num_parameters(family: Family, config: Mapping[str, Any], heads: Collection[str]) -> None:
+    """Raises InputError for a model that no memory holds, before its shapes overflow in XLA."""
+    sizes = axis_sizes(config, family)
+    tensors = select_tensors(family, config, sizes, heads, tied=False)
+    count = sum(math.prod(sizes[axis] for axis in tensor.stack + tensor.axes) for tensor in tensors)
+    if count > _MAX_PARAMETERS:
+        raise InputError(
+            f"the config describes a model of {count:,} parameters, but {_MAX_PARAMETERS:,} is the "
+            "limit; give the config.json that was saved with the weights"
+        )
 
 
 def num_copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:

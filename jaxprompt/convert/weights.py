@@ -20,7 +20,7 @@ from jaxprompt.convert.gguf.tensors import open_gguf
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
-from jaxprompt.files import parse_json, read_json
+from jaxprompt.files import open_regular, parse_json, read_json
 from jaxprompt.tree import BLOCK
 
 _SAFETENSORS = "model.safetensors"
@@ -151,7 +151,7 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, TensorEntry]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        file = stack.enter_context(path.open("rb"))
+        file = stack.enter_context(open_regular(path))
         with safe_open(path, framework="numpy"):  # checks the header against the file's size
             pass
         size = int.from_bytes(file.read(8), "little")
@@ -188,6 +188,7 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, TensorEntry]:
             "or convert the folder to safetensors"
         ) from None
     try:
+        open_regular(path).close()
         # Only zip archives, torch's format since 1.6, can be memory-mapped.
         state = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)

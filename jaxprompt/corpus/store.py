@@ -19,6 +19,7 @@ from jaxprompt.files import (
     file_checksum,
     parse_json,
     pop_checksum,
+    read_bytes,
     write_error,
 )
 
@@ -156,7 +157,7 @@ def read_meta(path: Path, version: int) -> dict[str, Any] | None:
     Raises InputError for a file that is incomplete, changed or of another version of the format.
     """
     try:
-        meta = parse_json(path.read_bytes())
+        meta = parse_json(read_bytes(path))
         is_intact = pop_checksum(meta) and meta["format"] == version
     except FileNotFoundError:
         return None

@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import folder_checksums, make_folder, parse_json, write_atomic
+from jaxprompt.files import folder_checksums, make_folder, parse_json, read_bytes, write_atomic
 from jaxprompt.parallel import processes
 
 STATE, BEST, POSITION = "state", "best", "position"  # the items of a step
@@ -148,7 +148,7 @@ def _check_checksums(path: Path, item: str, advice: str) -> None:
     # Only of this item and the position: a state is larger than its best parameters.
     prefixes = f"{item}/", f"{POSITION}/"
     try:
-        recorded = parse_json((path / CHECKSUMS).read_bytes())
+        recorded = parse_json(read_bytes(path / CHECKSUMS))
         expected = {name: crc for name, crc in recorded.items() if name.startswith(prefixes)}
         actual = {
             prefix + name: crc

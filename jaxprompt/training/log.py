@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError, escape
-from jaxprompt.files import dumps, make_folder, parse_json, to_plain, write_atomic, write_error
+from jaxprompt.files import (
+    dumps,
+    make_folder,
+    open_regular,
+    parse_json,
+    read_bytes,
+    to_plain,
+    write_atomic,
+    write_error,
+)
 from jaxprompt.training.pace import format_seconds
 from jaxprompt.training.trackers import open_tracker
 
@@ -82,7 +91,7 @@ class RunLog:
             return
         record = {"step": int(step), **{name: to_plain(value) for name, value in values.items()}}
         try:
-            with open(self._path, "ab") as file:
+            with open_regular(self._path, "ab") as file:
                 # The whole line at once, so that a kill can cut off only the last line.
                 file.write(dumps(record).encode() + b"\n")
         except OSError as error:
@@ -210,10 +219,14 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     Raises InputError for any other invalid line.
     """
     path = Path(workdir) / "metrics.jsonl"
-    if not path.exists():
+    try:
+        lines = read_bytes(path).split(b"\n")[:-1]
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); delete it") from error
     records = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for number, line in enumerate(lines, 1):
         try:
             record = parse_json(line)
             record["step"] + 0  # raises if it is not a number

@@ -1,6 +1,8 @@
 """Every field of a transformers config is honoured, refused by name, or changes no function."""
 
 import functools
+import re
+from pathlib import Path
 
 import pytest
 from tiny import CONFIGS
@@ -27,6 +29,8 @@ from transformers import (
 )
 
 from jaxprompt.backbones import make_backbone
+from jaxprompt.build.backbone import backbone_from_config
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.llama_fields import MODEL_TYPES
 from jaxprompt.errors import InputError
 
@@ -149,6 +153,7 @@ BAD = [  # family, changes, what the message names
     ("deberta_v2", dict(conv_kernel_size=3, conv_groups=2), "conv_groups=2"),
     ("deberta_v2", dict(legacy=False, embedding_size=8), "legacy=false"),
     ("albert", dict(num_hidden_groups=3), "num_hidden_groups=3"),
+    ("albert", dict(inner_group_num=2**31 - 1), "inner_group_num=2147483647.* from 1 to 1,000"),
     ("modernbert", dict(num_hidden_layers=1), "num_hidden_layers=1"),
     ("modernbert", dict(rope_scaling={"factor": 2.0}), "rope_scaling"),
     ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "yarn"),
@@ -157,12 +162,15 @@ BAD = [  # family, changes, what the message names
     ("gpt2", dict(activation_function="swish"), "activation_function='swish'"),
     ("gpt2", dict(add_cross_attention=True), "add_cross_attention=true"),
     ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=true"),
-    ("gpt2", dict(n_embd="16"), "n_embd='16'.* integer above 0"),
-    ("gpt2", dict(n_inner=0), "n_inner=0.* integer above 0"),
+    ("gpt2", dict(n_embd="16"), "n_embd='16'.* integer from 1"),
+    ("gpt2", dict(n_inner=0), "n_inner=0.* integer from 1"),
+    ("gpt2", dict(n_layer=1001), "n_layer=1001.* from 1 to 1,000"),
     ("gpt2", dict(n_positions=None), "n_positions=None.* integer"),
     ("t5", dict(pad_token_id=None), "lacks decoder_start_token_id"),
     ("t5", dict(feed_forward_proj="gated-swish"), "feed_forward_proj='gated-swish' .* gelu, "),
     ("t5", dict(feed_forward_proj="double-relu"), "feed_forward_proj='double-relu'"),
+    ("t5", dict(num_layers=2**31 - 1), "num_layers=2147483647.* from 1 to 1,000"),
+    ("t5", dict(num_decoder_layers=1001), "num_decoder_layers=1001.* from 1 to 1,000"),
     ("t5", dict(num_decoder_layers=-1), "num_decoder_layers=-1"),
     ("glm", dict(block_position_encoding=False), "block_position_encoding=false.*glm-2b"),
     ("glm", dict(relative_encoding=True), "relative_encoding=true"),
@@ -176,3 +184,18 @@ BAD = [  # family, changes, what the message names
 def test_what_is_not_supported_is_refused_by_name(family, changes, words):
     with pytest.raises(InputError, match=words):
         make_backbone(family, CONFIGS[family] | changes, ("lm",))
+
+
+@pytest.mark.parametrize(
+    "family, width, parameters",
+    # Matrices [H, H] of two layers and of the heads; [H, 4H] count four times. The rest is small.
+    [("bert", "hidden_size", 10 * 2**56), ("gpt2", "n_embd", 24 * 2**56)],
+)
+def test_a_model_that_no_memory_holds_is_refused(family, width, parameters):
+    hf = CONFIGS[family] | {width: 2**28}
+    with pytest.raises(InputError) as error:
+        backbone_from_config(
+            BackboneConfig(family=family), Path("config.json"), hf, ("pooler", "mlm")
+        )
+    count = int(re.search("of ([0-9,]+) parameters", str(error.value))[1].replace(",", ""))
+    assert count == pytest.approx(parameters, rel=0.01)

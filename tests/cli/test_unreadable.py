@@ -1,13 +1,15 @@
-"""What cannot be opened: a folder or a ring of links for a file, another user's files."""
+"""What cannot be opened: a folder, a pipe or a ring of links for a file, another user's files."""
 
 import contextlib
 import os
+import signal
 
 import pytest
 from fuzz import survive
 
 from jaxprompt.build.initial_params import read_soft_tokens
 from jaxprompt.build.prompt_artifact import read_export
+from jaxprompt.build.word_list import read_words
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.folder import read_config, resolve
@@ -19,6 +21,8 @@ from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
+from jaxprompt.files import acquire_lock
+from jaxprompt.training.log import read_metrics
 from jaxprompt.types import Dims
 
 DIMS = Dims(*[8] * len(Dims._fields))
@@ -41,6 +45,9 @@ READERS = {
     "rows.parquet": read_file,
     "train.csv": lambda path: read_split(get_task("topics"), "train", source=str(path.parent)),
     "text.txt": lambda path: list(DocumentSource(str(path), TextSettings())),
+    "metrics.jsonl": lambda path: read_metrics(path.parent),
+    "words": read_words,
+    "lock": lambda path: acquire_lock(path, path.parent, ""),
     "tokenizer.json": lambda path: load_tokenizer(path.parent),
 }
 
@@ -58,13 +65,29 @@ def somebody_else():
         os.seteuid(0)
 
 
+@pytest.fixture
+def deadline():
+    """Ends a test that waits for the writer of a pipe."""
+
+    def stop(*_):
+        raise TimeoutError("a pipe is read")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, handler)
+
+
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("what", ["folder", "ring", "secret", "secret folder"])
-def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch, name, what):
+@pytest.mark.parametrize("what", ["folder", "pipe", "ring", "secret", "secret folder"])
+def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch, deadline, name, what):
     path = tmp_path / "in" / name
     path.parent.mkdir()
     if what == "folder":
         path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
     elif what == "ring":
         path.symlink_to(path)
     else:

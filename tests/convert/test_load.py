@@ -211,6 +211,7 @@ BIAS = "cls.predictions.transform.dense.bias"
         ("bert.pooler.dense.bias", {}, "lacks 1 of the needed tensors: bert.pooler.dense.bias"),
         (BIAS, {}, f"lacks 1 of the needed tensors: {BIAS}"),
         ("-", {"tie_word_embeddings": False}, "lacks 1 of .*: cls.predictions.decoder.weight"),
+        ("-", {"num_hidden_layers": 999}, "tensors, but config.json says 999 layers"),
         ("-", {"num_hidden_layers": 3}, r"lacks 16 of the needed tensors: (\S+, ){5}\.\.\.; give"),
     ],
 )

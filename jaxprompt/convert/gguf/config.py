@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxprompt.convert.hf_config import LIMIT, max_size
 from jaxprompt.data.text.gguf_header import ArrayField, Header, read_header
 from jaxprompt.errors import InputError, brief, is_kind, nearest
 
@@ -68,7 +69,7 @@ class _Metadata:
 
     def config(self) -> dict[str, Any]:
         self._check_unsupported()
-        sizes = {ours: self.read_int(key) for key, ours in _SIZES.items()}
+        sizes = {ours: self.read_int(key, maximum=max_size(ours)) for key, ours in _SIZES.items()}
         heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
         sizes["num_key_value_heads"] = self.read_int("attention.head_count_kv", heads)
         # Partial rotary embeddings, and values of another size, are refused below.
@@ -256,11 +257,13 @@ class _Metadata:
             return values.pop()
         return value
 
-    def read_int(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+    def read_int(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = LIMIT - 1
+    ) -> int:
         """Returns an integer. Raises InputError if it is missing and there is no default."""
         value = self.get(key, default)
-        if not is_kind(value, int) or not minimum <= value < 2**31:
-            raise self.unsupported(key, f"an integer of at least {minimum}", value)
+        if not is_kind(value, int) or not minimum <= value <= maximum:
+            raise self.unsupported(key, f"an integer from {minimum} to {maximum:,}", value)
         return value
 
     def read_positive(self, key: str, default: float | None = None) -> float | None:

@@ -5,6 +5,7 @@ Every problem with a file is an InputError with the file and, if there is one, t
 
 import csv
 import gzip
+import io
 import re
 import zlib
 from array import array
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO, cast
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import conll
 from jaxprompt.errors import InputError
-from jaxprompt.files import parse_json, user_path, utf8_advice
+from jaxprompt.files import open_regular, parse_json, user_path, utf8_advice
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 # Parquet has compression of its own.
@@ -26,6 +27,12 @@ SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 _SNLI_LABELS, _SNLI_MORE = ["label1", "gold_label"], 4
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a quoted cell, with quotes inside it doubled
 _SEP = re.compile(r"sep=([,;\t])[,;]*\s*$", re.I)  # Excel's first line, the delimiter of cells
+# A file may unpack to this many bytes, or to this many times its size if that is more. Among 108
+# published data sets in gzip the largest ratio is 41; gzip reaches 1,032, and Parquet any number.
+_MAX_UNPACKED, _MAX_RATIO = 2**26, 100
+_ROW_BYTES = 8  # counted for each row of Parquet, as its values may take nothing
+_BLOCK_BYTES = 2**20  # decompressed at once
+_BATCH_ROWS = 256  # read from Parquet at once: a value may be long, and its repetitions tiny
 
 
 def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
@@ -82,9 +89,39 @@ def file_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def open_unpacked(path: Path) -> BinaryIO:
+@contextmanager
+def open_unpacked(path: Path) -> Iterator[BinaryIO]:
     """Opens a file, decompressed if its name ends in .gz."""
-    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else open(path, "rb")
+    with open_regular(path) as file:
+        if path.suffix == ".gz":
+            file = cast(BinaryIO, io.BufferedReader(_Gunzip(file, path), _BLOCK_BYTES))
+        yield file
+
+
+class _Gunzip(io.RawIOBase):
+    """A decompressed gzip file; raises InputError when it is too large, see `_check_unpacked`."""
+
+    def __init__(self, file: BinaryIO, path: Path):
+        self._file, self._path, self._size = gzip.GzipFile(fileobj=file), path, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._size += count
+        _check_unpacked(self._path, self._size)
+        return count
+
+
+def _check_unpacked(path: Path, size: int) -> None:
+    """Raises InputError if a file unpacks to so many bytes that it would fill the memory."""
+    limit = max(_MAX_UNPACKED, _MAX_RATIO * path.stat().st_size)
+    if size > limit:
+        raise InputError(
+            f"{path}: unpacks to over {limit:,} bytes, {_MAX_RATIO} times its size or more; check "
+            "it, and if it is right, give it uncompressed as .jsonl"
+        )
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
@@ -253,13 +290,24 @@ def _read_parquet(path: Path) -> Rows:
     import pyarrow
     import pyarrow.parquet
 
-    with file_errors(path), open(path, "rb") as file:
+    with file_errors(path), open_regular(path) as file:
         try:
-            table = pyarrow.parquet.read_table(file)
-            return Rows(table.to_pylist(), str(path), features=_features(table.schema))
+            table = pyarrow.parquet.ParquetFile(file)
+            size, rows = _ROW_BYTES * table.metadata.num_rows, []
+            _check_unpacked(path, size)
+            for batch in table.iter_batches(_BATCH_ROWS):
+                size += sum(map(_num_bytes, batch.columns))
+                _check_unpacked(path, size)
+                rows += batch.to_pylist()
+            return Rows(rows, str(path), features=_features(table.schema_arrow))
         except pyarrow.ArrowException as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: broken Parquet file ({reason}); write it again") from None
+
+
+def _num_bytes(column: Any) -> int:
+    """Returns the size of a column whose values are all written out."""
+    return (column.dictionary_decode() if hasattr(column, "dictionary") else column).nbytes
 
 
 def _features(schema: Any) -> Mapping[str, Any] | None:
@@ -273,5 +321,5 @@ def _features(schema: Any) -> Mapping[str, Any] | None:
 
     try:
         return Features.from_arrow_schema(schema)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None

@@ -39,10 +39,14 @@ def from_file(path: str, columns: Sequence[str] = ()) -> list[Record]:
     """Reads a file of any format. A broken or blank line of a JSONL file is a record too.
 
     Args:
-      path: path of the file.
+      path: path of the file. A pipe, such as <(zcat rows.gz), has JSON lines.
       columns: names for rows that have none, see `read_file`.
     """
     where = user_path(path)
+    with file_errors(where):
+        if where.suffix in ("", ".jsonl") and where.is_fifo():
+            with open(where, "rb") as file:
+                return list(_from_lines(file, str(where), ()))
     if where.name.removesuffix(".gz").endswith(".jsonl"):
         return list(_from_lines(raw_lines(where), str(where), ()))
     return from_rows(read_file(where, columns))

@@ -20,6 +20,7 @@ from jaxprompt.files import (
     make_folder,
     open_scratch,
     parse_json,
+    read_bytes,
     write_atomic,
     write_error,
 )
@@ -129,7 +130,7 @@ def open_states(
         return None
     damaged = InputError(f"{data} is damaged; delete {path.parent} to compute it again")
     try:
-        metadata = parse_json(index.read_bytes())
+        metadata = parse_json(read_bytes(index))
         saved, crc = metadata["facts"], metadata["crc"]
         is_damaged = file_checksum(data) != crc
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.records import (
     Record,
+    from_file,
     from_rows,
     output_lines,
     unknown_label_messages,
@@ -28,6 +31,18 @@ def test_what_is_not_finite_in_a_row_is_null_however_deep():
     assert list(map(json.loads, output_lines([broken], [], ""))) == [
         {"c": {"d": None}, "error": "why"}
     ]
+
+
+def test_a_pipe_has_lines_of_json(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=['{"a": 1}\n\n{"a": 2}\n'])
+    writer.start()
+    records = from_file(str(pipe))
+    writer.join()
+    assert [(record.origin, record.row) for record in records] == [
+        (f"{pipe}:1", {"a": 1}), (f"{pipe}:2", None), (f"{pipe}:3", {"a": 2})
+    ]  # fmt: skip
 
 
 def test_scores_that_are_not_finite_are_none_of_a_row():

@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pandas
+import pyarrow.parquet
 import pytest
 
 from jaxprompt.data.sources import splits as sources
@@ -196,6 +198,41 @@ def test_broken_files(tmp_path, name, content, message):
     with pytest.raises(InputError, match=message) as caught:
         sources.read_split(TASK, "train", files={"train": str(path)})
     assert "\n" not in str(caught.value)
+
+
+LONG = "x" * 2**20
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        lambda: {"a": pyarrow.nulls(2**23 + 1)},
+        lambda: {"a": [LONG] * 65},
+        lambda: {"a": pyarrow.DictionaryArray.from_arrays([0] * 65, [LONG])},
+    ],
+    ids=["rows", "texts", "categories"],
+)
+def test_parquet_of_repeated_values_has_a_limit(tmp_path, columns):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns()), path)
+    with pytest.raises(InputError, match="over 67,108,864 bytes"):
+        read_file(path)
+
+
+def test_gzip_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_UNPACKED", 2**20)
+    path = tmp_path / "a.jsonl.gz"
+    for extra in (0, 1):
+        path.write_bytes(gzip.compress(b'{"a": 1}'.ljust(2**20 + extra)))
+        with pytest.raises(InputError, match="over 1,048,576") if extra else nullcontext():
+            assert list(read_file(path)) == [{"a": 1}]
+
+
+def test_features_of_any_depth_are_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    metadata = {"huggingface": "[" * 5000 + "]" * 5000}
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}, metadata=metadata), path)
+    assert list(read_file(path)) == [{"a": 1}]
 
 
 def test_missing_files(tmp_path):
