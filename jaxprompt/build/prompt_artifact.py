@@ -66,7 +66,7 @@ def pack_prompt(
     """
     params = tree.merge(trainable, frozen)
     # Folding does not depend on the text of the example.
-    prompt, arrays = fold(scorer.model, params, scorer.one_batch(encode_text(scorer, "")))
+    prompt, arrays = fold(scorer.model, params, scorer.one_batch(encode_any(scorer)))
     folded = tree.flatten({"prompt": prompt.exported(arrays)})
     # The parameters of another export are only included if they were trained further.
     tensors = {n: x for n, x in folded.items() if n in trainable or not BASE.fullmatch(n)}
@@ -386,6 +386,7 @@ def unscaled_soft_tokens(tensors: Mapping[str, np.ndarray], rescale: float) -> n
     return None if vectors is None else vectors * np.float32(rescale)
 
 
-def encode_text(scorer: Scorer, text: str) -> list[list[Encoded]]:
-    """Encodes one example whose fields and choices are all `text`."""
-    return scorer.encoder.encode_all([scorer.task.example(text, (text,) * scorer.layout.num_rows)])
+def encode_any(scorer: Scorer) -> list[list[Encoded]]:
+    """Encodes an example, for what is the same for all examples."""
+    choices = ("a",) * scorer.layout.num_rows
+    return scorer.encoder.encode_all([scorer.task.example("a", choices)])

@@ -1,5 +1,6 @@
 """Trains a tokenizer on a corpus, in the form that the models of its family expect."""
 
+import functools
 import hashlib
 import io
 import json
@@ -37,6 +38,8 @@ _LAST_SPECIALS = {  # after all words
 _MIN_SIZES = {"wordpiece": 100, "bpe": 300, "unigram": 200}  # bytes alone are 256
 _RECORD = "trained_from.json"  # the text and options that a tokenizer was trained with
 _SPACE = re.compile(r"[ \t\n\r]+")  # what separates words for WordPiece; it drops other controls
+_BLOCK = 5000  # characters of a text that must contain a boundary, see `_divide_runs`
+_RUN = re.compile(r"\w+|\s+|[^\w\s]+")
 _THREADS = 8  # of SentencePiece, whose sums depend on their number
 
 
@@ -95,7 +98,8 @@ def train_tokenizer(
     if not exists:
         options = {"do_lower_case": lowercase} if kind == "wordpiece" else {}
         every = -(-num_chars // max_chars)
-        tokenizer = _train(family, lambda: islice(documents, 0, None, every), vocab_size, options)
+        sample = functools.partial(islice, documents, 0, None, every)
+        tokenizer = _train(family, lambda: map(_divide_runs, sample()), vocab_size, options)
         write_atomic(record_path, dumps(record, indent=2))
         _save(tokenizer, folder)
     elif read_json(record_path, "what trained a tokenizer") != record:
@@ -104,6 +108,19 @@ def train_tokenizer(
             "or use another folder"
         )
     return load_tokenizer(folder)
+
+
+def _divide_runs(text: str) -> str:
+    """Divides long words, so that none has over 10,000 characters, and shortens white space.
+
+    The time of the trainers is quadratic in the length of a word: 200,000 letters took 65 seconds
+    with BPE and 86 with WordPiece.
+    """
+    blocks = [text[i : i + _BLOCK] for i in range(0, len(text), _BLOCK)]
+    for i, block in enumerate(blocks):
+        if len(block) == _BLOCK and _RUN.fullmatch(block):
+            blocks[i] = "" if block.isspace() else f"{block} "
+    return "".join(blocks)
 
 
 def _train(

@@ -96,17 +96,17 @@ class Scorer(NamedTuple):
         """Encodes a split; with `targets`, including the texts to learn.
 
         With demonstrations, each example is encoded once per sample of them. An InputError shows
-        the text of the example, unless there is only one, which the caller knows.
+        the number and the text of the example, unless there is only one, which the caller knows.
         """
         try:
             return self._encode_split(examples, targets)
         except InputError:
-            for example in examples if len(examples) > 1 else ():
+            for number, example in enumerate(examples if len(examples) > 1 else (), 1):
                 try:
                     self._encode_split([example], targets)
                 except InputError as error:
                     text = next(iter(example.fields.values()), "")
-                    raise InputError(f"example {brief(text)}: {error}") from error
+                    raise InputError(f"example {number}, {brief(text)}: {error}") from error
             raise
 
     def _encode_split(self, examples: Sequence[Example], targets: bool) -> Split:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.examples import Examples, read_task
 from jaxprompt.build.inheritance import rescale_vectors
-from jaxprompt.build.prompt_artifact import encode_text, make_metadata, unscaled_soft_tokens
+from jaxprompt.build.prompt_artifact import encode_any, make_metadata, unscaled_soft_tokens
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.config.block import OpenBlock
@@ -250,5 +250,5 @@ def _check_supported(
 def _are_first(scorer: Scorer) -> bool:
     """Returns whether the input starts with all soft tokens, before [CLS] and hard words."""
     count = scorer.model.prompt.num_slots()
-    (rows,) = encode_text(scorer, "a text")
+    (rows,) = encode_any(scorer)
     return all(np.array_equal(row.slot[:count], np.arange(count)) for row in rows)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxprompt.build.backbone import LoadedBackbone
-from jaxprompt.build.prompt_artifact import join_params, scorer_from_metadata
+from jaxprompt.build.prompt_artifact import encode_any, join_params, scorer_from_metadata
 from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.convert.prompt_metadata import PromptMetadata
@@ -165,9 +165,7 @@ def _check_supported(name: str, export: Export, scorer: Scorer) -> None:
 
 def _compute_injection(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
     """Computes the injection of a prompt, which does not depend on the batch."""
-    choices = (" ",) * scorer.layout.num_rows
-    rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
-    injection = jax.jit(scorer.model.inject)(params, scorer.one_batch(rows))
+    injection = jax.jit(scorer.model.inject)(params, scorer.one_batch(encode_any(scorer)))
     # If no attention depends on the prefix's positions, they may differ within a batch.
     return (
         injection if scorer.model.backbone.reads_prefix_positions else without_positions(injection)

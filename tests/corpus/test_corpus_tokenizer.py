@@ -1,6 +1,7 @@
 """Tokenizers trained from a corpus load as their families' own and keep their specials."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from jaxprompt.corpus import train_tokenizer
 from jaxprompt.corpus.read import DocumentSource, TextSettings
+from jaxprompt.corpus.train_tokenizer import _divide_runs
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
@@ -159,6 +161,17 @@ def test_a_folder_of_a_model_keeps_its_tokenizer(text, tmp_path):
     with pytest.raises(InputError, match="has a model with its tokenizer; use another"):
         train_tokenizer("bert", str(text), tmp_path, 200, TextSettings(field="body"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("run", ["ab", "-+", " "])
+def test_a_long_word_is_divided(run):
+    """Normal text, with a word of 4,999 letters, is as it was; only white space is lost."""
+    normal = "the cat, " * 3000 + "a" * 4999 + "的，" * 5000
+    assert _divide_runs(normal) == normal
+    text = f"{normal}\n{run * 20_000}\n{normal}"
+    divided = _divide_runs(text)
+    assert max(map(len, re.findall(r"\w+|\s+|[^\w\s]+", divided))) < 10_000
+    assert "".join(divided.split()) == "".join(text.split())
 
 
 def test_bad_input(text, tmp_path):

@@ -1,18 +1,19 @@
 """Puts a template into a model's chat template."""
 
-import datetime
+import functools
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 from jaxprompt.data.text.tokenizer import Tokenizer, spaced_sections
 from jaxprompt.errors import InputError
 
 # Stands for the user's turn; a control character, which chat templates neither write nor change.
 _PLACEHOLDER = "\x02"
-# Today's date for chat templates, so that a run reads the same text on every day. Llama 3's
-# templates use this date where they have no clock.
-_DATE = datetime.datetime(2024, 7, 26)
-_DATE_CODES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBcdDefFHIjmMpRSTxXyY"))
+# Limits of a chat template. Released ones take milliseconds and write a few thousand characters.
+_LIMITS = {"seconds": 10, "bytes": 2**30, "characters": 100_000}
 _MASK_AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
 
 
@@ -28,26 +29,27 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
             f"task.chat=True, but tokenizer {tokenizer.name_or_path!r} has no chat template; use a "
             "model that was tuned for chat, or task.chat=False"
         )
-    turns = [{"role": "user", "content": _PLACEHOLDER}]
+    variables = {
+        "messages": [{"role": "user", "content": _PLACEHOLDER}],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+        "enable_thinking": False,  # Qwen 3: the answer is scored, without thoughts before it
+        **tokenizer.special_tokens_map,
+    }
     try:
-        chat = tokenizer.apply_chat_template(
-            turns,
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,  # Qwen 3: the answer is scored, without thoughts before it
-            chat_template=_stop_clock(tokenizer.get_chat_template()),
-        )
-    except Exception as error:  # raised by Jinja, or by what the template calls
+        chat = _render(tokenizer.get_chat_template(), json.dumps(variables))
+    except ValueError as error:  # also of transformers: several templates, and no default
         reason = " ".join(str(error).split())
         raise InputError(
             f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); write the turns in "
             'task.template as ["..."], with task.chat=False'
         ) from error
-    before, placeholder, after = str(chat).partition(_PLACEHOLDER)
+    before, placeholder, after = chat.partition(_PLACEHOLDER)
     if not placeholder or _PLACEHOLDER in after:
         raise InputError(
             f"the chat template of {tokenizer.name_or_path!r} writes the user's turn "
-            f"{str(chat).count(_PLACEHOLDER)} times; write the turns in task.template as "
+            f"{chat.count(_PLACEHOLDER)} times; write the turns in task.template as "
             '["..."], with task.chat=False'
         )
     bos, spacing, is_first = tokenizer.bos_token, spaced_sections(tokenizer), True
@@ -84,15 +86,24 @@ def _with_spaces(tokenizer: Tokenizer, text: str, leading_space: bool) -> str:
     return "".join(sections)
 
 
-def _stop_clock(chat_template: str) -> str:
-    """Replaces transformers' `strftime_now` in a chat template by the fixed date."""
-    if "strftime_now" not in chat_template:
-        return chat_template
-    # A macro, because transformers cannot pass a caller's function to a template.
-    date = "".join(f".replace('{code}', '{_DATE.strftime(code)}')" for code in _DATE_CODES)
-    macro = f"{{% macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}"
-    # Without the empty expression a line break after the macro would be removed.
-    return macro + "{{ '' }}" + chat_template
+@functools.cache
+def _render(source: str, variables: str) -> str:
+    """Renders a chat template with variables in JSON. Raises ValueError if that fails."""
+    inputs = _LIMITS | {"source": source, "variables": json.loads(variables)}
+    process = subprocess.run(
+        [sys.executable, "-P", Path(__file__).with_name("chat_process.py")],
+        input=json.dumps(inputs),
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode < 0:  # killed at a limit
+        raise ValueError("it takes over {seconds} seconds or {bytes:,} bytes".format_map(_LIMITS))
+    if process.returncode:
+        raise ValueError(process.stderr.strip().rpartition("\n")[2])
+    output = json.loads(process.stdout)
+    if "error" in output:
+        raise ValueError(output["error"])
+    return output["text"]
 
 
 def _literal(text: str) -> str:

@@ -413,6 +413,11 @@ class ExampleEncoder:
         else:
             runs, cut = cut_runs(runs, self._check_room([run for run in runs if not run.cut]))
         row = join_runs(runs)
+        if not len(row.ids):
+            raise InputError(
+                f"template {self._template.source!r} gives an input of no tokens, because the text "
+                "is empty; remove the example, or put words around the text in task.template"
+            )
         if self._specials.style == "masked":
             scored = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self.cls_at]
             label_pos = np.array(scored, np.int32)

@@ -10,7 +10,7 @@ from sentence_pieces import CHATS, ENDED_CHAT, KINDS, write_pieces
 from tokenizers import ByteLevelBPETokenizer
 
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.chat import in_chat
+from jaxprompt.data.text.chat import _LIMITS, in_chat
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -165,9 +165,14 @@ def test_brackets_and_quotes_as_they_are():
     ("{% for m in messages %}{{ m['content'] * 2 }}{% endfor %}", "writes the user's turn 2 times"),
     ("hello", "writes the user's turn 0 times"),
     ("{{ nothing.at.all }}", "fails"),
+    ("{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "1 seconds"),
+    ("{{ 'a' * 10**10 }}", "fails (MemoryError)"),
+    ("{{ messages[0].content }}{{ 'a' * 10**5 }}", "fails (it writes 100,001 characters)"),
+    ("{% set _ = namespace(__call__=1) %}", "fails (the name '__call__' is not allowed)"),
 ])  # fmt: skip
 def test_a_chat_that_does_not_fit_is_named(tokenizer, monkeypatch, chat, line):
     monkeypatch.setattr(tokenizer, "chat_template", chat)
+    monkeypatch.setitem(_LIMITS, "seconds", 1)
     with pytest.raises(InputError) as error:
         in_chat(tokenizer, "{text} [mask]")
     assert line in str(error.value) and "\n" not in str(error.value)

@@ -154,6 +154,19 @@ def test_room_for_what_is_said(gpt2):
         make_encoder(gpt2, "causal", "{text}", answer=Answer(max_tokens=12), max_len=12)
 
 
+@pytest.mark.parametrize("style", ["seq2seq", "causal"])
+def test_an_input_without_tokens(request, style):
+    tokenizer = request.getfixturevalue({"seq2seq": "t5", "causal": "gpt2"}[style])
+    answer = Answer(stem=(0,) if style == "seq2seq" else (), max_tokens=8)
+    encoder = make_encoder(tokenizer, style, "{text}", answer=answer, eos=False)
+    empty = ("", " ") if style == "seq2seq" else ("",)
+    for text, targets in itertools.product(empty, (True, False)):
+        with pytest.raises(InputError, match="no tokens"):
+            encoder.encode_all([example(text, target="two words")], targets=targets)
+    soft = make_encoder(tokenizer, style, "{text}", answer=answer, eos=False, num_slots=2)
+    assert soft.encode(example(""))[0].slot.tolist() == [0, 1]
+
+
 def test_batches_of_free_text(t5):
     encoder = make_encoder(t5, "seq2seq", "{text}", answer=Answer(stem=(0,), slots=1, max_tokens=8))
     rows = encoder.encode_all([example("a b c", "one"), example("d", "two three")], targets=True)
