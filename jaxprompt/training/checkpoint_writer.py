@@ -13,10 +13,12 @@ import asyncio
 import collections
 import contextlib
 import copy
+import functools
 import itertools
 import logging
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +44,9 @@ from jaxprompt.training.checkpoint_folders import (
     write_checksums,
 )
 
-STEP_OVERHEAD, ARRAY_OVERHEAD = 16384, 2048  # maximum bytes for shapes, checksums and the like
+# Maximum bytes on disk besides the values: shapes, checksums, and a block of 4 KiB for each small
+# file and folder. Measured: the state and the best parameters each have 16 files and one per array.
+_STEP_OVERHEAD, _ARRAY_OVERHEAD = 2**17, 2**12
 _WRITER_IDS = itertools.count()
 
 
@@ -69,6 +73,7 @@ class CheckpointWriter:
         self._background = _BackgroundSave()
         for library in ("absl", "asyncio"):
             logging.getLogger(library).addFilter(_should_log)
+        _silence_late_errors()
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item, handler in handlers().items():
             args = ocp.args.JsonSave if item == POSITION else ocp.args.PyTreeSave
@@ -298,8 +303,8 @@ def _as_write_error(path: Path, error: Exception) -> Exception:
 
 def _check_disk_space(path: Path, trees: Mapping[str, Tree]) -> None:
     # Inside orbax each thread would report a full disk; here it is one OSError.
-    size = STEP_OVERHEAD + sum(
-        leaf.nbytes + ARRAY_OVERHEAD for leaf in jax.tree.leaves(dict(trees))
+    size = _STEP_OVERHEAD + sum(
+        leaf.nbytes + _ARRAY_OVERHEAD for leaf in jax.tree.leaves(dict(trees))
     )
     try:
         with tempfile.TemporaryFile(dir=path.parent) as file:
@@ -313,3 +318,15 @@ def _should_log(record: logging.LogRecord) -> bool:
     # Orbax logs errors with a traceback before it raises them; `wait_for_saves` raises them in one
     # line. Versions before 0.12 warn that they create folders in the main thread.
     return not record.exc_info and "blocking the main thread" not in str(record.msg)
+
+
+@functools.cache
+def _silence_late_errors() -> None:
+    """Drops the tracebacks of arrays that fail after the first one has closed orbax's loop."""
+    report = sys.unraisablehook
+
+    def report_others(error: Any) -> None:
+        if str(error.exc_value) != "Event loop is closed":
+            report(error)
+
+    sys.unraisablehook = report_others

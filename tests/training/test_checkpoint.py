@@ -259,8 +259,7 @@ def file_size_limit():
 def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     tmp_path, monkeypatch, file_size_limit, where, capfd
 ):
-    # One array: of several that fail at once, orbax leaves tasks behind that warn later.
-    state = {"table": jax.random.normal(jax.random.key(0), (20, 18432))}
+    state = {f"table{i}": jax.random.normal(jax.random.key(i), (20, 6144)) for i in range(3)}
     writer = CheckpointWriter(tmp_path, -1, keep=1)
     writer.save(1, {"at": 1}, state=state)
     writer.wait_for_saves()
@@ -285,6 +284,18 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     restored, position = Checkpoints(tmp_path).restore(state)
     assert_same(restored, state)
     assert position == {"at": 1}
+
+
+def test_the_disk_is_checked_for_the_blocks_of_all_files(tmp_path, monkeypatch):
+    """Files and folders of a step take whole blocks, most of them one."""
+    sizes = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _file, _start, size: sizes.append(size))
+    state = {f"head/{i}": jnp.arange(3.0) + i for i in range(3)}
+    with CheckpointWriter(tmp_path, -1) as writer:
+        writer.save(1, {"at": 1}, state=state, best=state)
+    paths = list((tmp_path / "checkpoints/1").rglob("*"))
+    blocks = sum(-(-path.stat().st_size // 4096) if path.is_file() else 1 for path in paths)
+    assert sizes[0] >= 4096 * (blocks + 1)
 
 
 @pytest.fixture
