@@ -26,6 +26,8 @@ TOKENIZER_FILES = [
     "chat_template.jinja",
     _GENERATION_CONFIG,  # copied with the tokenizer, though it is not part of it
 ]
+# What huggingface_hub raises if an answer is JSON of another structure.
+_NO_ANSWERS = (TypeError, LookupError, AttributeError, AssertionError, RecursionError)
 _SAFETENSORS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 _TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
 
@@ -145,15 +147,14 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
 @contextlib.contextmanager
 def hub_errors(failure: str, advice: str) -> Iterator[None]:
     """Turns an exception of huggingface_hub into an InputError: failure (reason); advice."""
-    # HTTPError is of the library below it, which a failed connection raises.
-    from huggingface_hub.errors import HFValidationError, HTTPError
-
     try:
         yield
-    # A ValueError for a card that the hub does not take.
-    except (HFValidationError, HTTPError, OSError, ValueError) as error:
-        # The first line says what failed; the details of a refused card are on the others.
+    except Exception as error:  # any class, if a proxy answers instead of the hub
+        # The first line says what failed; the details of a refused card, a ValueError, are on the
+        # others.
         text = str(error).strip()
         message = text if isinstance(error, ValueError) else text.partition("\n")[0]
         reason = " ".join(message.split())[:400].rstrip(".")
+        if isinstance(error, _NO_ANSWERS):
+            reason = f"unexpected answer, {type(error).__name__}: {reason}"
         raise InputError(f"{failure} ({reason}); {advice}") from error

@@ -19,7 +19,7 @@ from jaxprompt.convert.blocks import TensorEntry, as_matrix, make_reader, read_e
 from jaxprompt.convert.gguf.tensors import open_gguf
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import is_gguf
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 from jaxprompt.files import open_regular, parse_json, read_json
 from jaxprompt.tree import BLOCK
 
@@ -124,14 +124,19 @@ def _open_entries(folder: Path, stack: ExitStack) -> dict[str, TensorEntry]:
 
 def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str, TensorEntry]:
     shards = read_json(index, "a complete sharded checkpoint").get("weight_map") or {}
+    if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+        raise InputError(
+            f"{index} has weight_map={brief(shards)}, which must name the file of each tensor; "
+            "download the folder again"
+        )
     entries: dict[str, TensorEntry] = {}
     for shard in sorted(set(shards.values())):
         path = index.parent / shard
         # An index is untrusted and must not lead to other files of this machine.
-        if Path(shard).name != shard or not path.exists():
+        if Path(shard).name != shard or not os.path.exists(path):
             raise InputError(
-                f"{index} lists {shard!r}, which is missing from its folder; download the folder "
-                "again"
+                f"{index} lists {brief(shard)}, which is missing from its folder; download the "
+                "folder again"
             )
         tensors = open_file(path, stack)
         names = [name for name, file in shards.items() if file == shard]
@@ -179,6 +184,10 @@ def _safetensors_entry(path: Path, file: BinaryIO, data_start: int, meta: dict) 
 
 
 def _open_torch(path: Path, _: ExitStack) -> dict[str, TensorEntry]:
+    try:
+        open_regular(path).close()
+    except OSError as error:
+        raise read_error(path, error) from error
     hidden.unhide("torch")
     try:
         import torch
@@ -188,7 +197,6 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, TensorEntry]:
             "or convert the folder to safetensors"
         ) from None
     try:
-        open_regular(path).close()
         # Only zip archives, torch's format since 1.6, can be memory-mapped.
         state = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)

@@ -102,6 +102,7 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
         (OSError("403 Forbidden"), "403 Forbidden"),
         (huggingface_hub.errors.HTTPError("403 Forbidden\nmore"), "403 Forbidden"),
         (ValueError("Invalid README.md.\n- no such model"), "Invalid README.md. - no such model"),
+        (KeyError("url"), "unexpected answer, KeyError: 'url'"),
     ],
 )
 def test_a_refusal_is_one_line(error, message, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import sys
 
 import ml_dtypes
@@ -193,7 +194,9 @@ def test_a_torch_file_of_another_kind_is_refused(tmp_path):
         read_all(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["model-1-of-3.safetensors", "../model-0-of-3.safetensors"])
+@pytest.mark.parametrize(
+    "shard", ["model-1-of-3.safetensors", "../model-0-of-3.safetensors", "x" * 300]
+)
 def test_a_shard_that_is_missing_or_in_another_folder_is_named(tmp_path, tensors, shard):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -201,8 +204,15 @@ def test_a_shard_that_is_missing_or_in_another_folder_is_named(tmp_path, tensors
     (folder / "model-1-of-3.safetensors").unlink()
     (folder / "model-0-of-3.safetensors").rename(tmp_path / "model-0-of-3.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
-    with pytest.raises(InputError, match=f"lists '{shard}', which is missing from its folder"):
+    with pytest.raises(InputError, match=f"lists '{shard:.79}.*, which is missing from its folder"):
         read_all(folder)
+
+
+@pytest.mark.parametrize("files", [["a"], "a", 5, {"a": 5}, {"a": None, "b": "c"}])
+def test_an_index_of_another_structure_is_refused(tmp_path, files):
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(InputError, match=re.escape(f"weight_map={files!r}")):
+        read_all(tmp_path)
 
 
 def test_a_tensor_that_its_shard_lacks_is_named(tmp_path, tensors):

@@ -16,12 +16,14 @@ from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import row_labels
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief, first_line, nearest, show_columns
-from jaxprompt.files import user_path
+from jaxprompt.files import open_regular, user_path
 
 _CONVERTED = "refs/convert/parquet"  # where the hub keeps what a data set's script makes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAMESPACE = re.compile(r"[\w-]+:[^\d*]")  # before the name of a TFDS data set, not its version
 _TFDS = "tensorflow_datasets"
+_SAVED = ("dataset_dict.json", "state.json")  # of several splits, and of one
+_SHARDS = ("*-?????-of-?????.*", "*/*-?????-of-?????.*")
 _DEFAULTS = ("", "hub", "package")  # sources of the task's own data set
 _ALIASES = {"dev": {"dev", "validation", "val", "valid"}}
 _PACKAGE = Path(__file__).parents[1]  # has a folder for each task whose examples are included
@@ -43,7 +45,8 @@ def read_split(
       task: the task.
       split: "train", "dev" or "test".
       source: "" (the task's default source), "hub", "hub:owner/name[:subset]", "tfds:name",
-        "package", or a folder with `<split>` + .jsonl .json .csv .tsv .txt .conll .conllx .props
+        "package", a folder that `datasets` saved or that was downloaded from the hub, or a folder
+        with `<split>` + .jsonl .json .csv .tsv .txt .conll .conllx .props
         .gold_conll .v4_gold_conll .parquet, each also with .gz except Parquet.
       files: file of each split; takes precedence over `source`.
       cache_dir: where downloads are cached.
@@ -63,6 +66,8 @@ def read_split(
             rows = _from_hub(task, split, name, cache_dir)
         elif kind == "tfds":
             rows = _from_tfds(split, name, cache_dir)
+        elif kind == "dataset":
+            rows = _from_dataset_folder(split, name, cache_dir)
         else:
             rows = read_file(_find_file(name, split), task.columns)
     rows = with_class_names(task, rows)
@@ -143,13 +148,18 @@ def has_split(
         return bool(_matching_files(name, split))
     if kind == "tfds":
         return bool(_split_aliases(split) & set(_tfds_builder(name, cache_dir).info.splits))
+    if kind == "dataset":
+        return bool(_split_aliases(split) & set(_load_dataset_folder(name, cache_dir)))
     if not name:
         return split in task.splits
     return bool(_split_aliases(split) & set(_load_hub(task, name, cache_dir)))
 
 
 def _resolve_source(task: Task, source: str) -> tuple[str, str]:
-    """Returns the kind of a source (hub, tfds or folder) and its name; "" = the task's default."""
+    """Returns the kind of a source and its name, "" = the task's default.
+
+    Kinds are hub, tfds, folder, and dataset, which is a folder that `datasets` reads.
+    """
     if source in ("", "hub") and task.hub:
         return "hub", ""
     if source in ("", "package") and is_shipped(task):
@@ -160,7 +170,9 @@ def _resolve_source(task: Task, source: str) -> tuple[str, str]:
             "data.files.train=FILE, or data.source to a folder, hub:owner/name or tfds:name"
         )
     kind, _, name = source.partition(":")
-    return (kind, name) if _is_named(source) else ("folder", source)
+    if _is_named(source):
+        return kind, name
+    return "dataset" if _is_dataset_folder(source) else "folder", source
 
 
 def _is_named(source: str) -> bool:
@@ -212,6 +224,58 @@ def _find_file(place: str, split: str) -> Path:
             f"files: {file_names or 'none'}; choose one in data.files"
         )
     return matches[0]
+
+
+def _is_dataset_folder(place: str) -> bool:
+    """Returns whether a folder has no file of a split, but the layout of a data set.
+
+    That of `save_to_disk`, or of a repository of the hub: a card, or shards, which may be in
+    subfolders.
+    """
+    folder = user_path(place)
+    if not os.path.isdir(folder) or any(
+        _matching_files(place, x) for x in ("train", "dev", "test")
+    ):
+        return False
+    if any(os.path.isfile(folder / name) for name in _SAVED) or _has_card(folder):
+        return True
+    return any(next(folder.glob(pattern), None) for pattern in _SHARDS)
+
+
+def _has_card(folder: Path) -> bool:
+    """Returns whether a folder has the card of a data set, a README.md with metadata."""
+    try:
+        with open_regular(folder / "README.md") as file:
+            return file.readline(5).strip() == b"---"
+    except OSError:
+        return False
+
+
+def _from_dataset_folder(split: str, place: str, cache_dir: str | None) -> Rows:
+    parts = _load_dataset_folder(place, cache_dir)
+    split_name = _choose_split(split, _split_aliases(split), parts, f"data folder {place}")
+    data = parts[split_name]
+    return Rows(data, f"{place}/{split_name}", features=data.features)
+
+
+def _load_dataset_folder(place: str, cache_dir: str | None) -> Mapping[str, Any]:
+    import datasets
+
+    # Absolute, because `datasets` takes "text" for one of its readers.
+    folder = os.path.abspath(user_path(place))
+    try:
+        if any(os.path.isfile(os.path.join(folder, name)) for name in _SAVED):
+            data = datasets.load_from_disk(folder)
+        else:
+            data = datasets.load_dataset(folder, cache_dir=cache_dir)
+    except Exception as error:  # the library raises a dozen kinds of exceptions
+        raise InputError(
+            f"data folder {place} cannot be loaded ({type(error).__name__}: {first_line(error)}); "
+            "save or download it again, give the subfolder of one of its configs, or set "
+            "data.files.train=FILE"
+        ) from error
+    data = data.with_format(None)  # a saved format would return tensors
+    return data if isinstance(data, dict) else {str(data.split or "train"): data}
 
 
 # -- the hub ------------------------------------------------------------------------------------

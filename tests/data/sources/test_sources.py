@@ -250,6 +250,54 @@ def test_missing_files(tmp_path):
         sources.read_split(TASK, "train")
 
 
+def as_saved(data, folder):
+    data.with_format("numpy").save_to_disk(folder)
+
+
+def as_downloaded(data, folder, configs=""):
+    (folder / "data").mkdir(parents=True)
+    for name, rows in data.items():
+        for i in range(2):
+            path = folder / f"data/{name}-{i:05}-of-00002.parquet"
+            rows.shard(2, i, contiguous=True).to_parquet(path)
+    if configs:
+        (folder / "README.md").write_text(f"---\n{configs}---\n")
+
+
+def with_a_card(data, folder):
+    files = [{"split": "validation", "path": "data/held-*"}, {"split": "train", "path": "data/a-*"}]
+    renamed = {"held": data["validation"], "a": data["train"]}
+    as_downloaded(renamed, folder, f"configs: {[{'config_name': 'x', 'data_files': files}]}\n")
+
+
+@pytest.mark.parametrize("write", [as_saved, as_downloaded, with_a_card])
+def test_folders_of_data_sets(tmp_path, write):
+    import datasets
+
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["good", "bad"])}
+    )
+    data = datasets.Dataset.from_list(ROWS, features=features)
+    folder = tmp_path / "data set"
+    write(datasets.DatasetDict(train=data, validation=data.select([2, 1])), folder)
+    place = {"source": str(folder), "cache_dir": str(tmp_path / "cache")}
+    task = custom_task(fields=["text"], label="label")
+    rows = sources.read_split(task, "train", **place)
+    assert list(rows) == ROWS and rows.origin(1) == f"{folder}/train:2"
+    assert list(sources.read_split(task, "dev", **place)) == [ROWS[2], ROWS[1]]
+    assert [sources.has_split(task, name, **place) for name in ("dev", "test")] == [True, False]
+
+
+def test_a_folder_of_one_data_set_is_train(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path)
+    assert list(sources.read_split(TASK, "train", source=str(tmp_path))) == ROWS
+    (tmp_path / "state.json").write_text("[]")
+    with pytest.raises(InputError, match=f"data folder {tmp_path} cannot be loaded"):
+        sources.read_split(TASK, "train", source=str(tmp_path))
+
+
 HUB = """
 from jaxprompt.data.sources.splits import has_split, read_split
 from jaxprompt.data.tasks.readers.reading import read_example
