@@ -7,8 +7,8 @@ from types import UnionType
 from typing import Any
 
 _TYPE_NAMES = {
-    str: "text of Unicode characters", bool: "true or false", int: "a whole number", float: "a finite number of float32",
-    tuple: "a list of texts",
+    str: "text of Unicode characters", bool: "true or false", int: "a whole number",
+    float: "a finite number of float32", tuple: "a list of texts",
 }  # fmt: skip
 _SURROGATE = re.compile("[\ud800-\udfff]")
 FLOAT32 = 3.4028234663852886e38  # the largest float32
