@@ -1,14 +1,16 @@
 """The exception for invalid user input, and small checks that raise it."""
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
 from types import UnionType
 from typing import Any
 
 _TYPE_NAMES = {
-    str: "text", bool: "true or false", int: "a whole number", float: "a finite number of float32",
-    tuple: "a list of texts",
+    str: "text of Unicode characters", bool: "true or false", int: "a whole number",
+    float: "a finite number of float32", tuple: "a list of texts",
 }  # fmt: skip
+_SURROGATE = re.compile("[\ud800-\udfff]")
 FLOAT32 = 3.4028234663852886e38  # the largest float32
 
 
@@ -102,10 +104,13 @@ def show_columns(row: Iterable[str]) -> str:
 def is_kind(value: Any, kind: type) -> bool:
     """Returns whether a value has type `kind`: bool, int, float, str, or tuple of str.
 
-    An int is accepted as a float. Floats must fit float32.
+    An int is accepted as a float. Floats must fit float32, and a str must not have half of a
+    surrogate pair, which no file can contain.
     """
     if kind is tuple:
         return isinstance(value, tuple) and all(is_kind(part, str) for part in value)
+    if isinstance(value, str):
+        return isinstance(value, kind) and not _SURROGATE.search(value)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return abs(value) <= FLOAT32
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import socket
 import stat
@@ -25,6 +26,8 @@ _OTHER_SUFFIXES = (".csv", ".tsv", ".parquet", ".gz")  # files that are read in 
 # Files that mark the folder of a run, an export or a backbone.
 _MARKER_FILES = ("prompt.json", "record.json", "result.json", "config.json", "metrics.jsonl")
 _CHECKSUM = "checksum"  # field of a JSON document with the digest of its other fields
+# Control characters that JSON does not escape, line separators, and marks that reorder text.
+_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _BLOCK = 2**20  # bytes of a file that are read at a time
 
 
@@ -129,6 +132,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def dumps(value: Any, **options: Any) -> str:
     """Serialises to JSON; NaN and the infinities become strings, see `to_plain`."""
     return json.dumps(to_plain(value), allow_nan=False, **options)
+
+
+def json_line(value: Any) -> str:
+    """Serialises to JSON whose text is readable, and harmless on a terminal."""
+    text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def to_plain(value: Any) -> Any:

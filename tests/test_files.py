@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import json
 import os
 import socket
 import stat
@@ -17,6 +18,7 @@ from jaxprompt.__main__ import main
 from jaxprompt.errors import InputError, brief, escape, is_kind
 from jaxprompt.files import (
     check_output,
+    json_line,
     open_regular,
     open_scratch,
     parse_json,
@@ -95,6 +97,16 @@ def test_json_that_is_read():
 
 
 # -- messages -------------------------------------------------------------------------------------
+
+
+def test_a_line_of_json_has_no_terminal_control_codes():
+    value = {
+        "a": "\x1b\x7f\x85\x9b1m\u200e\u2028\u202e\u2066\u061c",
+        "Zürich": "不好 😀 می\u200cخواهم",
+    }
+    line = json_line(value)
+    assert json.loads(line) == value and line.endswith('"Zürich": "不好 😀 می\u200cخواهم"}')
+    assert line.replace("\u200c", "").isprintable()
 
 
 def test_messages_have_no_terminal_control_codes(tmp_path, capsys):

@@ -8,3 +8,8 @@ from jaxprompt.errors import escape
 def log(line: str) -> None:
     """Prints a line to stderr."""
     print(escape(line), file=sys.stderr)
+
+
+def print_text(text: str) -> None:
+    """Prints text to stdout."""
+    print(escape(text))

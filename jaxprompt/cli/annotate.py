@@ -7,11 +7,11 @@ workdir of a finished `train` run is used as it is, for any method, if the class
 ordered from worst to best.
 """
 
-import json
 from collections.abc import Sequence
 
 from jaxprompt.cli.options import Parser, add_process_flags, join_processes, path, require_flags
 from jaxprompt.config.load import load_config
+from jaxprompt.files import json_line
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,5 +31,5 @@ def main(argv: Sequence[str]) -> int:
     with join_processes(args) as is_first:
         result = annotate.annotate_corpus(config, classifier, args.workdir, args.output)
         if result is not None and is_first:
-            print(json.dumps(result, ensure_ascii=False))
+            print(json_line(result))
     return 0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxprompt.cli import print_text
 from jaxprompt.cli.listing import choose_name, columns, pairs, read_name, registered_line
 from jaxprompt.planning.published import published_checkpoints
 from jaxprompt.registry import BACKBONES
@@ -13,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     families = BACKBONES.names()
     name = read_name(__doc__, argv, "backbone")
     if name is None:
-        print(columns((family, registered_line(BACKBONES, family)) for family in families))
+        print_text(columns((family, registered_line(BACKBONES, family)) for family in families))
         return 0
     checkpoints = published_checkpoints()
     choose_name("backbone", name, [*families, *checkpoints])
@@ -30,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
     if sizes:
         names = list(next(iter(sizes.values())))
         print()
-        print(columns([["published as", *names], *([p, *s.values()] for p, s in sizes.items())]))
+        print_text(
+            columns([["published as", *names], *([p, *s.values()] for p, s in sizes.items())])
+        )
     return 0
 
 

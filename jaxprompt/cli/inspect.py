@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxprompt.cli import log
+from jaxprompt.cli import log, print_text
 from jaxprompt.cli.options import SPLITS, Parser, load_run, path, require_flags
 from jaxprompt.errors import InputError, escape
 
@@ -69,8 +69,8 @@ def main(argv: Sequence[str]) -> int:
         for step, separation in findings.states.separations.items():
             print(f"R_D at step {step}: {separation.ratio:.4f}")
     for part, note in findings.notes.items():
-        print(f"{part}: {note}")
-    print(f"{len(paths)} files; {escape(str(paths[0]))} shows all of them")
+        print_text(f"{part}: {note}")
+    print_text(f"{len(paths)} files; {paths[0]} shows all of them")
     return 0
 
 

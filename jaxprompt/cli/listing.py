@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.api.choices import choice_names
+from jaxprompt.cli import print_text
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.blocks import make_preset_block, part_of
 from jaxprompt.config.load import read_config
@@ -53,9 +54,9 @@ def print_block(doc: str, argv: Sequence[str], kind: str, block: str) -> int:
     """Runs the command that lists the methods or heads, or shows one of them. Exit code 0."""
     name, names = read_name(doc, argv, kind), choice_names(block)
     if name:
-        print(show_block(block, choose_name(kind, name, names)))
+        print_text(show_block(block, choose_name(kind, name, names)))
     else:
-        print(columns((name, first_line(block, name)) for name in names))
+        print_text(columns((name, first_line(block, name)) for name in names))
     return 0
 
 

@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from jaxprompt import signals
+from jaxprompt.cli import print_text
 from jaxprompt.cli.options import UNUSED, Parser, require_flags
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import RunConfig
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     from jaxprompt.planning.report import format_plans
 
-    print(format_plans(plans))
+    print_text(format_plans(plans))
     return 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt import signals
-from jaxprompt.cli import log
+from jaxprompt.cli import log, print_text
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import CHANGEABLE_FIELDS, KFold, RunConfig
 from jaxprompt.errors import InputError
@@ -174,7 +174,7 @@ def print_table(
     if rows:
         rows |= best_on_dev(runs)
         rows = add_best(rows, best) if best else rows
-        print(format_table(rows))
+        print_text(format_table(rows))
         if plot:
             draw_chart(
                 {row: [run.result for run in row_runs] for row, row_runs in rows.items()}, plot

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from jaxprompt.cli import print_text
 from jaxprompt.cli.listing import columns
 from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import runs_below
@@ -28,9 +29,11 @@ def main(argv: Sequence[str]) -> int:
             f"{folder} contains no run (no config.json of one); give the --workdir of `train`"
         )
     if runs == [folder]:
-        print(format_run(folder))
+        print_text(format_run(folder))
         return 0
-    print(columns([("run", "state", "best step", "dev"), *(_row(folder, run) for run in runs)]))
+    print_text(
+        columns([("run", "state", "best step", "dev"), *(_row(folder, run) for run in runs)])
+    )
     return 0
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxprompt.cli import print_text
 from jaxprompt.cli.listing import choose_name, columns, pairs, read_name
 from jaxprompt.data.sources.splits import is_shipped
 from jaxprompt.data.tasks.registry import TASKS, get_task, task_names
@@ -13,10 +14,10 @@ def main(argv: Sequence[str]) -> int:
     """Prints all tasks or one of them. Exit code 0."""
     name = read_name(__doc__, argv, "task")
     if name:
-        print(format_task(choose_name("task", name, task_names())))
+        print_text(format_task(choose_name("task", name, task_names())))
         return 0
     titles = ("task", "answers", "metric", "columns", "source")
-    print(columns([titles, *map(_row, task_names())]))
+    print_text(columns([titles, *map(_row, task_names())]))
     return 0
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from jaxprompt.cli import print_text
 from jaxprompt.cli.options import UNUSED, Parser, require_flags
 from jaxprompt.config.load import load_config
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,6 +22,6 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.runs.validate import validate
 
     for line in validate(config):
-        print(escape(line))
-    print("the config is valid")
+        print_text(line)
+    print_text("the config is valid")
     return 0

@@ -1,6 +1,8 @@
 """Model cards (README.md) of prompts, PEFT folders and saved backbones."""
 
 import os
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.convert.prompt_metadata import BackboneMetadata, PromptMetadata
 from jaxprompt.data.tasks.task import BINARY_METRICS, Task
 from jaxprompt.data.text.gguf_header import is_gguf
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 from jaxprompt.files import check_foreign_files, make_folder, read_json, user_path, write_atomic
 
 README = "README.md"
+# Characters with a meaning in Markdown; an underscore within a word has none.
+_MARKUP = re.compile(r"[\\`*\[\]<>|~&#$]|(?<![^\W_])_|_(?![^\W_])")
 _TAGS = ["prompt-tuning", "jaxprompt"]
 # They identify our model cards; the second form is that of earlier versions.
 _TAG_LINES = ("tags:\n- prompt-tuning\n- jaxprompt\n", "tags: [prompt-tuning, jaxprompt]\n")
@@ -103,9 +107,11 @@ def write_peft_card(folder: str | Path, metadata: PromptMetadata, outputs: int =
         return _write(folder, metadata, "peft", code)
     # transformers cannot load packages and GGUF files, so they are converted to a folder first.
     base_class = peft_class.replace("Peft", "").replace("ForFeatureExtraction", "")
-    revision = f" --revision={backbone.revision}" if backbone.revision else ""
+    source = [f"--backbone={backbone.id}"]
+    source += [f"--revision={backbone.revision}"] if backbone.revision else []
+    command = shlex.join(["python", "-m", "jaxprompt", "convert", *source, "--output=base"])
     code = [
-        f"# python -m jaxprompt convert --backbone={backbone.id}{revision} --output=base",
+        f"# {' '.join(command.splitlines())}",
         "from peft import PeftModel",
         f"from transformers import {base_class}",
         "",
@@ -166,10 +172,10 @@ def _write(path: str | Path, metadata: PromptMetadata, library: str, code: list[
         tags=_TAGS,
     )
     lines = [
-        header, f"# {title}", "",
-        f"It was trained for the model `{backbone.id}`, weights "
+        header, f"# {escape_markdown(title)}", "",
+        f"It was trained for the model {_code(backbone.id)}, weights "
         f"`{backbone.fingerprint[:12]}`, with seed {metadata.seed}. Its template is "
-        f"`{metadata.template}`.", "",
+        f"{_code(metadata.template)}.", "",
     ]  # fmt: skip
     if library == "peft" and backbone.quantize != "none":
         lines += [
@@ -177,9 +183,9 @@ def _write(path: str | Path, metadata: PromptMetadata, library: str, code: list[
             "the unquantised weights: scores differ slightly.", "",
         ]  # fmt: skip
     if task.labels:
-        lines += [f"Labels: {', '.join(task.labels)}.", ""]
+        lines += [f"Labels: {', '.join(map(escape_markdown, task.labels))}.", ""]
     if task.metric in BINARY_METRICS and task.positive:
-        lines += [f"The positive class of `{task.metric}` is {task.positive}.", ""]
+        lines += [f"The positive class of `{task.metric}` is {escape_markdown(task.positive)}.", ""]
     if scores:
         table = [f"| {x.dataset_split} | {x.metric_type} | {x.metric_value:.4f} |" for x in scores]
         lines += ["| split | metric | value |", "|---|---|---|", *table, ""]
@@ -200,15 +206,21 @@ def render_backbone_card(title: str, architecture: str, card: Mapping[str, Any])
     """
     verbs = {"task": "tuned", "source": "converted", "corpus": "pre-trained"}
     verb = next(verb for field, verb in verbs.items() if field in card)
-    lines = [_header(library_name="transformers", tags=["jaxprompt"]), f"# {title}", ""]
+    lines = [_header(library_name="transformers", tags=["jaxprompt"])]
+    lines += [f"# {escape_markdown(title)}", ""]
     lines += [f"`{architecture}`, {verb} with jaxprompt.", ""]
     scalars = {name: value for name, value in card.items() if not isinstance(value, Mapping | list)}
     lines += _table(scalars)
     for name, value in card.items():
         if isinstance(value, list):
-            lines += [f"## {name}", "", *(f"- {_cell(part)}" for part in value), ""]
+            lines += [
+                f"## {escape_markdown(name)}",
+                "",
+                *(f"- {_cell(part)}" for part in value),
+                "",
+            ]
         elif isinstance(value, Mapping):
-            lines += [f"## {name}", "", *_table(value)]
+            lines += [f"## {escape_markdown(name)}", "", *_table(value)]
     return "\n".join(lines)
 
 
@@ -233,6 +245,16 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _cell(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    # A line break or a bar would end a cell of the table.
-    return " ".join(text.split()).replace("|", "\\|")
+    return f"{value:.6g}" if isinstance(value, float) else escape_markdown(str(value))
+
+
+def escape_markdown(text: str) -> str:
+    """Returns text as one line of Markdown, in which no character has a meaning of its own."""
+    return _MARKUP.sub(r"\\\g<0>", escape(" ".join(text.split())))
+
+
+def _code(text: str) -> str:
+    """Returns text as code in a line of Markdown."""
+    text = escape(" ".join(text.splitlines()))
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"

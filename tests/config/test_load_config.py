@@ -47,6 +47,8 @@ def test_values_of_python_are_those_of_flags(field, value, expected):
         ("data.batch", None, "data.batch=None must be a whole number"),
         ("task.labels", {"a", "b"}, " is a set; give a string, a number or a list"),
         ("task.words", {"a": "b"}, " is a dict; give a string, a number or a list"),
+        ("task.template", "{text}\ud800", "task.template='{text}\\ud800' must be text"),
+        ("task.words", ("a", "\ud800"), "task.words=('a', '\\ud800') must be a list"),
     ],
 )
 def test_what_would_be_read_as_something_else_is_refused(field, value, message):

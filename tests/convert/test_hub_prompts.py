@@ -20,11 +20,12 @@ from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.convert.model_card import (
     check_model_card,
     check_peft_folder,
+    render_backbone_card,
     write_model_card,
     write_peft_card,
 )
 from jaxprompt.convert.peft import num_outputs, write_peft
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 
 LABELS = {"labels": ["bad", "good"]}
 METADATA = make_metadata(task=LABELS, metrics={"dev": {"accuracy": 0.75}})
@@ -132,6 +133,29 @@ def test_the_card_is_one_that_the_hub_reads(tmp_path):
     code = card.text.split("```python\n")[1].split("```")[0]
     compile(code, "card", "exec")
     assert "jp.load_backbone('owner/bert', revision='v2', quantize='int8')" in code
+
+
+HOSTILE = [
+    "not_entailment", "<script>x</script>", "```", "a ` b", "*x* __y__ _z_", "[x](http://y)", "a|b",
+    "c\nd", "\x1b[2J\u202e", "&lt;", "\\", "~~x~~", "$x$", "![x](y)", "# x",
+]  # fmt: skip
+
+
+def test_no_label_or_template_is_markup(tmp_path):
+    """By a parser of CommonMark and GitHub's tables."""
+    markdown_it = pytest.importorskip("markdown_it")
+    parser = markdown_it.MarkdownIt("gfm-like", {"linkify": False})
+    metadata = make_metadata(task={"labels": HOSTILE}, template="a `` {text} [mask]\n<b>")
+    backbone = render_backbone_card("x", "Y", {"task": {"<b>|`": HOSTILE[0]}, "list": HOSTILE})
+    cards = write_model_card(tmp_path, metadata).read_text(), backbone
+    body = "\n".join(card.split("\n---\n", 1)[1] for card in cards)
+    inline = [token.children for token in parser.parse(body) if token.type == "inline"]
+    tokens = [token for children in inline for token in children]
+    assert {token.type for token in tokens} == {"text", "code_inline"}
+    assert {token.content for token in tokens} >= {"a `` {text} [mask] <b>", "<b>|`"}
+    labels = [escape(" ".join(label.split())) for label in HOSTILE]
+    lines = ["".join(token.content for token in children) for children in inline]
+    assert f"Labels: {', '.join(labels)}." in lines and set(lines) >= set(labels)
 
 
 def test_a_base_model_is_named_where_it_is_one_of_the_hub(tmp_path):

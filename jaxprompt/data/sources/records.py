@@ -1,6 +1,5 @@
 """Records of the input and output of predictions: one per line or row, in order."""
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from jaxprompt.data.tasks.readers.candidates import example_rows_or_errors
 from jaxprompt.data.tasks.readers.reading import has_label, read_example
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
-from jaxprompt.files import user_path
+from jaxprompt.files import json_line, user_path
 
 
 class Record(NamedTuple):
@@ -182,7 +181,7 @@ def output_lines(
         row = {name: _json_value(value) for name, value in (record.row or {}).items()}
         try:
             # Values that JSON lacks, such as Parquet's dates, become strings.
-            line = json.dumps({**row, **output}, ensure_ascii=False, default=str, allow_nan=False)
+            line = json_line({**row, **output})
         except ValueError as error:
             raise InputError(
                 f"{record.origin}: the scores are not finite; the prompt's values are too large "

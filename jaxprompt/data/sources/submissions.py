@@ -5,13 +5,13 @@ read them, and of SQuAD's predictions.json (Rajpurkar et al. 2016, 2018). Rows a
 the benchmarks' files: by `idx`, by `id` in SQuAD, and in GLUE's files by `index`, in QQP's by `id`.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
+from jaxprompt.files import json_line
 
 Answers = Sequence[Mapping[str, Any]]
 Pairs = Sequence[tuple[Any, Mapping[str, Any]]]  # the id of a row, and its answer
@@ -83,14 +83,14 @@ def format_submission(name: str, task: Task, records: Sequence[Record], answers:
     pairs = list(zip(ids, answers, strict=True))
     if name == "squad":
         answers_by_id = {row_id: answer["prediction"] for row_id, answer in pairs}
-        return json.dumps(answers_by_id, ensure_ascii=False) + "\n"
+        return json_line(answers_by_id) + "\n"
     if name == "glue":
         lines = [
             f"{row_id}\t{_glue_value(task, answer['prediction'])}\n" for row_id, answer in pairs
         ]
         return "".join(["index\tprediction\n", *lines])
     format_rows = {"multirc": _multirc_rows, "record": _record_rows}.get(task.name, _superglue_rows)
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in format_rows(task, pairs))
+    return "".join(json_line(line) + "\n" for line in format_rows(task, pairs))
 
 
 def _glue_value(task: Task, prediction: Any) -> str:

@@ -336,7 +336,9 @@ def _read_bracket(value: str, source: str) -> Part:
 
 def _read_exact(value: str, source: str) -> Part:
     try:
-        return Part("exact", json.loads(value))
+        text = json.loads(value)
+        text.encode()  # half of a surrogate pair is no text
+        return Part("exact", text)
     except ValueError as error:
         raise InputError(
             f"template {source!r}: [{value}] is no text as JSON writes it ({error}); a line break "

@@ -22,6 +22,7 @@ else:
 _TOKENIZER_FILE = "tokenizer.json"
 _PRECOMPILED, _BYTE_LEVEL = "Precompiled", "ByteLevel"  # steps of a tokenizer
 _MAX_CAPITALS = 0.1  # of a cased vocabulary about a third of the words have some
+_RARE = "\U0001242b"  # a cuneiform sign, which needs the unknown token or bytes
 _SECTIONS = "spaced_sections"  # an attribute: tokenizers of transformers take any
 # Options for the subwords of a text alone, in which names of special tokens stay plain text.
 _PLAIN = {
@@ -79,6 +80,13 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     tokenizer.name_or_path = name  # messages show it
     _check_case(tokenizer, folder)
     _take_spaces_as_written(tokenizer)
+    encode_texts(tokenizer, [_RARE])
+    highest, token = max((token_id, token) for token, token_id in tokenizer.get_vocab().items())
+    if highest >= 2**31:
+        raise InputError(
+            f"tokenizer {name!r} gives {token!r} the id {highest}, and ids must be below 2**31; "
+            "its files are damaged: download them again"
+        )
     return tokenizer
 
 

@@ -297,7 +297,7 @@ def test_prepared_hub_cache_is_enough_offline(shared, tmp_path):
     assert "InputError: tokenizer 'someone/absent' cannot be read" in done.stderr
 
 
-def test_unreadable_tokenizers(folder, tmp_path, monkeypatch):
+def test_unreadable_tokenizers(shared, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(InputError, match="no such folder"):
         load_tokenizer(tmp_path / "absent")
@@ -309,6 +309,16 @@ def test_unreadable_tokenizers(folder, tmp_path, monkeypatch):
     folder("bert-uncased", "vocab.txt")
     (tmp_path / "tokenizer.json").write_text("{broken")
     with pytest.raises(InputError, match="cannot be read"):
+        load_tokenizer(tmp_path)
+    state = json.loads((shared / "tokenizers/bert-uncased/tokenizer.json").read_text())
+    state["model"]["vocab"]["zebra"] = 2**31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match="'zebra' the id 2147483648"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    vocabulary = (tmp_path / "vocab.txt").read_text()
+    (tmp_path / "vocab.txt").write_text(vocabulary.replace("[UNK]\n", ""))
+    with pytest.raises(InputError, match="cannot encode a text.*UNK"):
         load_tokenizer(tmp_path)
 
 

@@ -84,6 +84,7 @@ def test_modifiers(modifiers, text, expected):
         ("{} [mask]", "empty braces"),
         ("{sentence} [soft*0]", r"unknown \[soft\*0\]"),
         ('["a\\q"]{text}', "is no text as JSON"),
+        ('["\\ud800"]{text}', "is no text as JSON"),
         ('{text}["a]', "unknown"),
     ],
 )
