@@ -12,6 +12,7 @@ import secrets
 import socket
 import stat
 import sys
+import tempfile
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -163,8 +164,23 @@ def folder_checksums(folder: Path) -> dict[str, int]:
 
 
 def user_cache() -> Path:
-    """Returns the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """Returns the user's cache directory: $XDG_CACHE_HOME, or .cache in the home directory.
+
+    For a user without a home that can be written to, creates a private one among the temporary
+    files. Raises OSError if others can write to that one.
+    """
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder)
+    with contextlib.suppress(RuntimeError):  # without a home
+        cache = Path.home() / ".cache"
+        if cache.is_dir() or os.access(cache.parent, os.W_OK):
+            return cache
+    cache = Path(tempfile.gettempdir()) / f"jaxprompt-{os.getuid()}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    status = cache.lstat()  # it may be a link that somebody else created
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EACCES, "others can write there", str(cache))
+    return cache
 
 
 def make_folder(path: str | os.PathLike) -> Path:

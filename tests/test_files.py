@@ -3,9 +3,11 @@
 import ast
 import contextlib
 import os
+import pwd
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from jaxprompt.files import (
     check_output,
     open_scratch,
     parse_json,
+    user_cache,
     user_path,
     write_atomic,
     write_output,
@@ -52,6 +55,33 @@ def test_paths_that_a_file_can_have(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert user_path("~/é b") == Path("/home/me/é b")
     assert user_path("x" * 255).name == "x" * 255 and user_path("") == Path()
+
+
+@pytest.mark.parametrize("home", [None, "absent"])
+def test_a_user_without_a_home_has_a_private_cache(home, tmp_path, monkeypatch):
+    def no_entry(_uid):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    if home is not None:
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+    folder = tmp_path / f"jaxprompt-{os.getuid()}"
+    for _ in range(2):
+        assert user_cache() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(PermissionError, match="others can write there"):
+        user_cache()
+    folder.rmdir()
+    folder.symlink_to(tmp_path)  # of somebody else it has another owner, which only root can give
+    with pytest.raises(PermissionError, match="others can write there"):
+        user_cache()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_cache() == tmp_path / ".cache" and not (tmp_path / ".cache").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "deep/cache"))
+    assert user_cache() == tmp_path / "deep/cache"
 
 
 # -- JSON -----------------------------------------------------------------------------------------
@@ -281,9 +311,13 @@ def test_other_os_errors_are_raised(monkeypatch):
 
 COMMAND = (sys.executable, "-m", "jaxprompt")
 ENTRY = """
+import os
 import sys
 from jaxprompt import __main__ as program
-program.main = lambda: (print("é"), print("Zürich \\udcff", file=sys.stderr), 0)[-1]
+program.user_cache = lambda: "/caches"
+program.main = lambda: (
+    print("é", os.environ["XDG_CACHE_HOME"]), print("Zürich \\udcff", file=sys.stderr), 0
+)[-1]
 program.entry()
 """
 
@@ -295,10 +329,10 @@ def entered(words, **streams):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_streams_of_a_command_are_utf8():
+def test_the_streams_of_a_command_are_utf8_and_its_caches_in_one_folder():
     assert entered([sys.executable, "-c", ENTRY]) == (
         0,
-        "é\n".encode(),
+        "é /caches\n".encode(),
         "Zürich \\udcff\n".encode(),
     )
 
