@@ -13,6 +13,7 @@ import socket
 import stat
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ _OTHER_SUFFIXES = (".csv", ".tsv", ".parquet", ".gz")  # files that are read in 
 _MARKER_FILES = ("prompt.json", "record.json", "result.json", "config.json", "metrics.jsonl")
 _CHECKSUM = "checksum"  # field of a JSON document with the digest of its other fields
 _BLOCK = 2**20  # bytes of a file that are read at a time
+_SCRATCH_SECONDS = 3600.0  # no write takes so long
 
 
 def user_path(text: str | os.PathLike, label: str = "path") -> Path:
@@ -203,6 +205,7 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
     data = data.encode() if isinstance(data, str) else data
     scratch = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
+        remove_scratch(path.parent, _SCRATCH_SECONDS)
         with open(scratch, "xb") as file:  # fails if it exists, even as a link
             file.write(data)
             file.flush()
@@ -216,10 +219,15 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
         raise
 
 
-def remove_scratch(folder: str | os.PathLike) -> None:
-    """Removes temporary files that interrupted calls of `write_atomic` left in a folder."""
+def remove_scratch(folder: str | os.PathLike, age: float = 0.0) -> None:
+    """Removes temporary files that interrupted calls of `write_atomic` left in a folder.
+
+    Only those that were last changed `age` seconds ago, if other processes may write there.
+    """
     for path in Path(folder).glob(f".{'[0-9a-f]' * 16}.tmp"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if time.time() - path.lstat().st_mtime >= age:
+                path.unlink()
 
 
 def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: str = "") -> Path:

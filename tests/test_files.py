@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,17 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_atomic(tmp_path / "a", "x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_removes_what_killed_writes_left_an_hour_ago(tmp_path):
+    """Other processes may be writing what is newer."""
+    old, new = ".0123456789abcdef.tmp", ".fedcba9876543210.tmp"
+    for name in (old, new, ".notes.tmp", "a.tmp"):
+        (tmp_path / name).write_text("{")
+    for name in (old, ".notes.tmp", "a.tmp"):
+        os.utime(tmp_path / name, (0, time.time() - 3601))
+    write_atomic(tmp_path / "a", "x")
+    assert sorted(os.listdir(tmp_path)) == sorted([new, ".notes.tmp", "a.tmp", "a"])
 
 
 # -- --output ---------- --------------------------------------------------------------------------
