@@ -1,5 +1,6 @@
 """The command line: `python -m jaxprompt COMMAND ...`, also installed as `jaxprompt`."""
 
+import contextlib
 import importlib
 import os
 import pkgutil
@@ -15,6 +16,7 @@ from jaxprompt.errors import (
     nearest,
     out_of_memory,
 )
+from jaxprompt.files import user_cache
 
 _CLI = cli.__name__
 _MEMORY_ADVICE = (
@@ -151,6 +153,8 @@ def entry() -> None:
     _open_streams()
     hidden.hide("torch")  # from transformers, whose advice to install it would mislead the user
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    with contextlib.suppress(OSError):  # for the hub and other libraries, as for jaxprompt
+        os.environ["XDG_CACHE_HOME"] = str(user_cache())
     signals.watch()
     code = main()
     signals.note("after the command had finished")

@@ -13,6 +13,8 @@ import secrets
 import socket
 import stat
 import sys
+import tempfile
+import time
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ _CHECKSUM = "checksum"  # field of a JSON document with the digest of its other 
 # Control characters that JSON does not escape, line separators, and marks that reorder text.
 _CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _BLOCK = 2**20  # bytes of a file that are read at a time
+_SCRATCH_SECONDS = 3600.0  # no write takes so long
 
 
 def user_path(text: str | os.PathLike, label: str = "path") -> Path:
@@ -199,8 +202,23 @@ def folder_checksums(folder: Path) -> dict[str, int]:
 
 
 def user_cache() -> Path:
-    """Returns the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """Returns the user's cache directory: $XDG_CACHE_HOME, or .cache in the home directory.
+
+    For a user without a home that can be written to, creates a private one among the temporary
+    files. Raises OSError if others can write to that one.
+    """
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder)
+    with contextlib.suppress(RuntimeError):  # without a home
+        cache = Path.home() / ".cache"
+        if cache.is_dir() or os.access(cache.parent, os.W_OK):
+            return cache
+    cache = Path(tempfile.gettempdir()) / f"jaxprompt-{os.getuid()}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    status = cache.lstat()  # it may be a link that somebody else created
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EACCES, "others can write there", str(cache))
+    return cache
 
 
 def make_folder(path: str | os.PathLike) -> Path:
@@ -223,6 +241,7 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
     data = data.encode() if isinstance(data, str) else data
     scratch = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
+        remove_scratch(path.parent, _SCRATCH_SECONDS)
         with open(scratch, "xb") as file:  # fails if it exists, even as a link
             file.write(data)
             file.flush()
@@ -236,10 +255,15 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
         raise
 
 
-def remove_scratch(folder: str | os.PathLike) -> None:
-    """Removes temporary files that interrupted calls of `write_atomic` left in a folder."""
+def remove_scratch(folder: str | os.PathLike, age: float = 0.0) -> None:
+    """Removes temporary files that interrupted calls of `write_atomic` left in a folder.
+
+    Only those that were last changed `age` seconds ago, if other processes may write there.
+    """
     for path in Path(folder).glob(f".{'[0-9a-f]' * 16}.tmp"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if time.time() - path.lstat().st_mtime >= age:
+                path.unlink()
 
 
 def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: str = "") -> Path:

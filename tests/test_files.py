@@ -4,11 +4,14 @@ import ast
 import contextlib
 import json
 import os
+import pwd
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from jaxprompt.files import (
     open_regular,
     open_scratch,
     parse_json,
+    user_cache,
     user_path,
     write_atomic,
     write_output,
@@ -71,6 +75,33 @@ def test_only_regular_files_are_opened(tmp_path):
             with pytest.raises(OSError) as error:
                 open_regular(path, mode)
             assert error.value.filename == str(path)
+
+
+@pytest.mark.parametrize("home", [None, "absent"])
+def test_a_user_without_a_home_has_a_private_cache(home, tmp_path, monkeypatch):
+    def no_entry(_uid):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    if home is not None:
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+    folder = tmp_path / f"jaxprompt-{os.getuid()}"
+    for _ in range(2):
+        assert user_cache() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(PermissionError, match="others can write there"):
+        user_cache()
+    folder.rmdir()
+    folder.symlink_to(tmp_path)  # of somebody else it has another owner, which only root can give
+    with pytest.raises(PermissionError, match="others can write there"):
+        user_cache()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_cache() == tmp_path / ".cache" and not (tmp_path / ".cache").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "deep/cache"))
+    assert user_cache() == tmp_path / "deep/cache"
 
 
 # -- JSON -----------------------------------------------------------------------------------------
@@ -186,6 +217,17 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_atomic(tmp_path / "a", "x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_removes_what_killed_writes_left_an_hour_ago(tmp_path):
+    """Other processes may be writing what is newer."""
+    old, new = ".0123456789abcdef.tmp", ".fedcba9876543210.tmp"
+    for name in (old, new, ".notes.tmp", "a.tmp"):
+        (tmp_path / name).write_text("{")
+    for name in (old, ".notes.tmp", "a.tmp"):
+        os.utime(tmp_path / name, (0, time.time() - 3601))
+    write_atomic(tmp_path / "a", "x")
+    assert sorted(os.listdir(tmp_path)) == sorted([new, ".notes.tmp", "a.tmp", "a"])
 
 
 # -- --output ---------- --------------------------------------------------------------------------
@@ -310,9 +352,13 @@ def test_other_os_errors_are_raised(monkeypatch):
 
 COMMAND = (sys.executable, "-m", "jaxprompt")
 ENTRY = """
+import os
 import sys
 from jaxprompt import __main__ as program
-program.main = lambda: (print("é"), print("Zürich \\udcff", file=sys.stderr), 0)[-1]
+program.user_cache = lambda: "/caches"
+program.main = lambda: (
+    print("é", os.environ["XDG_CACHE_HOME"]), print("Zürich \\udcff", file=sys.stderr), 0
+)[-1]
 program.entry()
 """
 
@@ -324,10 +370,10 @@ def entered(words, **streams):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_streams_of_a_command_are_utf8():
+def test_the_streams_of_a_command_are_utf8_and_its_caches_in_one_folder():
     assert entered([sys.executable, "-c", ENTRY]) == (
         0,
-        "é\n".encode(),
+        "é /caches\n".encode(),
         "Zürich \\udcff\n".encode(),
     )
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import pwd
 import stat
 import sys
 from collections.abc import Callable
@@ -80,9 +81,16 @@ def enable_compilation_cache(folder: str = "") -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
-    if importlib.util.find_spec("filelock"):  # which JAX needs to limit the size
+    if _can_limit_size():
         jax.config.update("jax_compilation_cache_max_size", _MAX_CACHE_BYTES)
         _delete_partial_programs(path)
+
+
+def _can_limit_size() -> bool:
+    """Returns whether JAX can limit the size of the cache: it needs filelock and a user name."""
+    with contextlib.suppress(KeyError):  # in a container the user may have a number only
+        return bool(pwd.getpwuid(os.getuid()) and importlib.util.find_spec("filelock"))
+    return False
 
 
 def _delete_partial_programs(folder: Path) -> None:

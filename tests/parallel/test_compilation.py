@@ -1,6 +1,7 @@
 """Compiler options, and the folder of the persistent compilation cache."""
 
 import os
+import pwd
 from pathlib import Path
 
 import jax
@@ -95,6 +96,21 @@ def test_a_default_folder_that_cannot_be_used_is_a_warning(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and not jax_config
     assert all(line.startswith("compiled programs are not cached: ") for line in lines)
+
+
+def test_a_user_with_a_number_only_has_no_limit(jax_config, tmp_path, monkeypatch):
+    """JAX looks up the user's name to limit the size, and would store nothing."""
+    folder = str(tmp_path / "mine")
+    compilation.enable_compilation_cache(folder)
+    assert jax_config.pop("jax_compilation_cache_max_size") == 4 * 2**30
+
+    def no_entry(_uid):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    compilation.enable_compilation_cache(folder)
+    assert jax_config["jax_compilation_cache_dir"].startswith(folder)
+    assert "jax_compilation_cache_max_size" not in jax_config
 
 
 def test_programs_that_others_can_write_are_not_used(jax_config, tmp_path, capsys):

@@ -38,7 +38,10 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
     with the same tokenizer share it. Raises InputError if no tokenizer can be made of the metadata.
     """
     header = read_header(path)
-    cache = user_cache() / "jaxprompt" / "tokenizers"
+    try:
+        cache = user_cache() / "jaxprompt" / "tokenizers"
+    except OSError as error:
+        raise write_error(error.filename, error) from error
     folder = cache / _digest(header)
     if folder.is_dir():
         return folder

@@ -278,3 +278,10 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(InputError, match="cannot write .*file/jaxprompt/tokenizers: "):
         load_tokenizer(write_vocabulary(tmp_path / "model.gguf"))
+
+    def refuse():
+        raise PermissionError(13, "others can write there", "/tmp/x")
+
+    monkeypatch.setattr(gguf_tokenizer, "user_cache", refuse)
+    with pytest.raises(InputError, match="cannot write /tmp/x: others can write there"):
+        load_tokenizer(write_vocabulary(tmp_path / "model.gguf"))
