@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.api.choices import Choice, check_choice, make_config
+from jaxprompt.api.choices import Choice, as_choice, make_config
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_rows
 from jaxprompt.build.backbone import InMemoryInputs, LoadedBackbone
@@ -39,8 +39,8 @@ def train(
     *,
     test: AnyRows | None = None,
     task: str | Mapping[str, Any] | None = None,
-    method: Choice | None = None,
-    head: Choice | None = None,
+    method: Choice | str | None = None,
+    head: Choice | str | None = None,
     workdir: str | Path | None = None,
     **overrides: Any,
 ) -> TrainedPrompt:
@@ -51,9 +51,10 @@ def train(
         train, dev, test: dicts, a datasets.Dataset, a pandas DataFrame, or the path of a file.
             Without dev give data__protocol="holdout" and size=200, or another protocol.
         task: `jp.task("text", label="label")`, the default, or the name of a known task.
-        method: jp.prefix(16), jp.soft(20), jp.full() and so on; by default jp.prefix().
-        head: jp.linear(), jp.verbalizer() and so on; by default the head of the method, else
-            jp.linear().
+        method: jp.prefix(16), jp.soft(20), jp.full() and so on, or a name, "soft"; by default
+            jp.prefix().
+        head: jp.linear(), jp.verbalizer() and so on, or a name; by default the head of the
+            method, else jp.linear().
         workdir: the run directory. The same call resumes an interrupted run, and returns the
             prompt of a finished run at once. With None nothing is kept.
         **overrides: config fields by their last name, e.g. lr=0.02, epochs=10, batch=16, seed=1,
@@ -67,11 +68,10 @@ def train(
         KeyboardInterrupt: after Ctrl-C; what was saved stays in the workdir.
     """
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
-    check_choice("method", method)
-    check_choice("head", head)
+    choices = as_choice("method", method), as_choice("head", head)
     keep_files = workdir is not None
     config = make_config(
-        backbone, task=task, choices=(method, head), overrides=overrides, keep_files=keep_files
+        backbone, task=task, choices=choices, overrides=overrides, keep_files=keep_files
     )
     if is_grid(config):
         raise InputError("train supports one run; call it once per run, or use the command sweep")
