@@ -138,10 +138,10 @@ def _to_python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> set[str]:
     """Sets fields of a config by their last name, if it is unique, or with their block.
 
-    "optim.lr" is `lr`, or `optim__lr` with its block.
+    "optim.lr" is `lr`, or `optim__lr` with its block. Returns their dotted names.
     """
     given_names: dict[str, str] = {}  # field -> the name under which it was given
     known_fields = dict.fromkeys([*flatten_config(config), *CHOICES, *option_fields()])
@@ -152,6 +152,7 @@ def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     apply_overrides(
         config, [(field, _to_python(overrides[name])) for field, name in given_names.items()]
     )
+    return set(given_names)
 
 
 def _full_name(name: str, known_fields: Mapping[str, Any]) -> str:
@@ -186,8 +187,8 @@ def make_config(
     choices: Sequence[Choice | None] = (),
     overrides: Mapping[str, Any],
     keep_files: bool = True,
-) -> RunConfig:
-    """Returns the config of a run on a loaded backbone.
+) -> tuple[RunConfig, set[str]]:
+    """Returns the config of a run on a loaded backbone, and the fields that `overrides` set.
 
     Args:
       backbone: the backbone.
@@ -220,8 +221,8 @@ def make_config(
         for choice in choices:
             if choice is not None:
                 choice.fill(config)
-    fill_fields(config, overrides)
-    return to_run_config(config)
+    set_fields = fill_fields(config, overrides)
+    return to_run_config(config), set_fields
 
 
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:

@@ -190,7 +190,7 @@ def _add_metadata(
     if imported.head and head is None:
         head_fields = dict(imported.head)
         head = Choice("head", head_fields.pop("name"), head_fields)
-    config = make_config(backbone, task=task, choices=[head], overrides=fields)
+    config, _ = make_config(backbone, task=task, choices=[head], overrides=fields)
     metadata = make_imported_metadata(config, prompt.path, imported, backbone)
     tensors = scale_slots(prompt.tensors, metadata.backbone.rescale)
     return Prompt(tensors, metadata.to_json(), prompt.path)

@@ -116,7 +116,10 @@ def add_process_flags(parser: Parser) -> None:
 def read_training_flags(
     parser: Parser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, RunConfig]:
-    """Parses the flags of a command that trains. Returns them, and the config."""
+    """Parses the flags of a command that trains. Returns them, and the config.
+
+    The flags contain the fields that the user set, as `set_fields`.
+    """
     add_process_flags(parser)
     parser.add_argument(
         "--profile", metavar="STEPS", help="write a trace of STEPS steps to WORKDIR/profile"
@@ -125,6 +128,7 @@ def read_training_flags(
     if args.profile is not None:
         overrides.append(("train.profile", args.profile))
     require_flags(args, "config", "workdir")
+    args.set_fields = {field for field, _ in overrides}
     return args, load_config(args.config, overrides)
 
 
@@ -164,4 +168,9 @@ def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()
     saved = Path(args.workdir) / "config.json"
     if args.config is None and not saved.is_file():
         raise InputError(f"{saved} does not exist; give the --workdir of a run, or --config")
-    return load_config(args.config or str(saved), overrides)
+    config = load_config(args.config or str(saved), overrides)
+    if args.config is not None and getattr(args, "split", "test") != "test":
+        from jaxprompt.build.examples import hold_out_dev
+
+        config, _ = hold_out_dev(config, {field for field, _ in overrides})
+    return config
