@@ -25,6 +25,26 @@ def path(text: str) -> str:
     return str(expanded) if text.startswith("~") else text
 
 
+class _Help(argparse.Action):
+    """Prints the help of a command, or the config fields of a block, and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        """Prints the fields of the block `values`; the help of the command if it is None."""
+        if values is None:
+            parser.print_help()
+        else:
+            from jaxprompt.cli.reference import list_fields
+
+            print(list_fields(str(values)))
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """The argument parser of a command. Errors of argparse are raised as InputError."""
 
@@ -42,7 +62,7 @@ class Parser(argparse.ArgumentParser):
           name: name of the command or of its module.
           doc: description of the command.
           config: whether the command takes --config and --workdir.
-          fields: whether --help also lists the config fields.
+          fields: whether --help also lists the blocks of the config, and --help=BLOCK their fields.
           workdir: help of --workdir.
         """
         self._fields = fields
@@ -51,8 +71,18 @@ class Parser(argparse.ArgumentParser):
             prog=f"jaxprompt {name.rpartition('.')[2]}".rstrip(),
             description=doc,
             allow_abbrev=False,
+            add_help=not fields,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        if fields:
+            self.add_argument(
+                "-h",
+                "--help",
+                action=_Help,
+                nargs="?",
+                metavar="BLOCK",
+                help="show this help, or the config fields of a block, e.g. --help=optim",
+            )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if config:
             self.add_argument(
@@ -68,12 +98,12 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see --help")
 
     def format_help(self) -> str:
-        """Returns the help: the flags, then the config fields."""
+        """Returns the help: the flags, then the blocks of the config."""
         if not self._fields:
             return super().format_help()
-        from jaxprompt.cli.reference import list_fields
+        from jaxprompt.cli.reference import list_blocks
 
-        return f"{super().format_help()}\n{list_fields()}\n"
+        return f"{super().format_help()}\n{list_blocks()}\n"
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         """Parses the flags. Returns them, and the overrides (field, value) of the config."""

@@ -189,7 +189,7 @@ def _from_json(value: object) -> object:
         for key in value:  # ConfigDict treats dots and the names of its methods specially
             if not key.isidentifier() or hasattr(ConfigDict, key):
                 raise InputError(
-                    f"unknown config field {brief(key)}; `train --help` lists all fields"
+                    f"unknown config field {brief(key)}; `train --help=all` lists all fields"
                 )
         return ConfigDict({key: _from_json(part) for key, part in value.items()})
     if isinstance(value, list | tuple):
