@@ -1,6 +1,7 @@
 """Tables of any folder of runs, and a folder of several runs where one is asked for."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -217,7 +218,7 @@ def test_help_lists_flags_and_blocks_then_the_fields_of_a_block(capsys, monkeypa
     with pytest.raises(SystemExit):
         jaxprompt(capsys, "train", "--help=all")
     fields = capsys.readouterr().out
-    lines = [line.split(" = ")[0].strip() for line in fields.splitlines() if line[:2] == "  "]
+    lines = re.findall("^  ([a-z].*?) = ", fields, re.M)
     named = tuple(f"{block}." for block in NAMED)  # blocks whose fields are of what they name
     names = [name for name in lines if not name.startswith(named)]
     assert sorted(names) == sorted(
