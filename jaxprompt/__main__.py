@@ -4,8 +4,11 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import shutil
 import sys
+import textwrap
 import traceback
+from collections.abc import Mapping
 from importlib import metadata
 
 from jaxprompt import cli, hidden, signals
@@ -19,6 +22,13 @@ from jaxprompt.errors import (
 from jaxprompt.files import user_cache
 
 _CLI = cli.__name__
+_GROUPS = {  # of the commands, for --help
+    "train a prompt": ["train", "sweep", "pretrain", "validate", "plan"],
+    "look at runs": ["show", "inspect", "evaluate"],
+    "use a prompt": ["export", "predict"],
+    "list what is available": ["methods", "heads", "backbones", "tasks"],
+    "backbones and corpora": ["adapt", "convert", "tokenizer", "annotate"],
+}
 _MEMORY_ADVICE = (
     "lower data.batch, data.eval_batch, data.max_len or runs.size (predict: --batch), raise "
     "optim.accumulate, or set backbone.remat=full. To estimate the memory of a config: "
@@ -124,11 +134,25 @@ def _is_stdout_error(error: OSError) -> bool:
     return error.filename is None and frame.f_globals["__name__"].startswith((__name__, _CLI))
 
 
+def _overview(descriptions: Mapping[str, str]) -> str:
+    """Returns the commands in groups, wrapped to the width of the terminal."""
+    lines = ["usage: jaxprompt COMMAND [--help]", "       jaxprompt --version"]
+    listed = {name for names in _GROUPS.values() for name in names}
+    others = {"other": [name for name in descriptions if name not in listed]}
+    width = shutil.get_terminal_size().columns
+    for group, names in (_GROUPS | others).items():
+        lines += ["", group] if names else []
+        lines += [
+            textwrap.fill(f"  {name:11s}{descriptions[name]}", width, subsequent_indent=" " * 13)
+            for name in names
+        ]
+    return "\n".join(lines)
+
+
 def _command(argv: list[str]) -> int:
     descriptions = commands()
     if not argv or argv[0] in ("-h", "--help"):
-        lines = "\n".join(f"  {name:10s}{line}" for name, line in descriptions.items())
-        print(f"usage: jaxprompt COMMAND [--help]\n       jaxprompt --version\n\n{lines}")
+        print(_overview(descriptions))
         return 0 if argv else 2
     if argv[0] == "--version":
         version = importlib.import_module(__package__).__version__

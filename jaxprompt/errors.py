@@ -42,13 +42,30 @@ def first_line(error: BaseException) -> str:
     return lines[0][:200].rstrip(". ")
 
 
+# Names that other tools use, in lower case -> names of this package; first those meant most likely.
+_RELATED = {
+    **dict.fromkeys(("fit", "finetune", "fine-tune", "tune"), ("train",)),
+    **dict.fromkeys(("eval", "test", "score"), ("evaluate",)),
+    **dict.fromkeys(("infer", "inference", "run", "generate"), ("predict",)),
+    **dict.fromkeys(("lora", "qlora", "adapter", "adapters", "ia3"), ("prefix", "soft")),
+    **dict.fromkeys(("prompt_tuning", "prompt-tuning"), ("soft",)),
+    **dict.fromkeys(("prefix_tuning", "prefix-tuning", "p_tuning_v2", "ptuning_v2"), ("prefix",)),
+}
+_MAX_NAMES = 20
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Suggests names for an unknown `name`: close matches, else up to 12 of `choices`."""
+    """Suggests names for an unknown `name`: up to 20 of `choices`, the nearest first."""
     choices = sorted(choices)
-    matches = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
-    names = matches or choices[:12]
-    remainder = "" if matches or len(choices) <= 12 else f", ... ({len(choices)} in all)"
-    return ("nearest: " if matches else "known: ") + ", ".join(names) + remainder
+    related = [choice for choice in _RELATED.get(name.lower(), ()) if choice in choices]
+    is_near = bool(related or difflib.get_close_matches(name, choices, n=1, cutoff=0.5))
+    if is_near:  # in the order of similarity
+        similar = difflib.get_close_matches(name, choices, n=_MAX_NAMES, cutoff=0.0)
+        names = list(dict.fromkeys([*related, *similar]))[:_MAX_NAMES]
+    else:
+        names = choices[:_MAX_NAMES]
+    remainder = f", ... ({len(choices)} in all)" if len(names) < len(choices) else ""
+    return ("nearest: " if is_near else "known: ") + ", ".join(names) + remainder
 
 
 def with_article(word: str) -> str:

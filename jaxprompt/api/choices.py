@@ -1,7 +1,7 @@
 """Methods, heads and tasks for `train`: jp.prefix(16), jp.linear(), jp.task("text")."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from jaxprompt.config.load import apply_overrides, read_config, to_run_config
 from jaxprompt.config.open_blocks import CHOICES, block_names, declared_fields, make_block
 from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
-from jaxprompt.errors import InputError, brief, nearest
+from jaxprompt.errors import InputError, brief, check_known, nearest
 
 if TYPE_CHECKING:  # it imports JAX, which `jp.prefix` does not need
     from jaxprompt.build.backbone import LoadedBackbone
@@ -23,6 +23,7 @@ _BACKBONES = ("backbone", "mesh")  # blocks that `load_backbone` fills
 # Blocks whose fields may be given by their last names.
 _SHORT_BLOCKS = ("optim", "train", "data", "task", "generate", "data.protocol", "optim.schedule")
 _CUSTOM_TASK = {"name": "custom", "fields": ("text",)}
+_ARGUMENTS = {"method": ("prompt", "jp.prefix(16)"), "head": ("head", "jp.linear()")}
 _PRESETS = {"prompt": "METHODS", "head": "HEADS"}  # block -> its table in configs/parts
 
 
@@ -44,13 +45,34 @@ class Choice:
         Args:
           length: the number of prompt tokens, for methods that have them.
           **values: by field.
+
+        Raises:
+          InputError: for an unknown field.
         """
+        if values:  # without any, JAX is not imported
+            self._check_fields(values)
         length_field = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **length_field, **values})
 
     def fill(self, config: ConfigDict) -> None:
         """Sets its block of a config. Raises InputError for an unknown field."""
-        preset = getattr(part_of(self.block), _PRESETS[self.block]).get(self.name)
+        self._check_fields(self.values)
+        preset = self._preset()
+        values = {name: _to_python(value) for name, value in self.values.items()}
+        if preset is not None:
+            preset(config, **values)
+            return
+        if self.block == "prompt":
+            config.trainable, config.optim.lr = (), values.pop("lr", config.optim.lr)
+        config[self.block] = make_block(self.block, self.name, **values)
+
+    def _preset(self) -> Callable[..., None] | None:
+        """Returns its function in configs/parts, None if it has none there."""
+        return getattr(part_of(self.block), _PRESETS[self.block]).get(self.name)
+
+    def _check_fields(self, names: Iterable[str]) -> None:
+        """Raises InputError for a field that it does not have."""
+        preset = self._preset()
         # The first parameter of a preset is the config.
         parameters = list(inspect.signature(preset).parameters.values())[1:] if preset else []
         allowed = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
@@ -59,25 +81,25 @@ class Choice:
             allowed |= set(declared_fields(self.block, self.name))
         if preset is None and self.block == "prompt":
             allowed.add("lr")
-        values = {name: _to_python(value) for name, value in self.values.items()}
-        for name in values:
+        for name in names:
             if name not in allowed:
-                advice = nearest(name, sorted(allowed)) if allowed else "it has no fields"
+                synonym = SYNONYMS.get(name, "").rpartition(".")[2]
+                advice = nearest(name, allowed) if allowed else "it has no fields"
+                advice = f"use {synonym}" if synonym in allowed else advice
                 raise InputError(f"jp.{self.name} has no field {name}; {advice}")
-        if preset is not None:
-            preset(config, **values)
-            return
-        if self.block == "prompt":
-            config.trainable, config.optim.lr = (), values.pop("lr", config.optim.lr)
-        config[self.block] = make_block(self.block, self.name, **values)
 
 
-def check_choice(argument: str, value: Any) -> None:
-    """Raises InputError if `value` is not a method, or not a head; `argument` says which."""
-    examples = {"method": ("prompt", "jp.prefix(16)"), "head": ("head", "jp.linear()")}
-    block, example = examples[argument]
+def as_choice(argument: str, value: Any) -> Choice | None:
+    """Returns a method or a head that is given as such, or by its name; `argument` says which.
+
+    Raises:
+      InputError: if `value` is neither.
+    """
+    block, example = _ARGUMENTS[argument]
+    if isinstance(value, str):
+        return Choice(block, check_known(argument, value, choice_names(block)))
     if value is None or isinstance(value, Choice) and value.block == block:
-        return
+        return value
     text = f"jp.{value.name}()" if isinstance(value, Choice) else brief(value)
     raise InputError(f"{argument}={text} is not a {argument}; give one, e.g. {example}")
 
@@ -116,10 +138,10 @@ def _to_python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> set[str]:
     """Sets fields of a config by their last name, if it is unique, or with their block.
 
-    "optim.lr" is `lr`, or `optim__lr` with its block.
+    "optim.lr" is `lr`, or `optim__lr` with its block. Returns their dotted names.
     """
     given_names: dict[str, str] = {}  # field -> the name under which it was given
     known_fields = dict.fromkeys([*flatten_config(config), *CHOICES, *option_fields()])
@@ -130,6 +152,7 @@ def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     apply_overrides(
         config, [(field, _to_python(overrides[name])) for field, name in given_names.items()]
     )
+    return set(given_names)
 
 
 def _full_name(name: str, known_fields: Mapping[str, Any]) -> str:
@@ -164,8 +187,8 @@ def make_config(
     choices: Sequence[Choice | None] = (),
     overrides: Mapping[str, Any],
     keep_files: bool = True,
-) -> RunConfig:
-    """Returns the config of a run on a loaded backbone.
+) -> tuple[RunConfig, set[str]]:
+    """Returns the config of a run on a loaded backbone, and the fields that `overrides` set.
 
     Args:
       backbone: the backbone.
@@ -198,8 +221,8 @@ def make_config(
         for choice in choices:
             if choice is not None:
                 choice.fill(config)
-    fill_fields(config, overrides)
-    return to_run_config(config)
+    set_fields = fill_fields(config, overrides)
+    return to_run_config(config), set_fields
 
 
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:

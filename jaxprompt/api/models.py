@@ -10,7 +10,7 @@ from typing import Any, overload
 import jax
 
 from jaxprompt.api.banks import BankedModel, attach_several, warn_unlabelled
-from jaxprompt.api.choices import Choice, change_generation, check_choice, make_config
+from jaxprompt.api.choices import Choice, as_choice, change_generation, make_config
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.build.backbone import LoadedBackbone
@@ -76,7 +76,7 @@ def attach(
     prompt: Prompt | None,
     *,
     task: str | Mapping[str, Any] | None = None,
-    head: Choice | None = None,
+    head: Choice | str | None = None,
     batch: int = 64,
     force: bool = False,
     sentence_encoder: str = "",
@@ -101,7 +101,7 @@ def attach(
     prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt] | None,
     *,
     task: str | Mapping[str, Any] | None = None,
-    head: Choice | None = None,
+    head: Choice | str | None = None,
     batch: int = 64,
     force: bool = False,
     sentence_encoder: str = "",
@@ -132,7 +132,7 @@ def attach(
         InputError: if backbone and prompt do not fit.
     """
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
-    check_choice("head", head)
+    head = as_choice("head", head)
     at_least("batch", batch, 1)
     if prompt is None:
         prompt = Prompt({}, {}, "a backbone by itself", ImportedPrompt({}, {"name": "none"}, {}))
@@ -190,7 +190,7 @@ def _add_metadata(
     if imported.head and head is None:
         head_fields = dict(imported.head)
         head = Choice("head", head_fields.pop("name"), head_fields)
-    config = make_config(backbone, task=task, choices=[head], overrides=fields)
+    config, _ = make_config(backbone, task=task, choices=[head], overrides=fields)
     metadata = make_imported_metadata(config, prompt.path, imported, backbone)
     tensors = scale_slots(prompt.tensors, metadata.backbone.rescale)
     return Prompt(tensors, metadata.to_json(), prompt.path)

@@ -16,6 +16,11 @@ from jaxprompt.errors import InputError, brief
 AnyRows = Iterable[Mapping[str, Any]] | str | Path | Any
 
 
+# Columns that are the text, and the label, of a task that is not given; the first one counts.
+_TEXTS, _LABELS = ("text", "sentence", "message", "review", "content"), ("label", "labels")
+_ANSWERS = ("label", "target", "answers", "number", "tags")  # fields of a task that name a column
+
+
 def make_rows(data: AnyRows, split: str, task: Task) -> Rows:
     """Returns the rows of a split, with class names from the data set.
 
@@ -23,6 +28,40 @@ def make_rows(data: AnyRows, split: str, task: Task) -> Rows:
       InputError: if `data` cannot be read as rows.
     """
     return with_class_names(task, to_rows(data, split, task.columns))
+
+
+def infer_task(data: AnyRows, overrides: Mapping[str, Any]) -> tuple[Rows, dict[str, Any]]:
+    """Returns training rows, and their custom task from the names of their columns.
+
+    The text is the column `text`, `sentence`, `message`, `review` or `content`, else the only
+    column of strings besides the label. The label is the column `label` or `labels`, else the only
+    column besides the text.
+
+    Args:
+      data: the training rows.
+      overrides: config fields by name; the answer column among them is not inferred.
+
+    Raises:
+      InputError: if several columns could be the text, or the label.
+    """
+    rows = to_rows(data, "train", (_TEXTS[0], _LABELS[0]))
+    row = rows[0] if len(rows) else {}
+    fields = {name.removeprefix("task__"): value for name, value in overrides.items()}
+    if "fields" in fields or not row:
+        return rows, {"name": "custom", "fields": _TEXTS[:1]}
+    answers = [fields[name] for name in _ANSWERS if name in fields]
+    names = answers or [name for name in _LABELS if name in row][:1]
+    others = [name for name in row if name not in names]
+    strings = [name for name in others if isinstance(row[name], str)]
+    texts = [name for name in _TEXTS if name in others][:1] or strings
+    names = names or [name for name in others if name not in texts]
+    if len(texts) != 1 or len(names) != 1:
+        raise InputError(
+            f"it is not clear which columns are the text and the label of {brief(list(row))}; give "
+            'them, e.g. task=jp.task("text", label="label")'
+        )
+    label = {} if answers else {"label": names[0]}
+    return rows, {"name": "custom", "fields": texts, **label}
 
 
 def to_rows(data: AnyRows, split: str, columns: Sequence[str] = (), texts: str = "") -> Rows:
@@ -37,6 +76,8 @@ def to_rows(data: AnyRows, split: str, columns: Sequence[str] = (), texts: str =
     Raises:
       InputError: if `data` cannot be read as rows.
     """
+    if isinstance(data, Rows):
+        return data
     # Types are recognised by their attributes, so that neither pandas nor datasets is imported.
     if isinstance(data, str | Path):
         return read_file(data, columns)

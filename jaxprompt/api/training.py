@@ -1,6 +1,7 @@
 """Trains prompts on rows in memory."""
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.api.choices import Choice, check_choice, make_config
+from jaxprompt.api.choices import Choice, as_choice, make_config
 from jaxprompt.api.prompts import Prompt
-from jaxprompt.api.rows import AnyRows, make_rows
+from jaxprompt.api.rows import AnyRows, infer_task, make_rows
 from jaxprompt.build.backbone import InMemoryInputs, LoadedBackbone
-from jaxprompt.build.examples import read_task
+from jaxprompt.build.examples import hold_out_dev, read_task
 from jaxprompt.errors import InputError, check_type
 from jaxprompt.files import user_path
+from jaxprompt.parallel import processes
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.serving.export import pack_run
@@ -39,8 +41,8 @@ def train(
     *,
     test: AnyRows | None = None,
     task: str | Mapping[str, Any] | None = None,
-    method: Choice | None = None,
-    head: Choice | None = None,
+    method: Choice | str | None = None,
+    head: Choice | str | None = None,
     workdir: str | Path | None = None,
     **overrides: Any,
 ) -> TrainedPrompt:
@@ -49,11 +51,14 @@ def train(
     Args:
         backbone: result of `load_backbone`. It is not changed, not even by full fine-tuning.
         train, dev, test: dicts, a datasets.Dataset, a pandas DataFrame, or the path of a file.
-            Without dev give data__protocol="holdout" and size=200, or another protocol.
-        task: `jp.task("text", label="label")`, the default, or the name of a known task.
-        method: jp.prefix(16), jp.soft(20), jp.full() and so on; by default jp.prefix().
-        head: jp.linear(), jp.verbalizer() and so on; by default the head of the method, else
-            jp.linear().
+            Without dev a fifth of train is held out; a protocol chooses another share:
+            protocol="holdout", size=200.
+        task: `jp.task("message", label="team")`, or the name of a known task; by default the
+            columns with the usual names, or the only ones that can be the text and the label.
+        method: jp.prefix(16), jp.soft(20), jp.full() and so on, or a name, "soft"; by default
+            jp.prefix().
+        head: jp.linear(), jp.verbalizer() and so on, or a name; by default the head of the
+            method, else jp.linear().
         workdir: the run directory. The same call resumes an interrupted run, and returns the
             prompt of a finished run at once. With None nothing is kept.
         **overrides: config fields by their last name, e.g. lr=0.02, epochs=10, batch=16, seed=1,
@@ -67,18 +72,22 @@ def train(
         KeyboardInterrupt: after Ctrl-C; what was saved stays in the workdir.
     """
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
-    check_choice("method", method)
-    check_choice("head", head)
+    choices = as_choice("method", method), as_choice("head", head)
     keep_files = workdir is not None
-    config = make_config(
-        backbone, task=task, choices=(method, head), overrides=overrides, keep_files=keep_files
+    splits = {"train": train, "dev": dev, "test": test}
+    if task is None:
+        splits["train"], task = infer_task(train, overrides)
+    config, set_fields = make_config(
+        backbone, task=task, choices=choices, overrides=overrides, keep_files=keep_files
     )
     if is_grid(config):
         raise InputError("train supports one run; call it once per run, or use the command sweep")
     # From the config, because its label column must be known to read the class names of rows.
     requested_task = read_task(config.task)
-    splits = {"train": train, "dev": dev, "test": test}
     rows = {name: make_rows(x, name, requested_task) for name, x in splits.items() if x is not None}
+    config, line = hold_out_dev(config, set_fields, rows)
+    if line and processes.is_first():
+        print(line, file=sys.stderr)
     inputs = InMemoryInputs(rows, backbone)
     with _folder(workdir) as folder, signals.handled(), signals.keeping(keep_files):
         result = tune.train_prompt(config, str(folder), inputs)

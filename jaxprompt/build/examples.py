@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,8 @@ from jaxprompt.scoring.questions import METRICS as QUESTION_METRICS
 from jaxprompt.training.run_record import TaskData
 
 SPLITS = ("train", "dev", "test")
+_DEV_SHARE = 0.2  # of the training examples, if there is no dev split
+_MIN_BATCH, _MIN_BATCHES = 8, 8  # examples, and batches in an epoch, of small data
 _NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
 _CUSTOM_FIELDS = (
     "label", "labels", "choices", "target", "answers", "number", "limits", "tags", "scheme",
@@ -217,6 +219,44 @@ class _DataSet:
             rows, count = drop_unlisted(task, rows)
             self.left_out.append(f"{split} {count}")
         return rows
+
+
+def hold_out_dev(
+    config: RunConfig,
+    set_fields: Collection[str] = (),
+    in_memory: Mapping[str, Rows] | None = None,
+) -> tuple[RunConfig, str]:
+    """Holds out a fifth of the training examples as dev if there is no dev split and no protocol.
+
+    The batch of such a run is the largest power of two with at least 8 batches in an epoch, but at
+    least 8 and at most the default, unless data.batch is set.
+
+    Args:
+      config: the config of a run.
+      set_fields: fields that the user set, maybe to their defaults.
+      in_memory: rows by split, in place of the files in the config.
+
+    Returns:
+      The config with the protocol and the batch, and a log line; or the same config, and "".
+    """
+    data, is_tuning = config.data, not (config.objective.name or config.shared.tasks)
+    is_set = data.protocol.name or any(name.startswith("data.protocol") for name in set_fields)
+    if is_set or config.ppt.task or config.task.vocabulary or not is_tuning:
+        return config, ""
+    task, data_set = read_task(config.task), _DataSet(config, in_memory)
+    if data_set.has(task, "dev") or not data_set.has(task, "train"):
+        return config, ""
+    total, batch = len(data_set.read(task, "train")), data.batch
+    size = max(1, round(total * _DEV_SHARE))
+    if batch == DataConfig().batch and "data.batch" not in set_fields:
+        while batch > _MIN_BATCH and batch * _MIN_BATCHES > total - size:
+            batch //= 2
+    line = (
+        f"there is no dev split: {size} of {total} training examples become dev (data.protocol="
+        f"holdout, data.protocol.size={size}), and data.batch is {batch}"
+    )
+    protocol = {"name": "holdout", "size": size}
+    return config.replace({"data.protocol": protocol, "data.batch": batch}), line
 
 
 def read_examples(

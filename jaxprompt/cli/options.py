@@ -25,6 +25,26 @@ def path(text: str) -> str:
     return str(expanded) if text.startswith("~") else text
 
 
+class _Help(argparse.Action):
+    """Prints the help of a command, or the config fields of a block, and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        """Prints the fields of the block `values`; the help of the command if it is None."""
+        if values is None:
+            parser.print_help()
+        else:
+            from jaxprompt.cli.reference import list_fields
+
+            print(list_fields(str(values)))
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """The argument parser of a command. Errors of argparse are raised as InputError."""
 
@@ -42,7 +62,7 @@ class Parser(argparse.ArgumentParser):
           name: name of the command or of its module.
           doc: description of the command.
           config: whether the command takes --config and --workdir.
-          fields: whether --help also lists the config fields.
+          fields: whether --help also lists the blocks of the config, and --help=BLOCK their fields.
           workdir: help of --workdir.
         """
         self._fields = fields
@@ -51,8 +71,18 @@ class Parser(argparse.ArgumentParser):
             prog=f"jaxprompt {name.rpartition('.')[2]}".rstrip(),
             description=doc,
             allow_abbrev=False,
+            add_help=not fields,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        if fields:
+            self.add_argument(
+                "-h",
+                "--help",
+                action=_Help,
+                nargs="?",
+                metavar="BLOCK",
+                help="show this help, or the config fields of a block, e.g. --help=optim",
+            )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if config:
             self.add_argument(
@@ -68,12 +98,12 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see --help")
 
     def format_help(self) -> str:
-        """Returns the help: the flags, then the config fields."""
+        """Returns the help: the flags, then the blocks of the config."""
         if not self._fields:
             return super().format_help()
-        from jaxprompt.cli.reference import list_fields
+        from jaxprompt.cli.reference import list_blocks
 
-        return f"{super().format_help()}\n{list_fields()}\n"
+        return f"{super().format_help()}\n{list_blocks()}\n"
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         """Parses the flags. Returns them, and the overrides (field, value) of the config."""
@@ -116,7 +146,10 @@ def add_process_flags(parser: Parser) -> None:
 def read_training_flags(
     parser: Parser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, RunConfig]:
-    """Parses the flags of a command that trains. Returns them, and the config."""
+    """Parses the flags of a command that trains. Returns them, and the config.
+
+    The flags contain the fields that the user set, as `set_fields`.
+    """
     add_process_flags(parser)
     parser.add_argument(
         "--profile", metavar="STEPS", help="write a trace of STEPS steps to WORKDIR/profile"
@@ -125,6 +158,7 @@ def read_training_flags(
     if args.profile is not None:
         overrides.append(("train.profile", args.profile))
     require_flags(args, "config", "workdir")
+    args.set_fields = {field for field, _ in overrides}
     return args, load_config(args.config, overrides)
 
 
@@ -164,4 +198,9 @@ def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()
     saved = Path(args.workdir) / "config.json"
     if args.config is None and not saved.is_file():
         raise InputError(f"{saved} does not exist; give the --workdir of a run, or --config")
-    return load_config(args.config or str(saved), overrides)
+    config = load_config(args.config or str(saved), overrides)
+    if args.config is not None and getattr(args, "split", "test") != "test":
+        from jaxprompt.build.examples import hold_out_dev
+
+        config, _ = hold_out_dev(config, {field for field, _ in overrides})
+    return config

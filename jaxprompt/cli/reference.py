@@ -4,6 +4,8 @@ The fields are declared in jaxprompt/config/run.py, and those of a method or hea
 """
 
 import re
+import shutil
+import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,10 +15,11 @@ from jaxprompt.config.kinds import Field
 from jaxprompt.config.load import read_config
 from jaxprompt.config.open_blocks import CHOICES, OPEN, block_names, declared_fields
 from jaxprompt.config.run import RunConfig
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_known
 
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",
           tuple: "list of texts"}  # fmt: skip
+_TOP, _ALL = "top", "all"  # what --help lists: the fields outside of blocks, all fields
 _CONSTANTS = "constant"  # what a trained method folds to, which no config names
 _PAGE = """# Config fields
 
@@ -34,16 +37,49 @@ class Line(NamedTuple):
     note: str
 
 
-def list_fields() -> str:
-    """Returns a line for every field, grouped by block, method and head."""
-    lines = ["config fields, e.g. --config.optim.lr=0.01:"]
-    for title, fields in _sections():
-        lines += ["", *([title] if title else [])]
-        for line in fields:
-            note = _without_values(line.note, line.values)
-            setting = f"{line.name} = {line.default}"
-            lines.append(f"  {setting:36s}  {line.values}" + (f"; {note}" if note else ""))
-    return "\n".join(lines)
+def list_blocks() -> str:
+    """Returns a line for every block of config fields."""
+    blocks = RunConfig.declared().items()
+    notes = {name: block.note() for name, block in blocks if isinstance(block, type)}
+    notes |= {name: choice.note for name, choice in CHOICES.items()}
+    notes |= {name: f"a {registry.kind} and its fields" for name, registry in OPEN.items()}
+    notes = {_TOP: "seed, rng, trainable"} | notes | {_ALL: "every block"}
+    lines = ["config fields, e.g. --config.optim.lr=0.01; --help=BLOCK lists those of a block:"]
+    return "\n".join(lines + [_wrap(name, note, 16) for name, note in notes.items()])
+
+
+def list_fields(block: str = _ALL) -> str:
+    """Returns a line for every field of a block, or of all, grouped by block, method and head.
+
+    Raises:
+      InputError: for an unknown block.
+    """
+    sections = list(_sections())
+    blocks = [re.split("[:,]", title)[0] or _TOP for title, _ in sections]
+    check_known("--help", block, {*blocks, _ALL})
+    lines = []
+    for name, (title, fields) in zip(blocks, sections, strict=True):
+        if block in (_ALL, name, name.partition(".")[0]):
+            lines += ["", *([title] if title else [])]
+            lines += [_wrap(*_help_line(line), 36) for line in fields]
+    return "\n".join(lines[1:])
+
+
+def _help_line(line: Line) -> tuple[str, str]:
+    note = _without_values(line.note, line.values)
+    return f"{line.name} = {line.default}", "; ".join(filter(None, (line.values, note)))
+
+
+def _wrap(name: str, text: str, width: int) -> str:
+    """Returns a name and its text in two columns, wrapped to the width of the terminal."""
+    columns = max(shutil.get_terminal_size().columns, width + 24)
+    return textwrap.fill(
+        f"  {name:{width}s}  {text}",
+        columns,
+        subsequent_indent=" " * (width + 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def write_page() -> str:

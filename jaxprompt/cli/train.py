@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxprompt.cli import log
 from jaxprompt.cli.options import Parser, join_processes, read_training_flags
 from jaxprompt.cli.results import train_grid
 from jaxprompt.files import dumps
@@ -10,11 +11,15 @@ from jaxprompt.files import dumps
 def main(argv: Sequence[str]) -> int:
     """Trains, then scores the test split once. Exit code 0. A grid prints a table of its runs."""
     args, config = read_training_flags(Parser(__name__, __doc__, fields=True), argv)
-    from jaxprompt.runs import multitask  # here: a bad flag is answered at once
+    from jaxprompt.build.examples import hold_out_dev  # here: a bad flag is answered at once
+    from jaxprompt.runs import multitask
     from jaxprompt.runs.grid.expand import is_grid
     from jaxprompt.runs.train import train_prompt
 
     with join_processes(args) as is_first:
+        config, line = hold_out_dev(config, args.set_fields)
+        if line and is_first:
+            log(line)
         is_shared = multitask.is_shared(config)
         if is_grid(config) and not is_shared:
             return train_grid(config, args.workdir)

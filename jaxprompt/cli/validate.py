@@ -1,5 +1,6 @@
 """Checks a config, its data and its backbone without training."""
 
+import itertools
 from collections.abc import Sequence
 
 from jaxprompt.cli import print_text
@@ -19,9 +20,11 @@ def main(argv: Sequence[str]) -> int:
             "validate does not support ppt.task, which pre-trains a prompt; use `plan`, which "
             "checks such a config without its corpus"
         )
+    from jaxprompt.build.examples import hold_out_dev
     from jaxprompt.runs.validate import validate
 
-    for line in validate(config):
+    config, note = hold_out_dev(config, {field for field, _ in overrides})
+    for line in filter(None, itertools.chain([note], validate(config))):
         print_text(line)
     print_text("the config is valid")
     return 0

@@ -66,7 +66,7 @@ class Block:
         for name in sorted(set(declared) - set(values)):
             if isinstance(declared[name], Open):  # which has no default
                 raise InputError(
-                    f"config field {prefix}{name} is missing; `train --help` lists them all"
+                    f"config field {prefix}{name} is missing; `train --help=all` lists them all"
                 )
         return cls(**{name: _read(prefix + name, declared[name], x) for name, x in values.items()})
 

@@ -16,7 +16,7 @@ from jaxprompt.config.block import OpenBlock, declared_leaves, flatten_config
 from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.open_blocks import NAMED, OPEN
-from jaxprompt.config.run import RunConfig
+from jaxprompt.config.run import RunConfig, TaskConfig
 from jaxprompt.errors import InputError, brief, check_known
 from jaxprompt.files import read_json, user_path
 
@@ -80,7 +80,8 @@ def apply_overrides(config: ConfigDict, overrides: Sequence[tuple[str, object]])
     """Sets fields, in any order; blocks that are selected by name are replaced first.
 
     Values are strings, as in flags, or numbers, lists and arrays; None unsets a number. If exactly
-    one of the three totals is set, and above 0, the other two are set to 0.
+    one of the three totals is set, and above 0, the other two are set to 0. The columns of a task
+    without a name make it a custom one.
     """
     # A block may be given by its name: optim.schedule=cosine.
     overrides = [(f"{x}.name" if x in NAMED else x, value) for x, value in overrides]
@@ -93,6 +94,16 @@ def apply_overrides(config: ConfigDict, overrides: Sequence[tuple[str, object]])
     unset = {field for field, value in overrides if value is None}
     for field, text in texts:
         set_field(config, field, text, unset=field in unset)
+    fields = {field for field, _ in texts}
+    if "task.fields" in fields and "task.name" not in fields:
+        _name_custom_task(config)
+
+
+def _name_custom_task(config: ConfigDict) -> None:
+    """Sets task.name to custom if text columns are set for the default task, which ignores them."""
+    task = config.task
+    if task.fields and task.name == TaskConfig().name and task.form in ("cloze", "text"):
+        task.name = "custom"
 
 
 def _to_text(field: str, value: object) -> str:
@@ -178,7 +189,7 @@ def _from_json(value: object) -> object:
         for key in value:  # ConfigDict treats dots and the names of its methods specially
             if not key.isidentifier() or hasattr(ConfigDict, key):
                 raise InputError(
-                    f"unknown config field {brief(key)}; `train --help` lists all fields"
+                    f"unknown config field {brief(key)}; `train --help=all` lists all fields"
                 )
         return ConfigDict({key: _from_json(part) for key, part in value.items()})
     if isinstance(value, list | tuple):

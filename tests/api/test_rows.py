@@ -7,7 +7,7 @@ import pytest
 from tiny_run import TOPICS, write_rows
 
 import jaxprompt as jp
-from jaxprompt.api.rows import make_records, make_rows
+from jaxprompt.api.rows import infer_task, make_records, make_rows
 from jaxprompt.build.examples import read_examples
 from jaxprompt.config.load import load_config
 from jaxprompt.data.tasks.readers.reading import read_example
@@ -146,3 +146,35 @@ def test_a_text_that_is_none_is_named_by_its_number():
         make_records(iter([float("nan"), "a"]), TASK)
     actual = make_records((text for text in "ab"), TASK)
     assert [record.row for record in actual] == [{"text": "a"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize(
+    "row, overrides, text, label",
+    [
+        ({"text": "a", "label": 1}, {}, "text", "label"),
+        ({"id": "7", "text": "a", "label": "x", "note": "b"}, {}, "text", "label"),
+        ({"message": "a", "team": "x"}, {}, "message", "team"),
+        ({"labels": 1, "ticket": "a"}, {}, "ticket", "labels"),
+        ({"n": 1, "ticket": "a"}, {}, "ticket", "n"),
+        ({"ticket": "a", "team": "x"}, {"label": "team"}, "ticket", None),
+        ({"ticket": "a", "reply": "x", "n": 2}, {"task__target": "reply"}, "ticket", None),
+        ({"a": "b"}, {"fields": "a", "label": "b"}, "text", None),
+    ],
+)
+def test_a_task_that_is_not_given_follows_from_the_columns(row, overrides, text, label):
+    rows, task = infer_task([row], overrides)
+    assert list(rows) == [row] and list(task["fields"]) == [text] and task.get("label") == label
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"ticket": "a", "team": "x"},  # both are strings
+        {"text": "a"},
+        {"text": "a", "team": "x", "kind": "y"},
+        {"n": 1, "label": 2},
+    ],
+)
+def test_columns_that_leave_the_task_open_are_refused(row):
+    with pytest.raises(jp.InputError, match=f"{list(row)[0]}.*task=jp.task"):
+        infer_task([row], {})

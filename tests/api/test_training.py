@@ -9,6 +9,8 @@ import pytest
 from tiny_run import jaxprompt, write_rows
 
 import jaxprompt as jp
+from jaxprompt.config.run import HoldOut
+from jaxprompt.runs import train as tune
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.run_folder import read_result
 
@@ -95,10 +97,42 @@ def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
         jp.train(backbone, *rows, **run, lr=0.5)
 
 
+def test_rows_alone_are_a_run_whose_config_has_task_dev_and_batch(
+    backbone, rows, tmp_path, capsys, monkeypatch
+):
+    configs = []
+
+    def stop(config, *_):
+        configs.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "train_prompt", stop)
+    for given in (rows[0], str(write_rows(tmp_path / "rows.jsonl", rows[0]))):
+        with pytest.raises(KeyboardInterrupt):
+            jp.train(backbone, given, method="soft")
+        assert "10 of 48 training examples become dev" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        jp.train(backbone, rows[0], method="soft", protocol="holdout", size=10, bs=8)
+    assert "become dev" not in capsys.readouterr().err
+    first = configs[0]
+    assert all(config == first for config in configs)
+    assert first.data.protocol == HoldOut(size=10) and first.data.batch == 8
+    assert first.task.name == "custom" and first.task.fields == ("text",)
+
+
 @pytest.mark.long
-def test_dev_is_drawn_from_train_where_it_is_asked_for(backbone, rows, small):
-    trained = jp.train(backbone, rows[0], method=jp.prefix(4), protocol="holdout", size=12, **small)
-    assert trained.result["best_step"] == 3
+def test_dev_is_held_out_as_if_it_were_configured(backbone, rows, small):
+    fields = {name: value for name, value in small.items() if name != "batch"}
+    renamed = [{"message": row["text"], "team": row["label"]} for row in rows[0]]
+    first = jp.train(backbone, renamed, method=jp.prefix(4), **fields)
+    task = jp.task("message", label="team")
+    again = jp.train(
+        backbone, renamed, task=task, method=jp.prefix(4), protocol="holdout", size=10, batch=8,
+        **fields,
+    )  # fmt: skip
+    assert equal(first.prompt.tensors, again.prompt.tensors)
+    answers = jp.predict(jp.attach(backbone, first.prompt), ["a red cat"])
+    assert answers == jp.predict(jp.attach(backbone, again.prompt), ["a red cat"])
 
 
 @pytest.mark.long
@@ -162,7 +196,7 @@ def test_ctrl_c_says_what_is_kept(backbone, rows, small, tmp_path, monkeypatch, 
 # -- what is refused ------------------------------------------------------------------------------
 
 WRONG = {
-    "no dev": (dict(dev=None), "has no dev split"),
+    "no dev": (dict(dev=None, protocol=""), "has no dev split"),
     "an unknown field": (dict(learning=0.1), "unknown config field 'learning'"),
     "a synonym": (dict(epoch=1), "unknown config field 'epoch'; nearest: epochs, num_epochs"),
     "a method's field": (dict(length=4), "field 'length'; nearest: prompt__length$"),
@@ -170,9 +204,7 @@ WRONG = {
     "several blocks": (dict(name="x"), "several blocks; give one of optim__name, task__name"),
     "the backbone's": (dict(backbone__dtype="bfloat16"), "give it to load_backbone"),
     "a grid": (dict(seeds=(0, 1)), "train supports one run"),
-    "a method's typo": (dict(method=lambda: jp.prefix(lenght=3)), "prefix .*lenght.*length"),
     "a head's length": (dict(head=lambda: jp.linear(4)), "jp.linear has no field length"),
-    "a head's typo": (dict(head=lambda: jp.linear(poolr="cls")), "linear .*poolr.*pooler"),
     "a field twice": (dict(lr=0.1, learning_rate=0.1), "lr and learning_rate are the same field"),
     "a value": (dict(lr="fast"), "optim.lr='fast' must be a number"),
     "no rows": (dict(train=[]), "has no rows"),

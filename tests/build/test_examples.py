@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.build.examples import read_examples, read_split_rows, read_task
+from jaxprompt.build.examples import hold_out_dev, read_examples, read_split_rows, read_task
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import TaskConfig
 from jaxprompt.errors import InputError
@@ -88,6 +88,35 @@ def test_dev_is_needed_where_it_is_wanted(tmp_path):
     with pytest.raises(InputError, match="all 2 examples for train .*: data.protocol.rows$"):
         read_examples(config)
     assert texts(config, ("train",)) == {"train": ["t0", "t1"]}
+
+
+@pytest.mark.parametrize(
+    "count, set_fields, size, batch",
+    [
+        (12, (), 2, 8),
+        (160, (), 32, 16),  # 128 remain, 8 batches of 16
+        (158, (), 32, 8),
+        (1000, (), 200, 32),
+        (12, {"data.batch"}, 2, 32),
+    ],
+)
+def test_without_dev_a_fifth_of_train_is_held_out(tmp_path, count, set_fields, size, batch):
+    rows = [{"t": f"t{i}", "label": "xy"[i % 2]} for i in range(count)]
+    c, line = hold_out_dev(config(tmp_path, train=rows), set_fields)
+    assert c == config(tmp_path, train=rows, protocol="holdout", size=size).replace(
+        {"data.batch": batch}
+    )
+    assert f"{size} of {count} " in line and f"data.batch is {batch}" in line
+    assert hold_out_dev(c) == (c, "")
+
+
+@pytest.mark.parametrize(
+    "options, set_fields",
+    [({"dev": OTHER}, ()), ({"protocol": "kshot"}, ()), ({}, {"data.protocol"})],
+)
+def test_nothing_is_held_out_where_dev_is_configured(tmp_path, options, set_fields):
+    c = config(tmp_path, **options)
+    assert hold_out_dev(c, set_fields) == (c, "")
 
 
 def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):

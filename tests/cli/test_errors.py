@@ -329,7 +329,7 @@ def test_each_split_is_checked(train, data, tmp_path, split):
     assert f"{path}:{len(rows) + 1}: " in line and "column 'label' is null" in line
     if split == "dev":
         path.unlink()
-        line = train(data__source=folder)
+        line = train(data__source=folder, data__protocol="")
         assert "has no dev split" in line and "data.files.dev" in line
 
 

@@ -67,7 +67,7 @@ def outputs(site, tmp_path_factory):
     run = f"--workdir={folder / 'run'}"
     commands = [
         ["methods"], ["methods", "low_rank"], ["heads"], ["tasks"], ["tasks", "tickets"],
-        ["train", "--help"], ["train", f"--config={BASE}", run, *flags(fields)],
+        ["train", "--help=all"], ["train", f"--config={BASE}", run, *flags(fields)],
         ["export", run], ["predict", run, "--text=the cat"],
     ]  # fmt: skip
     done = call(site, "-c", RUN, json.dumps(commands))
@@ -84,8 +84,8 @@ def test_listings_and_help_show_what_the_package_adds(outputs):
     assert re.search(r"^cosine +Classes by .*\(ticket-prompts 1\.0\)$", shown["heads"], re.M)
     assert re.search(r"^tickets +3 classes .*\(ticket-prompts 1\.0\)$", shown["tasks"], re.M)
     assert "billing, login, shipping" in shown["tasks tickets"]
-    assert "prompt, with prompt.name=low_rank" in shown["train --help"]
-    assert "head.scale = 10.0" in shown["train --help"]
+    assert "prompt, with prompt.name=low_rank" in shown["train --help=all"]
+    assert "head.scale = 10.0" in shown["train --help=all"]
 
 
 def test_it_trains_exports_and_predicts(outputs):

@@ -1,6 +1,7 @@
 """Tables of any folder of runs, and a folder of several runs where one is asked for."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from tiny_run import ROOT, jaxprompt, succeed
 
 from jaxprompt import __version__
+from jaxprompt.__main__ import commands
 from jaxprompt.config.load import load_config
 from jaxprompt.config.open_blocks import NAMED
 
@@ -195,13 +197,34 @@ def test_version_touches_no_device():
     assert actual.stdout == f"jaxprompt {__version__}, jax {jax.__version__}\n"
 
 
-def test_help_lists_the_flags_then_every_field(capsys):
+def test_help_lists_the_commands_in_groups(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = jaxprompt(capsys, "--help")
+    lines = out.splitlines()
+    assert code == 0
+    assert max(map(len, lines)) <= 60 and "other" not in lines
+    names = [line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "]
+    assert sorted(names) == sorted(commands())
+
+
+def test_help_lists_flags_and_blocks_then_the_fields_of_a_block(capsys, monkeypatch, refused):
     """What the list shows of a field tests/config checks."""
+    monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         jaxprompt(capsys, "train", "--help")
-    flags, _, fields = capsys.readouterr().out.partition("config fields")
+    flags, _, blocks = capsys.readouterr().out.partition("config fields")
     assert "--coordinator" in flags and "--debug" in flags
-    lines = [line.split(" = ")[0].strip() for line in fields.splitlines() if line[:2] == "  "]
+    assert {line[2:].split(" ")[0] for line in blocks.splitlines()} >= {"optim", "prompt", "data"}
+    with pytest.raises(SystemExit):
+        jaxprompt(capsys, "train", "--help=optim")
+    fields = capsys.readouterr().out
+    assert "  optim.lr = 0.01" in fields and "optim.schedule.warmup_steps = 0" in fields
+    assert "train." not in fields and max(map(len, fields.splitlines())) <= 100
+    assert "--help='optm' is unknown; nearest: optim" in refused("train", "--help=optm")
+    with pytest.raises(SystemExit):
+        jaxprompt(capsys, "train", "--help=all")
+    fields = capsys.readouterr().out
+    lines = re.findall("^  ([a-z].*?) = ", fields, re.M)
     named = tuple(f"{block}." for block in NAMED)  # blocks whose fields are of what they name
     names = [name for name in lines if not name.startswith(named)]
     assert sorted(names) == sorted(

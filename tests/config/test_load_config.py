@@ -58,6 +58,20 @@ def test_what_would_be_read_as_something_else_is_refused(field, value, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "overrides, name",
+    [
+        ([("task.fields", "message")], "custom"),
+        ([("task.name", "topics"), ("task.fields", "message")], "topics"),
+        ([("task.fields", "message"), ("task.name", "sst2")], "sst2"),
+        ([("task.fields", "text"), ("task.form", "nsp")], "topics"),  # a choice of its texts
+        ([("task.fields", "")], "topics"),
+    ],
+)
+def test_columns_make_a_task_without_a_name_a_custom_one(overrides, name):
+    assert load_config("base", overrides).task.name == name
+
+
 @pytest.mark.parametrize("value", [{}, [{}], [["a", {"b": 1}]]])
 def test_a_field_of_a_method_is_no_block(value, tmp_path):
     config = json.loads(read_config("base").to_json())

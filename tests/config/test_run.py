@@ -33,6 +33,7 @@ def test_a_field_is_declared_in_one_place(monkeypatch):
         load_config("base", [("optim.noise", "1.5")])
     with pytest.raises(InputError, match=r"optim\.nois'; nearest: optim\.noise"):
         load_config("base", [("optim.nois", "0.5")])
+    monkeypatch.setenv("COLUMNS", "200")
     help_line = "number, in [0, 1); of the gradients' standard deviation"
     assert any("optim.noise = 0.25" in x and help_line in x for x in list_fields().splitlines())
     assert "| `optim.noise` | `0.25` | number, in [0, 1) |" in write_page()

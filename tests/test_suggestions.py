@@ -1,0 +1,37 @@
+"""Names that are suggested for an unknown one."""
+
+import pytest
+
+from jaxprompt.api.choices import choice_names
+from jaxprompt.errors import nearest
+from jaxprompt.registry import BACKBONES
+
+COMMANDS = ("adapt", "evaluate", "inspect", "plan", "predict", "sweep", "tasks", "train")
+METHODS = tuple(choice_names("prompt"))
+MANY = tuple(f"name_{i:03d}" for i in range(50))
+
+
+@pytest.mark.parametrize(
+    "name, choices, first",
+    [
+        ("fit", COMMANDS, "train"),
+        ("Finetune", COMMANDS, "train"),
+        ("infer", COMMANDS, "predict"),
+        ("tran", COMMANDS, "train"),
+        ("lora", METHODS, "prefix"),
+        ("prefx", METHODS, "prefix"),
+        ("robert", BACKBONES.names(), "roberta"),
+    ],
+)
+def test_the_nearest_name_is_first_and_the_others_follow(name, choices, first):
+    label, _, names = nearest(name, choices).partition(": ")
+    assert label == "nearest" and names.split(", ")[0] == first
+    assert sorted(names.split(", ")) == sorted(choices)
+
+
+@pytest.mark.parametrize("name, label", [("name_01", "nearest"), ("zzz", "known")])
+def test_at_most_20_names_are_listed(name, label):
+    text = nearest(name, MANY)
+    assert text.startswith(label) and text.endswith(", ... (50 in all)")
+    names = text.partition(": ")[2].split(", ")[:-1]
+    assert len(names) == 20 and set(names) < set(MANY)
