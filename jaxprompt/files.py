@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -232,18 +232,23 @@ def make_folder(path: str | os.PathLike) -> Path:
 
 
 def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
-    """Writes `data` atomically: a reader sees either the old or the new file.
+    """Writes `data` atomically, see `open_atomic`."""
+    with open_atomic(Path(path)) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
-    Raises InputError if the write fails, e.g. on a full disk or in a read-only folder; the old
-    file is then unchanged.
+
+@contextlib.contextmanager
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file that replaces `path` at the end of the block: a reader sees the old or the new.
+
+    If the block fails, nothing is left of it. Raises InputError if the write fails, e.g. on a full
+    disk or in a read-only folder; the old file is then unchanged.
     """
-    path = Path(path)
-    data = data.encode() if isinstance(data, str) else data
     scratch = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         remove_scratch(path.parent, _SCRATCH_SECONDS)
         with open(scratch, "xb") as file:  # fails if it exists, even as a link
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
@@ -331,23 +336,28 @@ def check_foreign_files(folder: str | os.PathLike, expected: Collection[str], wr
         )
 
 
-def write_output(path: Path, text: str) -> None:
-    """Writes text to a user's path; links are followed, devices and pipes are written to.
+def write_output(path: Path, texts: Iterable[str]) -> None:
+    """Writes texts to a user's path; links are followed, devices and pipes get each at once.
 
-    Raises InputError as `write_atomic` does, and BrokenPipeError if the reader of a pipe is gone.
+    Raises InputError as `open_atomic` does, and BrokenPipeError if the reader of a pipe is gone.
     """
     try:
         info = os.stat(path)
     except OSError:
         info = None
     if info and _is_stdout(info):  # /dev/stdout may be a file that others write to, too
-        sys.stdout.write(text)
+        for text in texts:
+            sys.stdout.write(text)
+            sys.stdout.flush()
     elif info is None or stat.S_ISREG(info.st_mode):
-        write_atomic(os.path.realpath(path), text)
+        with open_atomic(Path(os.path.realpath(path))) as file:
+            file.writelines(text.encode() for text in texts)
     else:
         try:
-            with os.fdopen(os.open(path, os.O_WRONLY), "wb") as file:
-                file.write(text.encode())
+            with os.fdopen(os.open(path, os.O_WRONLY), "wb") as device:
+                for text in texts:
+                    device.write(text.encode())
+                    device.flush()
         except BrokenPipeError:
             raise
         except OSError as error:

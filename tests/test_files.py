@@ -240,7 +240,7 @@ def test_a_pipe_is_written_to(tmp_path):
     assert check_output(str(pipe), {"--input": pipe}) == pipe
     reader = threading.Thread(target=lambda: texts.append(pipe.read_text()))
     reader.start()
-    write_output(pipe, "é\n" * 100_000)  # more than a pipe holds
+    write_output(pipe, ["é\n" * 100_000])  # more than a pipe holds
     reader.join(60)
     assert texts == ["é\n" * 100_000]
     assert stat.S_ISFIFO(pipe.stat().st_mode) and os.listdir(tmp_path) == ["pipe.csv"]
@@ -251,18 +251,31 @@ def test_a_link_stays_a_link(tmp_path):
     target, link = tmp_path / "to/out.jsonl", tmp_path / "link"
     link.symlink_to("to/out.jsonl")
     for text in ("new", "newer"):
-        write_output(check_output(str(link), {}), text)
+        write_output(check_output(str(link), {}), [text])
         assert target.read_text() == text and os.readlink(link) == "to/out.jsonl"
     assert os.listdir(tmp_path / "to") == ["out.jsonl"]
     (full := tmp_path / "full").symlink_to("/dev/full")
     with pytest.raises(InputError, match="cannot write .*full: No space left on device"):
-        write_output(check_output(str(full), {}), "x")
+        write_output(check_output(str(full), {}), ["x"])
     assert os.readlink(full) == "/dev/full"
+
+
+def test_output_that_ends_early_leaves_the_old_file(tmp_path):
+    def texts():
+        yield "new\n"
+        assert len(list(tmp_path.iterdir())) == 2  # the scratch file
+        raise InputError("line 2")
+
+    path = tmp_path / "out"
+    path.write_text("old\n")
+    with pytest.raises(InputError, match="line 2"):
+        write_output(path, texts())
+    assert path.read_text() == "old\n" and list(tmp_path.iterdir()) == [path]
 
 
 def test_the_file_of_stdout_is_appended_to(tmp_path):
     code = "from pathlib import Path; from jaxprompt.files import write_output as w; "
-    code += "print(1); w(Path('/dev/stdout'), '2\\n'); print(3)"
+    code += "print(1); w(Path('/dev/stdout'), ['2\\n']); print(3)"
     log = tmp_path / "log"
     log.write_text("0\n")
     with log.open("a") as file:

@@ -15,11 +15,11 @@ from jaxprompt.serving.bank import (
     PromptBank,
     answer_requests,
     check_names,
-    in_order,
     make_bank,
     name_of,
     read_requests,
 )
+from jaxprompt.serving.stream import in_order
 
 _NAMING = "a dict, e.g. {'first': prompt}"
 
@@ -40,18 +40,15 @@ class BankedModel:
         """The names of the prompts."""
         return self.bank.names
 
-    def read(self, rows: AnyRows) -> list[tuple[int, Record]]:
-        """Reads rows.
-
-        Returns:
-          The number of each row's prompt, and its record.
+    def read(self, rows: AnyRows) -> list[Record]:
+        """Reads rows as records, each with the number of its prompt.
 
         Raises:
           InputError: for the first row that is not an example of its prompt's task.
         """
         # Rows without column names have no prompt names.
-        requests = read_requests(self.bank, from_rows(to_rows(rows, "rows")), self.by)
-        for _, record in requests:
+        requests = list(read_requests(self.bank, from_rows(to_rows(rows, "rows")), self.by))
+        for record in requests:
             if record.error:
                 raise InputError(record.error)
         return requests
@@ -67,8 +64,9 @@ class BankedModel:
         answers = answer_requests(self.bank, requests)
         metrics: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}
         for index, answered in answers.items():
-            metrics[self.names[index]] = answered.measured | {"examples": answered.num_labelled}
-        num_known = sum(answered.num_labelled for answered in answers.values())
+            measured, count = self.bank.scorers[index].measure_labelled([answered.labelled])
+            metrics[self.names[index]] = measured | {"examples": count}
+        num_known = sum(int(values["examples"]) for values in metrics.values())
         if not num_known:
             raise InputError(
                 "no row has a known label of its prompt's task; give rows with such labels"

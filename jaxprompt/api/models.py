@@ -234,15 +234,16 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
     check_type("model", model, PromptedModel, "the result of jp.attach")
     # Plain texts have no labels, so a string is the path of a file, as in `train`.
     examples = model.read(Path(rows) if isinstance(rows, str) else rows)
-    answers = model.answer(model.params, examples) if examples else None
-    if answers is None or not answers.num_labelled:
+    parts = [model.answer(model.params, examples).labelled] if examples else []
+    measured, num_labelled = model.scorer.measure_labelled(parts)
+    if not num_labelled:
         labels = model.scorer.task.labels
         raise InputError(
             f"none of {len(examples)} rows has a known label of the task; give rows with "
             + (f"one of {', '.join(labels)}" if labels else "such labels")
         )
-    warn_unlabelled(answers.num_labelled, len(examples))
-    return answers.measured | {"examples": answers.num_labelled}
+    warn_unlabelled(num_labelled, len(examples))
+    return measured | {"examples": num_labelled}
 
 
 def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **options: Any) -> list[str]:

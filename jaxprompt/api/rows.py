@@ -139,7 +139,7 @@ def make_records(data: AnyRows | Sequence[str], task: Task) -> list[Record]:
         records = from_texts(texts, task.fields, "text")
     else:
         records = from_rows(to_rows(data, "rows", task.columns, "a list of texts, "))
-    records = with_examples(task, records)
+    records = list(with_examples(task, records))
     for record in records:
         if record.error:
             raise InputError(record.error)

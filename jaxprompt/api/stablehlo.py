@@ -1,10 +1,11 @@
 """Exports a prompt with its backbone as a StableHLO program that runs without jaxprompt."""
 
+import contextlib
 import dataclasses
 import io
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,7 @@ from jaxprompt.api.models import PromptedModel, scores
 from jaxprompt.convert import artifact
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.specials import FED
+from jaxprompt.data.text.template import parse
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import check_foreign_files, make_folder, write_atomic
 from jaxprompt.models.scorer import Scorer
@@ -31,10 +33,39 @@ FORMAT = 1
 _FIXED_LENGTH_FAMILIES = ("deberta", "deberta_v2")
 PROGRAM, WEIGHTS, CARD = "scorer.stablehlo", "scorer.safetensors", "scorer.json"
 EXAMPLE, SCRIPT = "example.npz", "run.py"
-FILES = (PROGRAM, WEIGHTS, EXAMPLE, SCRIPT, CARD)
+TOKENIZER, GUIDE = "tokenizer.json", "README.md"
+FILES = (PROGRAM, WEIGHTS, EXAMPLE, SCRIPT, TOKENIZER, GUIDE, CARD)
 PLATFORMS = ("cpu", "cuda", "tpu")
 TEXTS = ("a short text", "a second text, which has more words than the first one")
 _DECODER = "decoder_"  # prefix of the names of the decoder's inputs
+_BY_TOKEN = ("ids", "slot", "types", "roles", "positions", "segments")  # inputs, beside the mask
+_GUIDE = """# A prompt and its backbone as a StableHLO program
+
+`scorer.stablehlo` scores texts on CPU, CUDA and TPU; `scorer.safetensors` contains its weights.
+Neither needs jaxprompt:
+
+    pip install jax safetensors flatbuffers tokenizers
+    python run.py                       # scores the two texts of example.npz, and compares
+    python run.py "a text" "another"    # prints the class of each text
+
+From Python, in this folder:
+
+    from pathlib import Path
+    from run import load_scorer, make_inputs
+
+    folder = Path(".")
+    scorer = load_scorer(folder)
+    scores = scorer(make_inputs(folder, ["a text", "another"]))  # [texts, classes]
+
+`tokenizer.json` is the tokenizer of the backbone, which the package tokenizers loads. `scorer.json`
+describes the inputs and lists the classes. Its `encoding` contains the tokens of the template
+{template}, with one token in place of the text; `make_inputs` in `run.py` replaces it.
+"""
+_TEXTS = ("field", "choice", "choices", "option")  # parts of a template that differ by example
+_NO_ENCODING = """
+This template has no `encoding`, because its inputs do not differ in one text alone: build them as
+`scorer.json` describes.
+"""
 
 
 class _Program(NamedTuple):
@@ -49,7 +80,8 @@ def write_stablehlo(model: PromptedModel, folder: str | Path) -> tuple[Path, ...
     scorer.stablehlo maps (weights, inputs), two dicts by name, to scores, float32 [b, C], before
     the softmax, or before the sigmoid for a discriminator head. scorer.safetensors contains the
     weights, scorer.json describes the inputs, example.npz contains the inputs and scores of two
-    texts, and run.py scores these. Inputs and weights without effect on the scores are left out.
+    texts, and run.py scores these, or other texts with tokenizer.json. README.md explains this.
+    Inputs and weights without effect on the scores are left out.
 
     Args:
       model: result of `attach` with one prompt.
@@ -72,13 +104,18 @@ def write_stablehlo(model: PromptedModel, folder: str | Path) -> tuple[Path, ...
     expected = jax.jit(scores, static_argnums=1)(model.params, model, batch)[:, :classes]
     flat = _flatten(batch)
     example = {name: flat[name] for name in program.inputs} | {"scores": np.asarray(expected)}
-    card = json.dumps(_make_card(model, program), indent=2, ensure_ascii=False) + "\n"
+    encoding = _encoding(model.scorer, flat, program)
+    card = _make_card(model, program) | ({"encoding": encoding} if encoding else {})
+    guide = _GUIDE.format(template=f"`{model.scorer.template}`")
     files: dict[str, bytes | str] = {
-        CARD: card,  # first, because it marks the other files as an export
+        # First, because it marks the other files as an export.
+        CARD: json.dumps(card, indent=2, ensure_ascii=False) + "\n",
         PROGRAM: bytes(program.exported.serialize()),
         WEIGHTS: save({name: np.ascontiguousarray(x) for name, x in program.weights.items()}),
         EXAMPLE: _npz(example),
         SCRIPT: resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8"),
+        TOKENIZER: model.scorer.tokenizer.backend_tokenizer.to_str(),
+        GUIDE: guide if encoding else guide + _NO_ENCODING,
     }
     for name, data in files.items():
         write_atomic(folder / name, data)
@@ -158,8 +195,21 @@ def _export(model: PromptedModel, batch: Batch) -> _Program:
         name: jax.ShapeDtypeStruct(_shape(name, arrays[name], b, t), arrays[name].dtype)
         for name in sorted(used_names & arrays.keys())
     }
-    exported = export.export(score, platforms=PLATFORMS)(_specs(weights), inputs)
+    with _no_locations():
+        exported = export.export(score, platforms=PLATFORMS)(_specs(weights), inputs)
     return _Program(exported, weights, inputs)
+
+
+@contextlib.contextmanager
+def _no_locations() -> Iterator[None]:
+    """Lowers without source locations, which are paths of this machine."""
+    name = "jax_traceback_in_locations_limit"
+    limit = getattr(jax.config, name)
+    jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(name, limit)
 
 
 def _make_score(model: PromptedModel, params: tree.Flat, batch: Batch) -> Callable[..., jax.Array]:
@@ -283,6 +333,38 @@ def _meanings(scorer: Scorer) -> dict[str, str]:
         **{_DECODER + name: f"decoder, same for every text: {x}" for name, x in decoder.items()},
         "label_pos": f"positions of the {stream} whose states the head reads, from 0",
         "counts": "number of choices of each example",
+    }
+
+
+def _encoding(
+    scorer: Scorer, example: Mapping[str, np.ndarray], program: _Program
+) -> dict[str, Any] | None:
+    """Describes how a text becomes inputs, for `make_inputs` of run_scorer.py.
+
+    None if an input does not consist of the text of one field as it is.
+    """
+    parts = [part for part in parse(scorer.template).parts if part.kind in _TEXTS]
+    if len(parts) != 1 or parts[0].kind != "field" or parts[0].modifiers:
+        return None
+    (gap,) = scorer.encoder.gaps([scorer.task.example("a")], parts[0].text)
+    row, at = scorer.encoder.fill_gap(gap, [0])
+    row = row._replace(positions=row.positions + scorer.layout.shift)
+    has_decoder = row.decoder is not None
+    by_token = {name: getattr(row, name).tolist() for name in _BY_TOKEN if name in program.inputs}
+    constants = {
+        name: example[name][0].tolist()
+        for name in program.inputs
+        if name not in by_token and name != "mask" and (has_decoder or name != "label_pos")
+    }
+    return {
+        "leading_space": gap.field.text.startswith(" "),
+        "max_tokens": gap.room,
+        "text_at": at,
+        "row": by_token,
+        "label_pos": None if has_decoder else row.label_pos.tolist(),
+        "constants": constants,
+        "padding": {"ids": scorer.layout.pad_id, "slot": -1},
+        "padding_side": scorer.layout.side,
     }
 
 

@@ -1,13 +1,11 @@
-"""Serving with one prompt or a bank of several, for `predict` and `evaluate`: flags and answers."""
+"""Flags of `predict` and `evaluate` for one prompt or several, and loading these."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jaxprompt.cli import log
 from jaxprompt.cli.options import Parser, path
 from jaxprompt.config.run import BackboneConfig
-from jaxprompt.data.sources import records
 from jaxprompt.errors import InputError, at_least
 
 SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags beside the prompts
@@ -144,96 +142,3 @@ def make_mesh(mesh: str, batch: int) -> Any:
             f"--batch={batch} must be a multiple of {sizes[0]}, the data axis of --mesh={mesh}"
         )
     return placement
-
-
-def answer_requests(
-    bank: Any, requests: Sequence[tuple[int, Any]]
-) -> tuple[Mapping[int, Any], dict[str, dict[str, float]]]:
-    """Answers the requests of `read_requests`.
-
-    Prints to stderr how many examples were truncated, and which labels are unknown.
-
-    Returns:
-      The answers by number of the prompt, and the metrics by name of the prompt.
-    """
-    from jaxprompt.serving.bank import answer_requests
-
-    answers_by_prompt = answer_requests(bank, requests)
-    metrics = {}
-    for number, answers in sorted(answers_by_prompt.items()):
-        name, task = bank.names[number], bank.scorers[number].task
-        rows = [record for prompt, record in requests if prompt == number]
-        for line in records.unknown_label_messages(task, rows):
-            log(f"{name}: {line}")
-        if answers.cut:
-            length = bank.scorers[number].layout.max_len
-            log(f"{name}: texts cut to {length} tokens: {answers.cut} of {len(answers.columns)}")
-        metrics[name] = {"examples": answers.num_labelled, **answers.measured}
-    return answers_by_prompt, metrics
-
-
-# -- records that cannot be read ------------------------------------------------------------------
-
-
-def raise_first(records: Sequence[Any], on_error: str = "") -> None:
-    """Raises the first error of the input, unless `on_error`, the flag of `predict`, is "skip"."""
-    errors = [record.error for record in records if record.error]
-    if errors and on_error != "skip":
-        advice = "; use --on-error=skip to predict the other lines" if on_error else ""
-        raise InputError(f"{errors[0]}{advice}")
-
-
-def report_errors(records: Sequence[Any]) -> None:
-    """Prints how many input lines have an error, and the first error."""
-    errors = [record.error for record in records if record.error]
-    if errors:
-        log(f"{len(errors)} of {len(records)} lines cannot be read, the first is {errors[0]}")
-
-
-def answer_encodable(
-    answer: Callable[[Any], Any], mark: Callable[[Any], Any], records: Any
-) -> tuple[Any, Any]:
-    """Answers the examples of records. Returns the records, and the answers.
-
-    If some cannot be encoded, `mark` replaces these with errors, and the others are answered.
-    """
-    try:
-        return records, answer(records)
-    except InputError:
-        marked = mark(records)
-        if marked == records:
-            raise
-    return marked, answer(marked)
-
-
-def answer_records(
-    exported: Any, placement: Any, generation: Any, records: Sequence[Any], on_error: str = ""
-) -> tuple[Any, Any]:
-    """Answers the examples of records with one prompt.
-
-    Args:
-      exported: a LoadedPrompt.
-      placement: its placement.
-      generation: the config block of generated texts.
-      records: the records.
-      on_error: see `raise_first`.
-
-    Returns:
-      The records, with an error instead of each example that cannot be encoded; the `Answers`,
-      None without an example.
-    """
-    from jaxprompt.serving.answers import make_answers, mark_errors
-
-    scorer = exported.scorer
-    answer = make_answers(scorer, generation=generation, placement=placement)
-
-    def answer_all(records: Sequence[Any]) -> Any:
-        examples = [record.example for record in records if record.example]
-        return answer(exported.params, examples) if examples else None
-
-    def mark(records: Sequence[Any]) -> Sequence[Any]:
-        records = mark_errors(scorer, records, generation)
-        raise_first(records, on_error)
-        return records
-
-    return answer_encodable(answer_all, mark, records)

@@ -4,7 +4,8 @@ With --prompt it scores the rows of --input with an export instead. With several
 selects the prompt of each row, and the prompts share batches.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from jaxprompt.data.sources.records import (
     from_file,
     from_stdin,
     output_lines,
-    unknown_label_messages,
-    with_examples,
 )
 from jaxprompt.data.tasks.readers.dialogues import indices_of_last_turns
 from jaxprompt.errors import InputError
@@ -126,40 +125,50 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     return metrics
 
 
-def _read_input(args: Any, columns: Sequence[str] = ()) -> Sequence[Any]:
-
-    return from_stdin(()) if args.input == "-" else from_file(args.input, columns)
+def _read_input(args: Any, columns: Sequence[str] = ()) -> Iterator[Record]:
+    """Reads the first record at once, and the others when they are requested."""
+    records = from_stdin(()) if args.input == "-" else from_file(args.input, columns)
+    return itertools.chain(list(itertools.islice(records, 1)), records)
 
 
 def _measure_bank(args: Any) -> dict[str, Any]:
-    from jaxprompt.serving.bank import read_requests
+    from jaxprompt.serving.stream import several_prompts
 
-    records = _read_input(args)
-    prompts = bank.open_bank(args)
-    requests = read_requests(prompts, records, args.column)
-    bank.raise_first([record for _, record in requests])
-    metrics = bank.answer_requests(prompts, requests)[1]
+    inputs = _read_input(args)
+    metrics = _measure(args, several_prompts(bank.open_bank(args), args.column), inputs)
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 
 
 def _measure_export(args: Any) -> dict[str, Any]:
     from jaxprompt.build.prompt_artifact import read_export
+    from jaxprompt.serving.stream import one_prompt
 
     (prompt,) = args.prompt
     metadata = read_export(prompt)[1]
-    records = _read_input(args, metadata.task.columns)
+    inputs = _read_input(args, metadata.task.columns)
     exported, placement = bank.open_export(args, prompt)
     scorer = exported.scorer
     if scorer.head.WRITES:
-        exported = exported._replace(scorer=scorer.writing(metadata.generate.max_new_tokens))
-    records = with_examples(scorer.task, records)
-    bank.raise_first(records)
-    for line in unknown_label_messages(scorer.task, records):
+        scorer = scorer.writing(metadata.generate.max_new_tokens)
+    predictor = one_prompt(scorer, exported.params, placement, metadata.generate)
+    metrics = _measure(args, predictor, inputs).get("", {})
+    return metrics if metrics.get("examples") else {}
+
+
+def _measure(args: Any, predictor: Any, inputs: Iterator[Record]) -> dict[str, dict[str, Any]]:
+    """Returns the metrics of each prompt and the number of its labelled examples."""
+    from jaxprompt.serving.stream import CHUNK_BATCHES, Totals, answer_chunks
+
+    totals = Totals(predictor)
+    size = CHUNK_BATCHES * args.batch
+    for chunk, answers in answer_chunks(predictor, predictor.read(inputs), size):
+        totals.add(chunk, answers)
+    for line in totals.messages():
         log(line)
-    _, answers = bank.answer_records(exported, placement, metadata.generate, records)
-    if answers is None or not answers.num_labelled:
-        return {}
-    return {"examples": answers.num_labelled, **answers.measured}
+    metrics = totals.metrics().items()
+    return {
+        name: {"examples": count, **values} for name, (values, count, total) in metrics if total
+    }
 
 
 def majority(config: RunConfig, split: str, output: str | None) -> dict[str, Any]:
@@ -179,8 +188,7 @@ def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> li
 
     rows = read_split_rows(config, scorer.task, split)
     records = [Record(origin, row, example=example) for origin, row, example in rows]
-    check_columns(records, scorer.head.columns(scorer.task), prefix)
-    return records
+    return list(check_columns(records, scorer.head.columns(scorer.task), prefix))
 
 
 def _write_records(
@@ -192,4 +200,4 @@ def _write_records(
         ends = indices_of_last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
         split, scores = split._replace(counts=split.counts[ends]), scores[ends]
     answers = scorer.answers(examples, split, scores)
-    write_output(path, "".join(output_lines(records, answers, prefix)))
+    write_output(path, output_lines(records, answers, prefix))

@@ -42,6 +42,12 @@ def main(argv: Sequence[str]) -> int:
         "nearest to their prompt (default: 5)",
     )
     parser.add_argument(
+        "--errors",
+        type=int,
+        default=10,
+        help="number of misclassified examples to list, the most confident first (default: 10)",
+    )
+    parser.add_argument(
         "--exports",
         type=path,
         metavar="DIR",
@@ -54,17 +60,20 @@ def main(argv: Sequence[str]) -> int:
     config = load_run(args, overrides)
 
     from jaxprompt.inspection.findings import InspectOptions, inspect_run
-    from jaxprompt.inspection.report import list_instances, list_words, write_report
+    from jaxprompt.inspection.report import list_errors, list_instances, list_words, write_report
     from jaxprompt.training.pictures import require_matplotlib
 
     require_matplotlib("inspect")
-    options = InspectOptions(args.split, args.steps, args.top, args.examples, args.instances)
+    options = InspectOptions(
+        args.split, args.steps, args.top, args.examples, args.instances, args.errors
+    )
     findings = inspect_run(config, args.workdir, options, log)
     for remark in findings.remarks:
         log(remark)
     paths = write_report(findings, args.workdir, f"Run {Path(args.workdir).resolve().name}")
     print(list_words(findings), end="")
     print(list_instances(findings, sys.stdout.isatty()), end="")
+    print(list_errors(findings), end="")
     if findings.states is not None:
         for step, separation in findings.states.separations.items():
             print(f"R_D at step {step}: {separation.ratio:.4f}")

@@ -8,9 +8,9 @@ selects the prompt of each row; the prompts share one backbone and batches.
 """
 
 import dataclasses
-import functools
+import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,13 @@ from jaxprompt.cli.results import check_single
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.sources import records, submissions
-from jaxprompt.data.text.overview import unmarked_messages
+from jaxprompt.data.sources.records import Record
 from jaxprompt.errors import InputError, at_least, check_known
 from jaxprompt.files import check_output, make_folder, write_output
 
 if TYPE_CHECKING:
     from jaxprompt.heads import Kind
+    from jaxprompt.serving.stream import Predictor, Totals
 
 # Flags that --column does not take.
 _ONE_PROMPT = (
@@ -99,6 +100,8 @@ def _is_submission(args: Any) -> bool:
 
 def _predict(args: Any) -> int:
     """Answers the input with one prompt, and writes the answers."""
+    from jaxprompt.serving.stream import one_prompt
+
     check_known("--format", args.format, submissions.format_names())
     prompt, metadata = _read_metadata(args)
     head, generation = _make_head(args, prompt, metadata)
@@ -107,37 +110,74 @@ def _predict(args: Any) -> int:
         name = submissions.submission_file_name(args.format, task, head.columns(task))
     # Before the weights are loaded, so that errors in the output or input are reported at once.
     output = _check_output(args, name)
-    inputs = _read_texts(args, task.fields, task.columns)
-    if not _is_submission(args):
-        records.check_columns(inputs, head.columns(task) + _error_columns(args), args.prefix)
+    columns = () if _is_submission(args) else head.columns(task) + _error_columns(args)
+    inputs = _read_inputs(args, output, task.fields, task.columns, columns)
     exported, placement = bank.open_export(
         args, prompt, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
     )
+    scorer = exported.scorer
     if head.WRITES:
-        exported = exported._replace(scorer=exported.scorer.writing(generation.max_new_tokens))
-    task = exported.scorer.task
-    # Some rows become several examples, each with its own line.
-    inputs = records.with_examples(task, inputs)
-    bank.raise_first(inputs, args.on_error)
-    for line in records.unknown_label_messages(task, inputs):
-        log(line)
-    if _is_submission(args):
-        submissions.check_submission(args.format, task, _with_example(inputs))
-    inputs, answers = bank.answer_records(exported, placement, generation, inputs, args.on_error)
-    for line in _answer_messages(answers, exported.scorer.layout.max_len) if answers else ():
-        log(line)
-    columns = answers.columns if answers else []
-    bank.report_errors(inputs)
-    if _is_submission(args):
-        lines = submissions.format_submission(args.format, task, _with_example(inputs), columns)
-    else:
-        lines = "".join(records.output_lines(inputs, columns, args.prefix))
-    if name and output:
+        scorer = scorer.writing(generation.max_new_tokens)
+    predictor = one_prompt(scorer, exported.params, placement, generation)
+    if not _is_submission(args):
+        _write(output, _answer(args, predictor, predictor.read(inputs)))
+        return 0
+    texts = list(_answer_submission(args, predictor, inputs))
+    if output:
         make_folder(output.parent)
-    _write(output, lines)
+    _write(output, texts)
     if output and output != Path(args.output):  # the file of a folder
         log(f"wrote {output}")
     return 0
+
+
+def _answer_submission(
+    args: Any, predictor: "Predictor", inputs: Iterable[Record]
+) -> Iterator[str]:
+    """Yields the file of a benchmark, which needs all answers at once."""
+    from jaxprompt.serving.stream import Totals, answer_chunks, in_order, stop_at_errors
+
+    rows = list(stop_at_errors(predictor.read(inputs), args.on_error))
+    task = predictor.scorers[0].task
+    submissions.check_submission(args.format, task, [row for row in rows if row.example])
+    totals = Totals(predictor)
+    for chunk, answers in answer_chunks(predictor, rows, len(rows), args.on_error):
+        totals.add(chunk, answers)
+        examples = [row for row in chunk if row.example]
+        columns = list(in_order(chunk, answers))
+        yield submissions.format_submission(args.format, task, examples, columns)
+    _log_totals(totals)
+
+
+def _answer(args: Any, predictor: "Predictor", rows: Iterable[Record]) -> Iterator[str]:
+    """Yields the lines of a chunk at a time, and logs the progress and what was counted."""
+    from jaxprompt.serving.stream import Totals, answer_chunks, in_order
+    from jaxprompt.training.pace import ProgressReporter
+
+    totals, progress = Totals(predictor), ProgressReporter(log, "predicted", None, "rows")
+    for chunk, answers in answer_chunks(predictor, rows, _chunk_size(args), args.on_error):
+        totals.add(chunk, answers)
+        yield "".join(records.output_lines(chunk, in_order(chunk, answers), args.prefix))
+        progress.add(len(chunk))
+    _log_totals(totals)
+
+
+def _log_totals(totals: "Totals") -> None:
+    for line in totals.messages():
+        log(line)
+    for name, (values, labelled, total) in totals.metrics().items():
+        if labelled:
+            scores = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+            log(
+                f"{name}: " * bool(name)
+                + f"{scores} on {labelled} of {total} examples, those with a label"
+            )
+
+
+def _chunk_size(args: Any) -> int:
+    from jaxprompt.serving.stream import CHUNK_BATCHES
+
+    return CHUNK_BATCHES * args.batch
 
 
 def _read_metadata(args: Any) -> tuple[str, PromptMetadata]:
@@ -173,50 +213,32 @@ def _make_head(args: Any, prompt: str, metadata: PromptMetadata) -> "tuple[Kind,
     return head, generation
 
 
-def _with_example(inputs: Sequence[Any]) -> list[Any]:
-    return [record for record in inputs if record.example]
-
-
 def _predict_by_bank(parser: Parser, args: Any) -> int:
     """Answers the input with several prompts, each for the rows that name it."""
+    from jaxprompt.serving.stream import several_prompts
+
     bank.refuse_flags(
         parser,
         args,
         _ONE_PROMPT,
         f"is only valid for one prompt, and --column={args.column} selects among several",
     )
-
-    from jaxprompt.serving.bank import in_order, mark_requests, read_requests
-
     output = _check_output(args)
-    inputs = _read_texts(args, ())
-    prompts = bank.open_bank(args)
-    requests = read_requests(prompts, inputs, args.column)
-    for number, record in requests:
-        columns: tuple[str, ...] = ()
-        if number >= 0:
-            scorer = prompts.scorers[number]
-            columns = scorer.head.columns(scorer.task)
-        records.check_columns([record], columns + _error_columns(args), args.prefix)
-    bank.raise_first([record for _, record in requests], args.on_error)
-
-    def mark(requests: Sequence[Any]) -> Sequence[Any]:
-        requests = mark_requests(prompts, requests)
-        bank.raise_first([record for _, record in requests], args.on_error)
-        return requests
-
-    answer = functools.partial(bank.answer_requests, prompts)
-    requests, (answers, metrics) = bank.answer_encodable(answer, mark, requests)
-    bank.report_errors([record for _, record in requests])
-    for name, values in metrics.items():
-        examples = values.pop("examples")
-        total = len(answers[prompts.names.index(name)].columns)
-        if examples:
-            log(f"{name}: {_format_scores(values, examples, total)}")
-    rows = [record for _, record in requests]
-    lines = records.output_lines(rows, in_order(requests, answers), args.prefix)
-    _write(output, "".join(lines))
+    inputs = _read_inputs(args, output, ())
+    predictor = several_prompts(bank.open_bank(args), args.column)
+    rows = _check_bank_columns(args, predictor, predictor.read(inputs))
+    _write(output, _answer(args, predictor, rows))
     return 0
+
+
+def _check_bank_columns(
+    args: Any, predictor: "Predictor", rows: Iterable[Record]
+) -> Iterator[Record]:
+    """Yields rows; raises InputError if the columns of a row's prompt would overwrite its own."""
+    for row in rows:
+        scorer = predictor.scorers[row.prompt]
+        columns = scorer.head.columns(scorer.task) if row.example else ()
+        yield from records.check_columns([row], columns + _error_columns(args), args.prefix)
 
 
 def _error_columns(args: Any) -> tuple[str, ...]:
@@ -239,38 +261,49 @@ def _reads_file(args: Any) -> bool:
     return bool(args.input) and args.input != "-"
 
 
-def _write(output: Path | None, lines: str) -> None:
-
-    if output is None:
-        sys.stdout.write(lines)
-    else:
-        write_output(output, lines)
-
-
-def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
-    """Yields messages: how many texts were truncated, and the metrics if there are labels."""
-    total = len(answers.columns)
-    if answers.cut:
-        yield f"texts cut to {max_len} tokens: {answers.cut} of {total}"
-    yield from unmarked_messages({"the input": (answers.unmarked, total)})
-    if answers.num_labelled:
-        yield _format_scores(answers.measured, answers.num_labelled, total)
+def _write(output: Path | None, texts: Iterable[str]) -> None:
+    """Writes texts; a reader of stdout gets each at once."""
+    if output is not None:
+        write_output(output, texts)
+        return
+    for text in texts:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
-def _format_scores(values: Mapping[str, float], examples: int, total: int) -> str:
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-    return f"{scores} on {examples} of {total} examples, those with a label"
+def _read_inputs(
+    args: Any,
+    output: Path | None,
+    fields: Sequence[str],
+    names: Sequence[str] = (),
+    new_columns: Sequence[str] = (),
+) -> Iterator[Record]:
+    """Reads the first chunk of the input, and the others when they are requested.
 
+    Args:
+      args: the flags.
+      output: path of the output. Into a file nothing is written if there is an error, so that one
+        in the first chunk is raised at once.
+      fields: fields of the task.
+      names: names of the input's columns if it has none.
+      new_columns: names of the columns that the input must not have.
+    """
+    from jaxprompt.serving.stream import in_chunks, stop_at_errors
 
-def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -> list[Any]:
-
+    is_file, size = _reads_file(args), _chunk_size(args)
+    inputs: Iterable[Record]
     if args.text:
-        return records.from_texts(args.text, fields, "--text")
-    is_file = _reads_file(args)
-    inputs = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
-    if all(record.row is None and not record.error for record in inputs):
+        inputs = records.from_texts(args.text, fields, "--text")
+    else:
+        inputs = records.from_file(args.input, names) if is_file else records.from_stdin(fields)
+    chunks = in_chunks(stop_at_errors(inputs, args.on_error), size)
+    first = next(chunks, [])
+    if output is not None and 0 < len(first) < size:
+        next(chunks, None)  # raises the error that ended the first one, if any
+    if len(first) < size and all(record.row is None and not record.error for record in first):
         raise InputError(
             f"{args.input if is_file else 'stdin'} contains no text; give at least one"
         )
-    bank.raise_first(inputs, args.on_error)
-    return inputs
+    first = list(records.check_columns(first, new_columns, args.prefix))
+    others = itertools.chain.from_iterable(chunks)
+    return itertools.chain(first, records.check_columns(others, new_columns, args.prefix))

@@ -83,8 +83,9 @@ def _is_run(config: Mapping[str, Any]) -> bool:
 def read_folder(folder: str) -> list[SweepRun]:
     """Reads the finished runs of a folder and names their rows by the fields that differ.
 
-    Runs that differ only in seeds share a row. Learning rate, weight decay and batch size are part
-    of the name if they were searched. Runs of `adapt` are left out: they have no method.
+    Runs that differ only in seeds share a row; of runs with equal configs and seeds one is counted.
+    Learning rate, weight decay and batch size are part of the name if they were searched. Runs of
+    `adapt` are left out: they have no method.
 
     Raises:
       InputError: if there is no finished run.
@@ -100,6 +101,7 @@ def read_folder(folder: str) -> list[SweepRun]:
         raise InputError(
             f"{folder} contains no finished run (no {_RESULT}); give a folder of workdirs"
         )
+    leaves: list[Mapping[str, Any]]
     leaves = [effective_fields(load_config(str(path / _CONFIG))) for path in workdirs]
     # The path of the backbone may change within a workdir, but distinguishes runs in a table.
     free = tuple(name for name in CHANGEABLE_FIELDS if name != "backbone.path")
@@ -107,6 +109,7 @@ def read_folder(folder: str) -> list[SweepRun]:
         [*_DISTINGUISHING, *(name for fields_of_run in leaves for name in fields_of_run)]
     )
     names = [name for name in fields if not name.startswith((*free, "runs."))]
+    workdirs, leaves = _without_repeated(workdirs, leaves, names)
     differing = [name for name in names if len({str(x.get(name)) for x in leaves}) > 1]
     candidates = [name for name in differing if name not in (*SEEDS, *SEARCHED)]
     distinguishing = _distinguishing_fields(candidates, leaves)
@@ -124,6 +127,22 @@ def read_folder(folder: str) -> list[SweepRun]:
         changes = {name: fields_of_run.get(name) for name in (*seeds, *tried)}
         runs.append(SweepRun(row, "", changes, path, group))
     return runs
+
+
+def _without_repeated(
+    workdirs: Sequence[Path], leaves: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> tuple[list[Path], list[Mapping[str, Any]]]:
+    """Leaves out runs with the config and seed of an earlier one, and logs both.
+
+    They are one result, not two: a mean and a deviation over them would not be over seeds.
+    """
+    first: dict[tuple[str, ...], tuple[Path, Mapping[str, Any]]] = {}
+    for path, fields in zip(workdirs, leaves, strict=True):
+        key = tuple(str(fields.get(name)) for name in names)
+        counted, _ = first.setdefault(key, (path, fields))
+        if counted != path:
+            log(f"{path} has the same config and seed as {counted}; only the latter is counted")
+    return [path for path, _ in first.values()], [fields for _, fields in first.values()]
 
 
 def _distinguishing_fields(names: Sequence[str], leaves: Sequence[Mapping[str, Any]]) -> list[str]:

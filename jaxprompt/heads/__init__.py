@@ -8,7 +8,7 @@ The modules of pre-training, in `pretraining/`, are not heads: they make no pred
 import dataclasses
 import itertools
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import KINDS, Example, Task
 from jaxprompt.data.text.class_list import ClassList
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
-from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.encoded import MetricData, Split, join_metric_data
 from jaxprompt.data.text.overview import MANY, label_messages
 from jaxprompt.data.text.specials import Specials, read_specials
 from jaxprompt.data.text.template import Template
@@ -66,6 +66,15 @@ class HeadLayout(NamedTuple):
     names: Sequence[str] = string.ascii_uppercase  # of the options in {choices}
     verbalizer: Verbalizer | None = None
     lists: Sequence[ClassList] = ()  # that [classes] stands for, one in each input
+
+
+class Labelled(NamedTuple):
+    """What metrics need of the examples with known answers, without their inputs."""
+
+    gold: Any  # right answers: an array [examples], or a list
+    pred: Any  # predictions: scores [examples, C], numbers [examples], or a list
+    metric_data: MetricData | None = None
+    has_predicates: bool = False  # tags are roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,17 +239,31 @@ class Kind:
         self, metric: str, split: Split, outputs: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the examples with known answers. -> metrics, their number"""
+        return self.measure_labelled(metric, [self.labelled(split, outputs, classes)])
+
+    def labelled(self, split: Split, outputs: Any, classes: int) -> Labelled:
+        """Returns what metrics need of the examples with known answers."""
         gold = self.gold_labels(split)
         is_known = gold >= 0
-        if not is_known.any():
-            return {}, 0
         # The answer is the best of the classes, even if a word outside of them is more likely.
         scores = self.class_scores(split, outputs, classes)[is_known, :classes]
         metric_data = split.metric_data and split.metric_data.select(is_known)
-        measured = metrics.score_predictions(
-            metric, gold[is_known], scores.argmax(-1), metric_data, scores
+        return Labelled(gold[is_known], scores, metric_data)
+
+    def measure_labelled(
+        self, metric: str, parts: Sequence[Labelled]
+    ) -> tuple[dict[str, float], int]:
+        """Computes metrics over the results of `labelled`. -> metrics, the number of examples"""
+        labelled = join_labelled(parts)
+        measured = self.compare(metric, labelled) if len(labelled.gold) else {}
+        return measured, len(labelled.gold) if measured else 0
+
+    def compare(self, metric: str, labelled: Labelled) -> dict[str, float]:
+        """Computes metrics over at least one example; {} if all answers turn out to be unknown."""
+        best = labelled.pred.argmax(-1)
+        return metrics.score_predictions(
+            metric, labelled.gold, best, labelled.metric_data, labelled.pred
         )
-        return measured, int(is_known.sum())
 
     def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the correct class of each example, -1 = unknown; only for classes."""
@@ -310,16 +333,29 @@ class WindowHead(Kind):
         return cut_windows(lengths, room, stride)
 
 
-def measure_pairs(
-    score: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]],
-    pairs: Iterable[tuple[Any, Any]],
-) -> tuple[dict[str, float], int]:
-    """Scores pairs of a right answer and a prediction; () is an unknown answer.
-
-    Returns the metrics, {} if all are unknown, and the number of known answers.
-    """
+def select_labelled(gold: Sequence[Any], predictions: Iterable[Any]) -> Labelled:
+    """Selects the examples with a right answer; () is an unknown answer."""
+    # Predictions are not computed for input without labels.
+    pairs = zip(gold, predictions, strict=True) if any(gold) else ()
     labelled = [pair for pair in pairs if pair[0]]
-    return (score(*zip(*labelled, strict=True)) if labelled else {}), len(labelled)
+    return Labelled([right for right, _ in labelled], [predicted for _, predicted in labelled])
+
+
+def join_labelled(parts: Sequence[Labelled]) -> Labelled:
+    """Joins the examples of parts of the input, in order."""
+    if not parts:
+        return Labelled([], [])
+
+    def join(values: Sequence[Any]) -> Any:
+        is_array = isinstance(values[0], np.ndarray)
+        return np.concatenate(values) if is_array else list(itertools.chain.from_iterable(values))
+
+    data = [part.metric_data for part in parts if part.metric_data]
+    return parts[0]._replace(
+        gold=join([part.gold for part in parts]),
+        pred=join([part.pred for part in parts]),
+        metric_data=join_metric_data(data) if data else None,
+    )
 
 
 def label_table(labels: Sequence[Sequence[int] | np.ndarray], width: int) -> np.ndarray:

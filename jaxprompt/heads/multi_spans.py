@@ -23,9 +23,16 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.windows import TextWindow
 from jaxprompt.errors import InputError
-from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup, measure_pairs, windows_by_text
+from jaxprompt.heads import (
+    BackboneInfo,
+    HeadLayout,
+    Labelled,
+    TaskSetup,
+    select_labelled,
+    windows_by_text,
+)
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
-from jaxprompt.heads.spans import TextSpanHead, known_answers
+from jaxprompt.heads.spans import TextSpanHead, has_answers
 from jaxprompt.layers.reading import Scores, score_layer, select_positions
 from jaxprompt.scoring.answer_words import HAN
 from jaxprompt.scoring.losses import binary_cross_entropy
@@ -159,19 +166,28 @@ class Head(TextSpanHead):
     def measure(self, metric: str, split: Split, outputs: Any, classes: int) -> dict[str, float]:
         """Compares the spans with the right ones; `tune` adds the best threshold."""
         words = list(_words_of(split, outputs))
+
+        def measure_at(threshold: float) -> dict[str, float]:
+            pred = [self._texts(one, threshold) for one in words]
+            return self._compare(metric, split.references, pred)
+
         if not self.tune:
-            return self._compare(metric, split.references, words, self.threshold)
-        scores = {at: self._compare(metric, split.references, words, at) for at in _TRIED}
+            return measure_at(self.threshold)
+        scores = {at: measure_at(at) for at in _TRIED}
         # Of equally good thresholds the one nearest to the config's.
         best = max(scores, key=lambda at: (scores[at][metric], -abs(at - self.threshold)))
         return scores[best] | {"threshold": best}
 
-    def measure_known(
-        self, metric: str, split: Split, outputs: Any, classes: int
-    ) -> tuple[dict[str, float], int]:
-        """Computes metrics over the questions with known answers."""
-        compare = partial(self._compare, metric, threshold=self.threshold)
-        return measure_pairs(compare, known_answers(split, _words_of(split, outputs)))
+    def labelled(self, split: Split, outputs: Any, classes: int) -> Labelled:
+        """Returns the right and the predicted answers of the questions with known ones."""
+        texts = (self._texts(words, self.threshold) for words in _words_of(split, outputs))
+        return select_labelled(split.references, texts)
+
+    def compare(self, metric: str, labelled: Labelled) -> dict[str, float]:
+        """Compares the spans with the right ones."""
+        if not has_answers(labelled):
+            return {}
+        return self._compare(metric, labelled.gold, labelled.pred)
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int
@@ -182,15 +198,13 @@ class Head(TextSpanHead):
             yield {"prediction": [x.text for x in spans], "spans": [x._asdict() for x in spans]}
 
     def _compare(
-        self,
-        metric: str,
-        references: Sequence[Sequence[str]],
-        words: Sequence[ScoredWords],
-        threshold: float,
+        self, metric: str, references: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]
     ) -> dict[str, float]:
         gold = [[[text] for text in one] if self.single else [one] for one in references]
-        pred = [[x.text for x in self._spans(one, threshold)] or [""] for one in words]
         return score_span_sets(metric, gold, pred)
+
+    def _texts(self, words: ScoredWords, threshold: float) -> list[str]:
+        return [span.text for span in self._spans(words, threshold)] or [""]
 
     def _spans(self, words: ScoredWords, threshold: float) -> list[AnswerSpan]:
         """Joins adjacent words above the threshold; of equal texts, only the first is kept.

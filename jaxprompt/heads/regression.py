@@ -12,7 +12,7 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
-from jaxprompt.heads import BackboneInfo, HeadLayout, TaskSetup, linear
+from jaxprompt.heads import BackboneInfo, HeadLayout, Labelled, TaskSetup, linear
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import squared_error
 from jaxprompt.types import Objective
@@ -79,16 +79,14 @@ class Head(linear.Head):
         """Correlates predictions and labels."""
         return metrics.score_numbers(metric, split.labels, np.asarray(outputs)[:, 0])
 
-    def measure_known(
-        self, metric: str, split: Split, outputs: Any, classes: int
-    ) -> tuple[dict[str, float], int]:
-        """Computes metrics over the examples with a known number."""
+    def labelled(self, split: Split, outputs: Any, classes: int) -> Labelled:
+        """Returns the right and the predicted numbers of the examples with a known one."""
         is_known = ~np.isnan(split.labels)
-        if not is_known.any():
-            return {}, 0
-        part = split._replace(labels=split.labels[is_known])
-        measured = self.measure(metric, part, np.asarray(outputs)[is_known], classes)
-        return measured, int(is_known.sum())
+        return Labelled(split.labels[is_known], np.asarray(outputs)[is_known, 0])
+
+    def compare(self, metric: str, labelled: Labelled) -> dict[str, float]:
+        """Correlates predictions and labels."""
+        return metrics.score_numbers(metric, labelled.gold, labelled.pred)
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int

@@ -8,7 +8,7 @@ answer.
 import dataclasses
 import functools
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -26,10 +26,11 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import (
     BackboneInfo,
     HeadLayout,
+    Labelled,
     TaskSetup,
     WindowHead,
     label_table,
-    measure_pairs,
+    select_labelled,
     windows_by_text,
 )
 from jaxprompt.layers.reading import Scores, score_layer, select_positions
@@ -142,13 +143,12 @@ class TextSpanHead(WindowHead):
         raise TypeError(f"{type(self).__module__} must define read_window")
 
 
-def known_answers(split: Split, answers: Iterable[Any]) -> Iterable[tuple[Sequence[str], Any]]:
-    """Pairs the right answers of questions with the predicted ones, for `measure_pairs`.
+def has_answers(labelled: Labelled) -> bool:
+    """Returns whether any question has an answer.
 
-    If any question has an answer, an empty text means no answer; otherwise all are unknown.
+    Then an empty text means no answer; otherwise all answers are unknown.
     """
-    is_known = any(any(texts) for texts in split.references)
-    return zip(split.references, answers, strict=True) if is_known else ()
+    return any(map(any, labelled.gold))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,13 +259,16 @@ class Head(TextSpanHead):
         texts = ["" if answer.margin > threshold else answer.span for answer in answers]
         return metrics.score_spans(metric, split.references, texts) | {"threshold": threshold}
 
-    def measure_known(
-        self, metric: str, split: Split, outputs: Any, classes: int
-    ) -> tuple[dict[str, float], int]:
-        """Computes metrics over the questions with known answers."""
+    def labelled(self, split: Split, outputs: Any, classes: int) -> Labelled:
+        """Returns the right and the predicted answers of the questions with known ones."""
         texts = (answer.text for answer in self._answers(split, outputs))
-        compare = functools.partial(metrics.score_spans, metric)
-        return measure_pairs(compare, known_answers(split, texts))
+        return select_labelled(split.references, texts)
+
+    def compare(self, metric: str, labelled: Labelled) -> dict[str, float]:
+        """Compares answers with all right ones."""
+        if not has_answers(labelled):
+            return {}
+        return metrics.score_spans(metric, labelled.gold, labelled.pred)
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, outputs: Any, classes: int

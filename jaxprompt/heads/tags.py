@@ -27,10 +27,11 @@ from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import (
     BackboneInfo,
     HeadLayout,
+    Labelled,
     TaskSetup,
     WindowHead,
     label_table,
-    measure_pairs,
+    select_labelled,
     windows_by_text,
 )
 from jaxprompt.layers.dropout import Dropout
@@ -182,13 +183,16 @@ class Head(WindowHead):
         parts, tags = split.parts, [tags for tags, _ in self._read(split, outputs)]
         return metrics.score_tags(metric, parts.gold, tags, has_predicates=parts.has_predicates)
 
-    def measure_known(
-        self, metric: str, split: Split, outputs: Any, classes: int
-    ) -> tuple[dict[str, float], int]:
-        """Computes metrics over the texts with known tags."""
-        parts, tags = split.parts, (tags for tags, _ in self._read(split, outputs))
-        compare = functools.partial(metrics.score_tags, metric, has_predicates=parts.has_predicates)
-        return measure_pairs(compare, zip(parts.gold, tags, strict=True))
+    def labelled(self, split: Split, outputs: Any, classes: int) -> Labelled:
+        """Returns the right and the predicted tags of the texts with known ones."""
+        tags = (tags for tags, _ in self._read(split, outputs))
+        labelled = select_labelled(split.parts.gold, tags)
+        return labelled._replace(has_predicates=split.parts.has_predicates)
+
+    def compare(self, metric: str, labelled: Labelled) -> dict[str, float]:
+        """Compares entities."""
+        gold, pred, has_predicates = labelled.gold, labelled.pred, labelled.has_predicates
+        return metrics.score_tags(metric, gold, pred, has_predicates=has_predicates)
 
     def columns(self, task: Task) -> tuple[str, ...]:
         """Returns the names of the columns of `answers`."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.evaluation import make_evaluate_fn
-from jaxprompt.build.examples import SPLITS
+from jaxprompt.build.examples import SPLITS, read_split_rows
 from jaxprompt.build.method import prompt_starts
 from jaxprompt.build.task import eval_batches
 from jaxprompt.config.run import RunConfig
@@ -38,6 +38,7 @@ from jaxprompt.types import Batch
 
 PLOTTED_STEPS = 4  # number of steps whose states are plotted by default
 START = 0  # the initialisation
+_TEXT_LENGTH = 120  # characters of a misclassified text
 
 
 class InspectOptions(NamedTuple):
@@ -48,6 +49,7 @@ class InspectOptions(NamedTuple):
     top: int = 5  # nearest words per vector
     examples: int = 1000  # maximum number of examples for states and attention
     instances: int = 5  # texts to show with their words, if the prompt depends on the text
+    errors: int = 10  # misclassified examples to show
 
 
 class States(NamedTuple):
@@ -64,6 +66,16 @@ class Confusion(NamedTuple):
 
     names: tuple[str, ...]
     counts: np.ndarray  # int64 [C, C + 1], the last column: no class
+
+
+class Misclassified(NamedTuple):
+    """An example with a wrong prediction."""
+
+    origin: str  # "file:line"
+    text: str  # shortened
+    label: str  # the right class
+    prediction: str
+    score: float  # of the prediction
 
 
 class AttentionShare(NamedTuple):
@@ -83,6 +95,7 @@ class Findings:
     rows: list[LearnedRow] = dataclasses.field(default_factory=list)
     states: States | None = None
     confusion: Confusion | None = None
+    errors: list[Misclassified] = dataclasses.field(default_factory=list)  # highest scores first
     attention: dict[str, AttentionShare] = dataclasses.field(default_factory=dict)
     instances: Instances | None = None  # for methods with soft tokens, or that read the text
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -107,6 +120,7 @@ class Findings:
         }
         if self.confusion:
             values["confusion"] = self.confusion._asdict()
+            values["errors"] = [example._asdict() for example in self.errors]
         if self.instances:
             values["instances"] = [case._asdict() for case in self.instances.shown]
         values["attention"] = {name: x._asdict() for name, x in self.attention.items()}
@@ -131,6 +145,7 @@ def inspect_run(
     at_least("--top", options.top, 1)
     at_least("--examples", options.examples, 4)
     at_least("--instances", options.instances, 0)
+    at_least("--errors", options.errors, 0)
     trained = _restore(config, workdir, options.split)
     scorer, split = trained.scorer, trained.splits[options.split]
     init_params, reason = recompute_init_params(config, trained)
@@ -166,7 +181,7 @@ def inspect_run(
     if findings.states is not None:
         _add_instances(findings, trained, sample, options, report)
     report(f"predictions for {unsampled.size} examples of {options.split}")
-    _add_confusion(findings, config, trained, split)
+    _add_predictions(findings, config, trained, options)
     report("attention on the prompt")
     _add_attention(findings, trained, sample, params)
     return findings
@@ -364,10 +379,12 @@ def _add_instances(
 # -- answers --------------------------------------------------------------------------------------
 
 
-def _add_confusion(
-    findings: Findings, config: RunConfig, trained: RestoredRun, split: Split
+def _add_predictions(
+    findings: Findings, config: RunConfig, trained: RestoredRun, options: InspectOptions
 ) -> None:
+    """Adds the confusion matrix and the misclassified examples."""
     scorer, names = trained.scorer, trained.scorer.task.labels
+    split = trained.splits[options.split]
     if scorer.head.OF != "classes":
         findings.notes["confusion"] = _not_classes(scorer)
         return
@@ -390,6 +407,29 @@ def _add_confusion(
     counts = count_confusion(true_labels, predicted, len(names))
     findings.confusion = Confusion(tuple(names), counts)
     findings.about["scores"] = _format_scores(metrics)
+    rows = read_split_rows(config, scorer.task, options.split)
+    if len(rows) != split.size:
+        findings.notes["errors"] = "An input is one turn of a dialogue, so no texts are listed."
+        return
+    shown = scorer.head.shown_scores(
+        scorer.head.class_scores(split, scores, scorer.classes)[:, : scorer.classes]
+    )
+    best_scores = shown[np.arange(len(shown)), predicted]
+    wrong = np.flatnonzero((true_labels != predicted) & (true_labels >= 0))
+    most_confident = wrong[np.argsort(-best_scores[wrong], kind="stable")][: options.errors]
+    for i in map(int, most_confident):
+        origin, _, example = rows[i]
+        text = " | ".join(example.fields.values())
+        label, prediction = names[true_labels[i]], names[predicted[i]]
+        findings.errors.append(
+            Misclassified(origin, _shorten(text), label, prediction, float(best_scores[i]))
+        )
+
+
+def _shorten(text: str) -> str:
+    """Returns a text as one line of at most `_TEXT_LENGTH` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= _TEXT_LENGTH else f"{line[: _TEXT_LENGTH - 3]}..."
 
 
 # -- attention ------------------------------------------------------------------------------------

@@ -54,6 +54,15 @@ def list_instances(findings: Findings, colours: bool) -> str:
     return "".join(lines)
 
 
+def list_errors(findings: Findings) -> str:
+    """Returns one line for each of the most confident errors: classes, score and text."""
+    lines = []
+    for example in findings.errors:
+        classes = f"{example.label} predicted as {example.prediction}"
+        lines.append(f"{classes} {example.score:.2f}: {example.text} ({example.origin})\n")
+    return escape("".join(lines))
+
+
 def write_report(findings: Findings, workdir: str, title: str) -> list[Path]:
     """Writes all files to WORKDIR/inspect.
 
@@ -89,6 +98,12 @@ def write_report(findings: Findings, workdir: str, title: str) -> list[Path]:
     page.section("Confusion matrix", notes.get("confusion", ""))
     if findings.confusion:
         _write_confusion(page, findings.confusion, folder)
+    if findings.errors or "errors" in notes:
+        page.section("Most confident errors", notes.get("errors", ""))
+        rows = [
+            (x.text, x.label, x.prediction, f"{x.score:.2f}", x.origin) for x in findings.errors
+        ]
+        page.table(("text", "true label", "predicted label", "score", "row"), rows)
     page.section("Attention on the prompt", notes.get("attention", ""))
     if findings.attention:
         _write_attention(page, findings.attention, folder)

@@ -37,7 +37,7 @@ def format_table(rows: Mapping[str, Sequence[TableRun]]) -> str:
     metric = f" {next(iter(metrics))}" if len(metrics) == 1 else ""
     titles = [name + metric * (name in ("dev", "test")) for name in columns]
     heads = ["method", "runs", "seeds", "learning rate", "trained", "share", *titles, "seconds"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    table = [heads]
     for row, runs in rows.items():
         results = [run.result for run in runs]
         dev = results[0].dev or {}
@@ -49,8 +49,19 @@ def format_table(rows: Mapping[str, Sequence[TableRun]]) -> str:
         for title, read in columns.items():
             cells.append(_mean(results, read) + name * (title in ("dev", "test")))
         cells.append(f"{seconds:.0f}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        table.append([str(cell) for cell in cells])
+    return _align(table)
+
+
+def _align(table: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table with columns of equal width; its first row is the header."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    head, *rows = (
+        f"| {' | '.join(cell.ljust(n) for cell, n in zip(row, widths, strict=True))} |"
+        for row in table
+    )
+    rule = "|".join("-" * (width + 2) for width in widths)
+    return "\n".join([head, f"|{rule}|", *rows])
 
 
 def _mean(results: Sequence[RunResult], read: Callable[[RunResult], float | None]) -> str:

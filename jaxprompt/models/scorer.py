@@ -20,7 +20,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.data.text.words import text_ids
 from jaxprompt.errors import InputError, brief
-from jaxprompt.heads import Kind, make_text_head
+from jaxprompt.heads import Kind, Labelled, make_text_head
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.relations import collect_facts
@@ -142,10 +142,14 @@ class Scorer(NamedTuple):
         outputs, split = split.average(outputs), split.without_samples()
         return self.head.measure(self.task.metric, split, outputs, self.classes)
 
-    def measure_known(self, split: Split, outputs: Any) -> tuple[dict[str, float], int]:
-        """Computes metrics over the examples with known answers. -> metrics, their number"""
+    def labelled(self, split: Split, outputs: Any) -> Labelled:
+        """Returns what metrics need of the examples with known answers."""
         outputs, split = split.average(outputs), split.without_samples()
-        return self.head.measure_known(self.task.metric, split, outputs, self.classes)
+        return self.head.labelled(split, outputs, self.classes)
+
+    def measure_labelled(self, parts: Sequence[Labelled]) -> tuple[dict[str, float], int]:
+        """Computes metrics over the results of `labelled`. -> metrics, the number of examples"""
+        return self.head.measure_labelled(self.task.metric, parts)
 
 
 def module_for(backbone: Backbone, kind: Kind) -> nn.Module:

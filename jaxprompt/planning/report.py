@@ -108,7 +108,7 @@ def _compiled_to_json(compiled: Compiled | str, evaluated: Compiled | str | None
 
 def format_plans(report: dict[str, Any]) -> str:
     """Returns plans as a table in text."""
-    plans = {name: plan for name, plan in report["plans"].items() if plan}
+    plans = _join_equal({name: plan for name, plan in report["plans"].items() if plan})
     batch, parameters = report["batch"], report["parameters"]
     share = parameters["trained"] / parameters["total"]
     lines = [
@@ -128,6 +128,18 @@ def format_plans(report: dict[str, Any]) -> str:
             f"data sheet: {report['source']}",
         ]
     return "\n".join(lines)
+
+
+def _join_equal(plans: dict[str, Any]) -> dict[str, Any]:
+    """Gives equal plans one column, with the names of all."""
+    distinct: list[tuple[list[str], Any]] = []
+    for name, plan in plans.items():
+        equal = next((names for names, other in distinct if other == plan), None)
+        if equal is None:
+            distinct.append(([name], plan))
+        else:
+            equal.append(name)
+    return {", ".join(names): plan for names, plan in distinct}
 
 
 def _sources(report: dict[str, Any]) -> list[str]:

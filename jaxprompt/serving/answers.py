@@ -12,6 +12,7 @@ from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import Split, count_cut
 from jaxprompt.errors import InputError
+from jaxprompt.heads import Labelled
 from jaxprompt.models.generation import check_generation
 from jaxprompt.models.scorer import Scorer, with_shared_prefix
 from jaxprompt.parallel.sharding import Placement
@@ -19,11 +20,10 @@ from jaxprompt.training.evaluation import make_answer_fn
 
 
 class Answers(NamedTuple):
-    """The predictions for some examples, and their metrics."""
+    """The predictions for some examples, and what their metrics need."""
 
     columns: list[dict[str, Any]]  # of each example, by column name
-    measured: dict[str, float]  # metrics over examples with a known label, {} if there are none
-    num_labelled: int  # number of examples with a known label
+    labelled: Labelled  # the examples with a known label
     cut: int  # number of texts that were truncated
     unmarked: int = 0  # number of examples with an entity that is not marked
 
@@ -50,21 +50,22 @@ def collect_answers(
 ) -> Answers:
     """Returns the answers to encoded examples from the scores of their units."""
     scorer.head.check_outputs(split.average(scores))
-    metrics, num_labelled = scorer.measure_known(split, scores)
+    labelled = scorer.labelled(split, scores)
     columns = list(scorer.answers(examples, split, scores))
     unmarked = split.metric_data.unmarked if split.metric_data else 0
-    return Answers(columns, metrics, num_labelled, count_cut(split.by_example()), unmarked)
+    return Answers(columns, labelled, count_cut(split.by_example()), unmarked)
 
 
 def mark_errors(
-    scorer: Scorer, records: Sequence[Record], generation: GenerateConfig | None = None
+    scorers: Sequence[Scorer], records: Sequence[Record], generation: GenerateConfig | None = None
 ) -> list[Record]:
-    """Replaces each example that cannot be encoded with the error.
+    """Replaces each example that the scorer of its prompt cannot encode with the error.
 
     With `generation` also each example that leaves no room for generated text.
     """
     checked = []
     for record in records:
+        scorer = scorers[record.prompt]
         try:
             if record.example:
                 split = scorer.encode([record.example])

@@ -1,7 +1,7 @@
 """A bank: exported prompts on one backbone, for batches whose rows name their prompts."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -213,18 +213,11 @@ def bank_step(placement: Placement, bank: Bank) -> StartPass:
     return compile_step(placement, step)
 
 
-def read_requests(
-    bank: PromptBank, records: Sequence[Record], column: str
-) -> list[tuple[int, Record]]:
-    """Reads each row as an example of the prompt that its `column` names.
-
-    Returns:
-      For each example the index of its prompt, -1 if it could not be read, and its record.
-    """
-    requests = []
+def read_requests(bank: PromptBank, records: Iterable[Record], column: str) -> Iterator[Record]:
+    """Reads each row as an example of the prompt that its `column` names."""
     for record in records:
         if record.row is None:
-            requests.append((-1, record))
+            yield record
             continue
         try:
             if column not in record.row:
@@ -234,40 +227,22 @@ def read_requests(
                 )
             index = bank.find(record.row[column], record.origin)
         except InputError as error:
-            requests.append((-1, record._replace(error=str(error))))
+            yield record._replace(error=str(error))
             continue
-        examples = with_examples(bank.scorers[index].task, [record])
-        requests += [(index, example_record) for example_record in examples]
-    return requests
+        yield from with_examples(bank.scorers[index].task, [record._replace(prompt=index)])
 
 
-def mark_requests(
-    bank: PromptBank, requests: Sequence[tuple[int, Record]]
-) -> list[tuple[int, Record]]:
-    """Replaces each example that its prompt cannot encode with the error."""
-    return [(index, mark_errors(bank.scorers[index], [record])[0]) for index, record in requests]
-
-
-def in_order(
-    requests: Sequence[tuple[int, Record]], answers: Mapping[int, Answers]
-) -> Iterator[dict[str, Any]]:
-    """Yields the answers in the order of the records that have an example."""
-    columns = {index: iter(answer.columns) for index, answer in answers.items()}
-    for index, record in requests:
-        if record.example:
-            yield next(columns[index])
-
-
-def answer_requests(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int, Answers]:
-    """Answers requests in shared batches; records without an example are left out.
+def answer_requests(bank: PromptBank, requests: Sequence[Record]) -> dict[int, Answers]:
+    """Answers the records of `read_requests` in shared batches; those without an example are left
+    out.
 
     Returns:
       By the index of each prompt, its answers in the order of its examples.
     """
     records: dict[int, list[Record]] = {}
-    for index, record in requests:
+    for record in requests:
         if record.example is not None:
-            records.setdefault(index, []).append(record)
+            records.setdefault(record.prompt, []).append(record)
     splits: dict[int, Split] = {}
     scores_by_prompt: dict[int, np.ndarray] = {}
     for index, scorer in enumerate(bank.scorers):
@@ -296,7 +271,7 @@ def _encode(scorer: Scorer, records: Sequence[Record]) -> Split:
     try:
         return scorer.encode(_examples(records))
     except InputError:
-        for record in mark_errors(scorer, records):
+        for record in mark_errors([scorer], [record._replace(prompt=0) for record in records]):
             if record.error:
                 raise InputError(record.error) from None
         raise

@@ -10,9 +10,14 @@ class ProgressReporter:
     """Reports how much work is done, the speed, and the time left."""
 
     def __init__(
-        self, report: Callable[[str], None], activity: str, total: int, unit: str, done: int = 0
+        self,
+        report: Callable[[str], None],
+        activity: str,
+        total: int | None,
+        unit: str,
+        done: int = 0,
     ):
-        """`done` of `total` were done before and do not count for the speed."""
+        """`done` were done before and do not count for the speed; `total` is None if unknown."""
         self._report, self._activity, self._total, self._unit = report, activity, total, unit
         self._first = self._done = done
         self._start = self._last_report = time.monotonic()
@@ -26,9 +31,12 @@ class ProgressReporter:
         self._last_report = now
         speed = (self._done - self._first) / (now - self._start)
         speed_text = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+        total, left = "", ""
+        if self._total is not None:
+            total = f"/{self._total:,}"
+            left = f", {format_seconds((self._total - self._done) / speed)} left"
         self._report(
-            f"{self._activity} {self._done:,}/{self._total:,} {self._unit}, {speed_text} a second, "
-            f"{format_seconds((self._total - self._done) / speed)} left"
+            f"{self._activity} {self._done:,}{total} {self._unit}, {speed_text} a second{left}"
         )
 
 

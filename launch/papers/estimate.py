@@ -30,7 +30,10 @@ def _examples(protocol: Protocol) -> str:
 def estimate(
     runs: Sequence[tuple[Cell, list[SweepRun]]], overrides: Sequence[tuple[str, str]]
 ) -> str:
-    """Lists how many runs there are of each size, with the command that estimates a step of one."""
+    """Lists how many runs there are of each size, with the command that estimates a step of one.
+
+    The last line is the number of all runs.
+    """
     sizes: dict[tuple[str, str], list[SweepRun]] = {}
     trained = []
     for cell, cell_runs in runs:
@@ -69,4 +72,5 @@ def estimate(
         lines.append(
             f"{len(cell_runs)} runs of {description}:\n  {shlex.join(words)} --devices=..."
         )
-    return "\n".join(lines)
+    total = sum(map(len, sizes.values()))
+    return "\n".join([*lines, f"total: {total} runs"])

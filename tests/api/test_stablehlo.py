@@ -23,7 +23,10 @@ from jaxprompt.cli import export as export_command
 pytest.importorskip("flatbuffers")
 WITHOUT_CHECKOUT = Path(__file__).resolve().parents[1] / "without_checkout"
 LABELS = ("beast", "food", "tool")
-FILES = ["scorer.stablehlo", "scorer.safetensors", "example.npz", "run.py", "scorer.json"]
+FILES = [
+    "scorer.stablehlo", "scorer.safetensors", "example.npz", "run.py", "tokenizer.json",
+    "README.md", "scorer.json",
+]  # fmt: skip
 # GPT-2 is fed the tokens of the last word, which has several.
 WORDS = ("cat", "rice", "hammersaw")
 WORD_TASKS = {
@@ -164,6 +167,24 @@ def test_it_scores_batches_of_any_size_and_length(case, written, models, texts):
             expected = chances(model, texts[:count])
             np.testing.assert_allclose(jax.nn.softmax(actual), expected, atol=1e-5)
     assert np.ptp(chances(model, texts), axis=0).max() > 1e-3  # the texts matter
+
+
+@pytest.mark.long_cases("bert-soft-*", "t5-prefix-verbalizer")
+@pytest.mark.parametrize("case", CASES)
+def test_texts_are_encoded_with_what_is_in_the_folder(case, written, models, texts):
+    """Short, empty and truncated ones, and one with the name of a special token."""
+    model, folder = models(case), written(case)
+    given = [*texts[:3], "", "a cat " * 40, "the [SEP] </s> cat"]
+    found = run_scorer.load_scorer(folder)(run_scorer.make_inputs(folder, given))
+    expected = [
+        [*row["scores"].values()] for row in jp.predict(model, [{"text": x} for x in given])
+    ]
+    np.testing.assert_allclose(jax.nn.softmax(found), expected, rtol=0, atol=1e-5)
+
+
+def test_it_names_no_path_of_this_machine(written):
+    data = (written(CASES[0]) / "scorer.stablehlo").read_bytes()
+    assert str(Path(jp.__file__).parent).encode() not in data and b".py" not in data
 
 
 # -- what is beside it ----------------------------------------------------------------------------

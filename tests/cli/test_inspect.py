@@ -7,11 +7,20 @@ import io
 import json
 import re
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, succeed, write_rows
+from tiny_run import (
+    TOPICS,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    succeed,
+    write_rows,
+)
 
 from jaxprompt import tree
 from jaxprompt.__main__ import main
@@ -29,7 +38,7 @@ from jaxprompt.runs.restore import restore_run
 from jaxprompt.runs.train import train_prompt
 from jaxprompt.scoring.separation import class_separation
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.evaluation import predict_scores
+from jaxprompt.training.evaluation import predict_scores, scoring_step
 
 pytest.importorskip("matplotlib")
 
@@ -169,6 +178,33 @@ def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
         np.testing.assert_allclose(
             entry["ratio"], class_separation(states, part.labels).ratio, rtol=1e-5
         )
+
+
+def test_the_most_confident_errors_are_listed(runs, inspected):
+    (workdir, c), (out, report, page) = runs("dart"), inspected("dart")
+    trained = restore_run(c, str(workdir), ["dev"])
+    scorer, part, weights = trained.scorer, trained.splits["dev"], trained.weights
+    step = scoring_step(trained.placement, scorer.model)
+    batches = eval_batches(scorer, part)
+    scores = predict_scores(step, weights.trainable, weights.frozen, batches, 30)[:, :3]
+    odds = np.exp(scores - scores.max(-1, keepdims=True))
+    probs, best = (odds / odds.sum(-1, keepdims=True)).max(-1), scores.argmax(-1)
+    wrong = [int(i) for i in np.argsort(-probs, kind="stable") if best[i] != part.labels[i]][:10]
+    rows = read_lines(Path(c.data.source) / "dev.jsonl")
+    expected = [
+        {
+            "origin": f"{c.data.source}/dev.jsonl:{i + 1}",
+            "text": rows[i]["text"],
+            "label": rows[i]["label"],
+            "prediction": list(TOPICS)[best[i]],
+            "score": pytest.approx(probs[i], abs=1e-5),
+        }
+        for i in wrong
+    ]
+    assert report["errors"] == expected and expected
+    for error in report["errors"]:
+        assert f"{error['label']} predicted as {error['prediction']} {error['score']:.2f}" in out
+        assert html.escape(error["text"]) in page
 
 
 @pytest.mark.long

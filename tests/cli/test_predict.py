@@ -67,11 +67,15 @@ def test_texts_come_back_in_order_with_every_score(prompt, predict, tmp_path):
     assert TEXTS[-1] in (tmp_path / "out.jsonl").read_text("utf-8")  # other scripts as they are
 
 
-def test_the_size_of_a_batch_changes_nothing(prompt, predict, data):
+def test_the_size_of_a_batch_or_a_chunk_changes_nothing(prompt, predict, data, monkeypatch):
+    """Neither the answers, nor the metric over all chunks."""
     flags = f"--input={data / 'dev.jsonl'}"
     whole = predict(prompt, flags)
+    (measured,) = predict.said
     assert [row["text"] for row in whole] == [r["text"] for r in read_lines(data / "dev.jsonl")]
-    assert close(predict(prompt, flags, "--batch=7"), whole)
+    monkeypatch.setattr("jaxprompt.serving.stream.CHUNK_BATCHES", 1)
+    assert len(whole) > 14 and close(predict(prompt, flags, "--batch=7"), whole)
+    assert predict.said == [measured]
 
 
 def say(rows):
@@ -143,8 +147,16 @@ def test_each_line_of_the_input_has_one_in_its_place(way, prompt, tmp_path, caps
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "ascii"))
         return jaxprompt(capsys, "predict", f"--prompt={prompt}", *flags, *more)
 
-    code, out, err = call()
+    code, out, err = call()  # to stdout the answers before it
+    assert code == 2 and err.startswith(f"jaxprompt predict: {name}:3: broken JSON")
+    assert err.count("\n") == 1
+    first, blank, end = out.split("\n")
+    assert json.loads(first)["text"] == "a cat" and (blank, end) == ("", "")
+    out_file = tmp_path / "out.jsonl"
+    out_file.write_text("before\n")
+    code, out, err = call(f"--output={out_file}")
     assert (code, out) == (2, "") and f"{name}:3: broken JSON" in err
+    assert out_file.read_text() == "before\n" and not list(tmp_path.glob(".*"))
     code, out, err = call("--on-error=skip")
     assert code == 0
     actual = out.split("\n")

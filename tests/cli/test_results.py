@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -53,6 +54,13 @@ def test_single_runs_side_by_side(tmp_path, capsys):
         "method", "runs", "seeds", "learning rate", "trained", "share", "dev accuracy",
         "test accuracy", "seconds",
     ]  # fmt: skip
+    write_run(tmp_path / "copy", seed=1, test=0.9, train__tracker="none")  # counted before mine-1
+    out, err = succeed(capsys, "sweep", f"--table={tmp_path}")
+    assert len({len(line) for line in out.splitlines()}) == 1  # aligned
+    (line,) = err.splitlines()
+    assert f"{tmp_path}/mine-1 has the same config and seed as {tmp_path}/copy;" in line
+    assert "3    | 1, 0, 2" in out
+    shutil.rmtree(tmp_path / "copy")
     deviation = np.std([0.5, 0.7, 0.6])
     assert rows["prefix"][:3] == ["3", "0, 1, 2", "0.02"]
     assert rows["prefix"][6] == f"0.600 ± {deviation:.3f}"

@@ -616,6 +616,7 @@ def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
         "24 runs of 400 epochs of 3 of 4 folds of 64 examples per class, 64 per step, that train "
         + prompt,
         f"2 runs of 400 epochs of 32 examples per class, 64 per step, that train {prompt}",
+        "total: 26 runs",
     ]
 
 
@@ -841,6 +842,7 @@ def test_the_estimate_counts_runs_of_a_size(capsys):
         f"3 runs of 50 epochs of 8 examples per class, 16 per step, that train {full}",
         f"8 runs of 50 epochs of 32 examples, 16 per step, that train {soft}",
         f"8 runs of 50 epochs of 8 examples per class, 16 per step, that train {soft}",
+        "total: 22 runs",
     ]
     assert lines[1].strip() == (
         f"python -m jaxprompt plan --config={ROOT}/configs/ppt/cells.py:sst2,full,t5 "
@@ -861,8 +863,9 @@ def test_the_estimate_keeps_apart_what_costs_more(capsys):
     rows = "--rows=Prompt tuning, BERT-large"
     assert paper.main(["ptuning_v2", "table2", "--tasks=rte", rows, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * 6 and lines[0].endswith("(prompt.name=soft, 4 tokens, inputs of 132):")
-    assert " --config.prompt.length=128 --config.data.max_len=256 " in lines[-1]
+    assert len(lines) == 2 * 6 + 1
+    assert lines[0].endswith("(prompt.name=soft, 4 tokens, inputs of 132):")
+    assert " --config.prompt.length=128 --config.data.max_len=256 " in lines[-2]
 
 
 def test_the_estimate_counts_the_runs_of_two_metrics_once(capsys):
@@ -870,7 +873,8 @@ def test_the_estimate_counts_the_runs_of_two_metrics_once(capsys):
     assert paper.main(["dpt", "table2", *words]) == 0
     lines = capsys.readouterr().out.splitlines()[::2]
     cells = list(paper.PAPERS["dpt"].TABLES["table2"].cells(("quoref",)))
-    assert sum(int(line.partition(" runs of ")[0]) for line in lines) == 2 * len(cells) / 2
+    assert sum(int(line.partition(" runs of ")[0]) for line in lines[:-1]) == 2 * len(cells) / 2
+    assert lines[-1] == f"total: {len(cells)} runs"
 
 
 def test_the_estimate_says_what_it_leaves_out(tmp_path, capsys):

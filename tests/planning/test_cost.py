@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -236,3 +237,8 @@ def test_a_run_that_cannot_evaluate_does_not_fit(make_run):
     assert "lower data.batch, data.eval_batch or data.max_len" in text
     rows = {line.split("  ")[0]: line.split()[-1] for line in text.splitlines() if line}
     assert rows["fits"] == "NO" and "in evaluation" in text
+    plans = {"as configured": plan, "fastest": alone, "smallest": alone}
+    lines = format_plans(plans_to_json(run, plans, 1)).splitlines()
+    assert next(re.split("  +", x.strip()) for x in lines if "as configured" in x) == [
+        "as configured", "fastest, smallest"
+    ]  # fmt: skip

@@ -22,3 +22,7 @@ def test_a_rate_below_one_and_nothing_done_yet(clock):
         clock[0] = float(second)
         pace.add(count)
     assert said == ["scored 10/100 examples, 0.25 a second, 6:00 left"]
+    pace = ProgressReporter(said.append, "predicted", None, "rows")  # it is not known how many
+    clock[0] = 60.0
+    pace.add(2_000)
+    assert said[1:] == ["predicted 2,000 rows, 100 a second"]

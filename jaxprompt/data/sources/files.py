@@ -6,18 +6,23 @@ Every problem with a file is an InputError with the file and, if there is one, t
 import csv
 import gzip
 import io
+import itertools
 import re
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import conll
 from jaxprompt.errors import InputError
 from jaxprompt.files import open_regular, parse_json, user_path, utf8_advice
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 # Parquet has compression of its own.
@@ -26,6 +31,8 @@ SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 # between these two.
 _SNLI_LABELS, _SNLI_MORE = ["label1", "gold_label"], 4
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a quoted cell, with quotes inside it doubled
+# The rows of a table, each after the line where it begins, or after its number in the file.
+NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 _SEP = re.compile(r"sep=([,;\t])[,;]*\s*$", re.I)  # Excel's first line, the delimiter of cells
 # A file may unpack to this many bytes, or to this many times its size if that is more. Among 108
 # published data sets in gzip the largest ratio is 41; gzip reaches 1,032, and Parquet any number.
@@ -54,14 +61,14 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
         rows = _read_parquet(path)
     elif suffix == ".jsonl":
         rows = _read_jsonl(path, _decoded_lines(path))
+    elif suffix in _TABLES:
+        numbered = list(_TABLES[suffix](path, columns))
+        numbers = array("q", (number for number, _ in numbered))
+        rows = Rows([row for _, row in numbered], str(path), numbers)
     else:
         lines = list(_decoded_lines(path))
         if suffix == ".json":
             rows = _read_json(path, lines, columns)
-        elif suffix == ".csv":
-            rows = _read_csv(path, lines, columns)
-        elif suffix == ".tsv":
-            rows = _read_tsv(path, lines, columns)
         elif suffix == ".txt" and _contains_json(lines):
             rows = _read_jsonl(path, lines)
         else:
@@ -70,6 +77,27 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
     if not len(rows):
         raise InputError(f"{path}: the file has no rows")
     return rows
+
+
+def stream_file(
+    path: Path, columns: Sequence[str] = ()
+) -> tuple[Iterator[tuple[str, dict[str, Any]]], Mapping[str, Any] | None]:
+    """Reads a file as `read_file` does, but CSV, TSV and Parquet one row after the other.
+
+    Returns:
+      Each row, after where it was read from ("path:line"); the types of the columns, see `Rows`.
+    """
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix == ".parquet":
+        with _open_parquet(path) as table:
+            features = _features(table.schema_arrow)
+        numbered = _parquet_rows(path)
+    elif suffix in _TABLES:
+        numbered, features = _TABLES[suffix](path, columns), None
+    else:
+        rows = read_file(path, columns)
+        return ((rows.origin(i), row) for i, row in enumerate(rows)), rows.features
+    return ((f"{path}:{number}", row) for number, row in numbered), features
 
 
 @contextmanager
@@ -197,67 +225,82 @@ def _check_row(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _read_csv(path: Path, lines: list[str], columns: Sequence[str]) -> Rows:
+def _csv_rows(path: Path, columns: Sequence[str]) -> NumberedRows:
     """Reads CSV, separated as its `sep=` line says, or by the first of , ; and tab in line 1."""
-    first = next((line for line in lines if line.strip()), "")
+    lines = _decoded_lines(path)
+    leading = []  # up to the first line that is not blank
+    for line in lines:
+        leading.append(line)
+        if line.strip():
+            break
+    first = leading[-1] if leading else ""
     if separator := _SEP.match(first):
-        lines[lines.index(first)] = "\n"
+        leading[-1] = "\n"
         delimiter = separator[1]
     else:
         delimiter = next((mark for mark in ",;\t" if mark in first), ",")
-    return _read_table(path, lines, columns, delimiter=delimiter)
+    return _named_rows(path, itertools.chain(leading, lines), columns, delimiter=delimiter)
 
 
-def _read_tsv(path: Path, lines: list[str], columns: Sequence[str]) -> Rows:
+def _tsv_rows(path: Path, columns: Sequence[str]) -> NumberedRows:
     """Reads TSV with or without double quotes.
 
     GLUE's files do not quote, so a quote may begin a cell and never end; pandas and spreadsheets
     quote cells that contain a tab, a quote or a line end.
     """
+
+    def rows(**style: Any) -> NumberedRows:
+        return _named_rows(path, _decoded_lines(path), columns, delimiter="\t", **style)
+
     # Without quoting first, which never fails on a quote and shows the cells as written.
     try:
-        rows = _read_table(path, lines, columns, delimiter="\t", quoting=csv.QUOTE_NONE)
+        is_quoted = _is_quoted(rows(quoting=csv.QUOTE_NONE))
     except InputError:
         with suppress(InputError):
-            return _read_table(path, lines, columns, delimiter="\t")
+            deque(rows(), maxlen=0)  # reads all rows
+            return rows()
         raise
-    return _read_table(path, lines, columns, delimiter="\t") if _is_quoted(rows) else rows
+    return rows() if is_quoted else rows(quoting=csv.QUOTE_NONE)
 
 
-def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
+def _is_quoted(rows: NumberedRows) -> bool:
     """Returns whether a file quotes its cells.
 
     It does if all raw cells that begin with a quote are well-formed, and one of these has a doubled
     quote, or the whole header is quoted.
     """
-    header = list(rows[0]) if len(rows) else []
-    cells = [*header, *(cell for row in rows for cell in row.values())]
-    opened = [cell for cell in cells if cell.startswith('"')]
-    has_doubled = any('""' in cell[1:-1] for cell in opened)
-    is_header_quoted = opened[: len(header)] == header
-    return all(map(_QUOTED.fullmatch, opened)) and (has_doubled or is_header_quoted)
+    is_well_formed = has_doubled = True
+    for index, (_, row) in enumerate(rows):
+        if index == 0:  # with the header
+            has_doubled = all(cell.startswith('"') for cell in row)
+        for cell in (*(row if index == 0 else ()), *row.values()):
+            if cell.startswith('"'):
+                is_well_formed = is_well_formed and _QUOTED.fullmatch(cell) is not None
+                has_doubled = has_doubled or '""' in cell[1:-1]
+    return is_well_formed and has_doubled
 
 
-def _read_table(path: Path, lines: list[str], columns: Sequence[str], **style: Any) -> Rows:
+def _named_rows(
+    path: Path, lines: Iterable[str], columns: Sequence[str], **style: Any
+) -> NumberedRows:
     """Reads CSV or TSV; there is no header if the first row has a number and no column name.
 
     The csv module, because pyarrow.csv and `datasets` do not say on which line a row begins, and
     refuse the rows of SNLI.
     """
     csv.field_size_limit(1 << 30)  # some documents are longer than the default of 128 KiB
-    table = list(_table_rows(path, lines, **style))
-    header = table[0][1] if table else []
+    table = _table_rows(path, lines, **style)
+    number, header = next(table, (1, []))
     is_row = len(header) == len(columns) and not set(header) & set(columns)
     if is_row and any(map(str.isdecimal, header)):
+        table = itertools.chain([(number, header)], table)
         header = list(columns)
     # The first name may be empty: pandas writes its index that way.
     elif "" in header[1:] or len(set(header)) < len(header):
         raise InputError(
-            f"{path}:{table[0][0]}: the header must name every column once, got: "
+            f"{path}:{number}: the header must name every column once, got: "
             f"{', '.join(header)}; fix this line"
         )
-    else:
-        table = table[1:]
     for number, cells in table:
         if header[-2:] == _SNLI_LABELS and len(cells) == len(header) + _SNLI_MORE:
             del cells[len(header) - 1 : -1]
@@ -267,11 +310,13 @@ def _read_table(path: Path, lines: list[str], columns: Sequence[str], **style: A
                 f"({', '.join(header)}); fix or remove the row, and put cells that contain the "
                 "separator in double quotes"
             )
-    rows = [dict(zip(header, cells, strict=True)) for _, cells in table]
-    return Rows(rows, str(path), array("q", (number for number, _ in table)))
+        yield number, dict(zip(header, cells, strict=True))
 
 
-def _table_rows(path: Path, lines: list[str], **style: Any) -> Iterator[tuple[int, list[str]]]:
+_TABLES = {".csv": _csv_rows, ".tsv": _tsv_rows}
+
+
+def _table_rows(path: Path, lines: Iterable[str], **style: Any) -> Iterator[tuple[int, list[str]]]:
     """Yields the number of the line where each row begins, and its cells."""
     reader = csv.reader(lines, strict=True, **style)
     first_line = 1
@@ -287,19 +332,32 @@ def _table_rows(path: Path, lines: list[str], **style: Any) -> Iterator[tuple[in
 
 
 def _read_parquet(path: Path) -> Rows:
+    with _open_parquet(path) as table:
+        size, rows = _ROW_BYTES * table.metadata.num_rows, []
+        _check_unpacked(path, size)
+        for batch in table.iter_batches(_BATCH_ROWS):
+            size += sum(map(_num_bytes, batch.columns))
+            _check_unpacked(path, size)
+            rows += batch.to_pylist()
+        return Rows(rows, str(path), features=_features(table.schema_arrow))
+
+
+def _parquet_rows(path: Path) -> NumberedRows:
+    """Reads Parquet a batch at a time."""
+    with _open_parquet(path) as table:
+        batches = (batch.to_pylist() for batch in table.iter_batches(_BATCH_ROWS))
+        yield from enumerate(itertools.chain.from_iterable(batches), 1)
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator["ParquetFile"]:
+    """Opens a Parquet file, and turns the exceptions of reading it into an InputError."""
     import pyarrow
     import pyarrow.parquet
 
     with file_errors(path), open_regular(path) as file:
         try:
-            table = pyarrow.parquet.ParquetFile(file)
-            size, rows = _ROW_BYTES * table.metadata.num_rows, []
-            _check_unpacked(path, size)
-            for batch in table.iter_batches(_BATCH_ROWS):
-                size += sum(map(_num_bytes, batch.columns))
-                _check_unpacked(path, size)
-                rows += batch.to_pylist()
-            return Rows(rows, str(path), features=_features(table.schema_arrow))
+            yield pyarrow.parquet.ParquetFile(file)
         except pyarrow.ArrowException as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: broken Parquet file ({reason}); write it again") from None

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.sources.files import decode_line, file_errors, parse_row, raw_lines, read_file
+from jaxprompt.data.sources.files import (
+    decode_line,
+    file_errors,
+    parse_row,
+    raw_lines,
+    stream_file,
+)
 from jaxprompt.data.sources.splits import feature_names, label_namer
 from jaxprompt.data.tasks.readers.candidates import example_rows_or_errors
 from jaxprompt.data.tasks.readers.reading import has_label, read_example
@@ -24,6 +30,7 @@ class Record(NamedTuple):
     error: str = ""  # why there is no example
     example: Example | None = None
     features: Mapping[str, Any] | None = None  # types of the columns, see `Rows`
+    prompt: int = 0  # number of the prompt that answers it, among several
 
 
 def from_texts(texts: Sequence[str], fields: Sequence[str], name: str) -> list[Record]:
@@ -34,8 +41,10 @@ def from_texts(texts: Sequence[str], fields: Sequence[str], name: str) -> list[R
     ]
 
 
-def from_file(path: str, columns: Sequence[str] = ()) -> list[Record]:
+def from_file(path: str, columns: Sequence[str] = ()) -> Iterator[Record]:
     """Reads a file of any format. A broken or blank line of a JSONL file is a record too.
+
+    JSONL, CSV, TSV and Parquet files are read as the records are requested.
 
     Args:
       path: path of the file. A pipe, such as <(zcat rows.gz), has JSON lines.
@@ -43,12 +52,18 @@ def from_file(path: str, columns: Sequence[str] = ()) -> list[Record]:
     """
     where = user_path(path)
     with file_errors(where):
-        if where.suffix in ("", ".jsonl") and where.is_fifo():
-            with open(where, "rb") as file:
-                return list(_from_lines(file, str(where), ()))
+        is_pipe = where.suffix in ("", ".jsonl") and where.is_fifo()
+    if is_pipe:
+        return _from_lines(_pipe_lines(where), str(where), ())
     if where.name.removesuffix(".gz").endswith(".jsonl"):
-        return list(_from_lines(raw_lines(where), str(where), ()))
-    return from_rows(read_file(where, columns))
+        return _from_lines(raw_lines(where), str(where), ())
+    rows, features = stream_file(where, columns)
+    return (Record(origin, dict(row), features=features) for origin, row in rows)
+
+
+def _pipe_lines(path: Path) -> Iterator[bytes]:
+    with file_errors(path), open(path, "rb") as file:
+        yield from file
 
 
 def from_rows(rows: Rows) -> list[Record]:
@@ -56,13 +71,13 @@ def from_rows(rows: Rows) -> list[Record]:
     return [Record(rows.origin(i), dict(row), features=rows.features) for i, row in enumerate(rows)]
 
 
-def from_stdin(fields: Sequence[str]) -> list[Record]:
-    """Reads lines of JSON, or plain lines if the task has one field."""
+def from_stdin(fields: Sequence[str]) -> Iterator[Record]:
+    """Reads lines of JSON, or plain lines if the task has one field, as records are requested."""
     if sys.stdin is None:
         raise InputError("stdin is closed; use --input=FILE")
     # Bytes if possible, so that a line that is not UTF-8 is an error of its record.
     with file_errors(Path("stdin")):
-        return list(_from_lines(getattr(sys.stdin, "buffer", sys.stdin), "stdin", fields))
+        yield from _from_lines(getattr(sys.stdin, "buffer", sys.stdin), "stdin", fields)
 
 
 def _from_lines(
@@ -94,16 +109,15 @@ def _field_row(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
     return {fields[0]: text}
 
 
-def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
+def with_examples(task: Task, records: Iterable[Record]) -> Iterator[Record]:
     """Reads the example of each row; its label is unknown if the row has no label of the task.
 
     A row with several examples, such as candidates, becomes one record per example, each with its
     error if it has one.
     """
-    expanded = []
     for record in records:
         if record.row is None:
-            expanded.append(record)
+            yield record
             continue
         for row, error in example_rows_or_errors(task, record.row, record.origin):
             example = None
@@ -111,8 +125,7 @@ def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
                 example = None if error else _read(task, record, row)
             except InputError as unreadable:
                 error = str(unreadable)
-            expanded.append(record._replace(row=row, error=error, example=example))
-    return expanded
+            yield record._replace(row=row, error=error, example=example)
 
 
 def _read(task: Task, record: Record, row: dict[str, Any]) -> Example:
@@ -122,8 +135,8 @@ def _read(task: Task, record: Record, row: dict[str, Any]) -> Example:
     return read_example(task, named, record.origin, need_label=False, need_place=False)
 
 
-def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) -> None:
-    """Raises InputError if the output would overwrite a column of the input."""
+def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) -> Iterator[Record]:
+    """Yields the records; raises InputError if the output would overwrite a column of one."""
     for record in records:
         for name in names:
             if record.row is not None and prefix + name in record.row:
@@ -132,30 +145,37 @@ def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) 
                     f"output would overwrite; use --prefix=P to name the output columns P{name} "
                     "etc."
                 )
+        yield record
 
 
-def unknown_label_messages(task: Task, records: Iterable[Record]) -> list[str]:
-    """Returns a message with the number of labels unknown to the task, and the first of them."""
-    if task.kind not in ("tags", "classes"):
-        return []
-    examples = [
-        (record.origin, record.row, record.example)
-        for record in records
-        if record.row is not None and record.example is not None
-    ]
-    unknown = [
-        (origin, row[task.tags or task.label])
-        for origin, row, example in examples
-        if example.label < 0 and not example.tags and has_label(task, row)
-    ]
-    if not unknown:
-        return []
-    origin, label = unknown[0]
-    noun = "tags" if task.tags else "labels"
-    return [
-        f"{noun} unknown to task {task.name}: {len(unknown)} of {len(examples)} examples, the "
-        f"first {label!r:.40} at {origin}; they are treated as unlabelled"
-    ]
+class UnknownLabels:
+    """Counts the labels that are unknown to a task."""
+
+    def __init__(self, task: Task):
+        """Starts at 0."""
+        self._task, self._examples, self._unknown = task, 0, 0
+        self._first: tuple[str, Any] = "", None  # where the first is, and what
+
+    def add(self, record: Record) -> None:
+        """Counts the label of a record with an example."""
+        task, row, example = self._task, record.row, record.example
+        if task.kind not in ("tags", "classes") or row is None or example is None:
+            return
+        self._examples += 1
+        if example.label < 0 and not example.tags and has_label(task, row):
+            if not self._unknown:
+                self._first = record.origin, row[task.tags or task.label]
+            self._unknown += 1
+
+    def messages(self) -> Iterator[str]:
+        """Yields a message with the number of unknown labels, if any, and the first of them."""
+        if self._unknown:
+            origin, label = self._first
+            noun = "tags" if self._task.tags else "labels"
+            yield (
+                f"{noun} unknown to task {self._task.name}: {self._unknown} of {self._examples} "
+                f"examples, the first {label!r:.40} at {origin}; they are treated as unlabelled"
+            )
 
 
 def output_lines(

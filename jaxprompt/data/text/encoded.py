@@ -70,11 +70,22 @@ class MetricData(NamedTuple):
 
     def select(self, mask: Sequence[bool] | np.ndarray) -> "MetricData":
         """Returns the data of the examples in a mask."""
-        names = ("correct", "expressed", "pairs", "questions", "candidates")
         parts: dict[str, Any] = {
-            name: list(itertools.compress(getattr(self, name), mask)) for name in names
+            name: list(itertools.compress(getattr(self, name), mask)) for name in _BY_EXAMPLE
         }
         return self._replace(**parts)
+
+
+_BY_EXAMPLE = ("correct", "expressed", "pairs", "questions", "candidates")  # of MetricData
+
+
+def join_metric_data(parts: Sequence[MetricData]) -> MetricData:
+    """Joins the data of parts of the input, in order."""
+    joined: dict[str, Any] = {
+        name: list(itertools.chain.from_iterable(getattr(part, name) for part in parts))
+        for name in _BY_EXAMPLE
+    }
+    return parts[0]._replace(**joined, unmarked=sum(part.unmarked for part in parts))
 
 
 class Split(NamedTuple):

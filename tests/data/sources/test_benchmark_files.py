@@ -134,7 +134,7 @@ def read(name, path):
 def read_records(name, path):
     """Reads a file to be answered. -> task, records"""
     task = get_task(name)
-    records = with_examples(task, from_file(str(path), task.columns))
+    records = list(with_examples(task, from_file(str(path), task.columns)))
     assert not [record.error for record in records if record.error]
     return task, records
 

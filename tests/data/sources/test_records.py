@@ -11,10 +11,10 @@ import pytest
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.records import (
     Record,
+    UnknownLabels,
     from_file,
     from_rows,
     output_lines,
-    unknown_label_messages,
     with_examples,
 )
 from jaxprompt.data.tasks.registry import custom_task, get_task
@@ -59,7 +59,7 @@ def test_lines_are_those_of_the_input():
 
 def read(task, row):
     """Reads one row. -> its records, each by its text or by its error"""
-    records = with_examples(task, from_rows(Rows([row], "in")))
+    records = list(with_examples(task, from_rows(Rows([row], "in"))))
     return records, [record.error or record.example for record in records]
 
 
@@ -105,10 +105,12 @@ def test_tags_that_a_task_does_not_know_are_told():
     )
     tag_rows = [["B-A"], ["B-Q"], [], ["O"], ["B-Q"]]
     rows = [{"words": ["cat"], "tags": tags} for tags in tag_rows]
-    records = with_examples(task, from_rows(Rows(rows, "in")))
-    (line,) = unknown_label_messages(task, records)
+    unknown = UnknownLabels(task)
+    for number, record in enumerate(with_examples(task, from_rows(Rows(rows, "in")))):
+        assert number != 1 or list(unknown.messages()) == []  # the first is known
+        unknown.add(record)
+    (line,) = unknown.messages()
     assert "tags unknown to task custom: 2 of 5 examples, the first ['B-Q'] at in:2;" in line
-    assert unknown_label_messages(task, records[2:4]) == []
 
 
 def test_a_prediction_asks_for_no_place_of_an_answer():

@@ -15,6 +15,7 @@ import pytest
 
 from jaxprompt.data.sources import splits as sources
 from jaxprompt.data.sources.files import read_file
+from jaxprompt.data.sources.records import from_file
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.errors import InputError
 
@@ -51,10 +52,21 @@ def test_formats(tmp_path, kind):
     assert list(rows) == [rows[i] for i in range(3)] == ROWS
     line = 2 if kind in ("csv", "tsv") else 1
     assert rows.origin(0) == f"{path}:{line}"
+    streamed = [(record.origin, record.row) for record in from_file(str(path))]
+    assert streamed == [(rows.origin(i), rows[i]) for i in range(3)]
     if kind != "parquet":
         packed = tmp_path / f"x.{kind}.gz"
         packed.write_bytes(gzip.compress(path.read_bytes()))
         assert list(read_file(packed)) == ROWS
+
+
+def test_a_row_of_a_table_is_read_before_the_next(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text\na\nb,c\n")
+    records = from_file(str(path))
+    assert next(records).row == {"text": "a"}
+    with pytest.raises(InputError, match="a.csv:3: 2 cells"):
+        next(records)
 
 
 def test_lines_are_counted_as_an_editor_does(tmp_path):
