@@ -566,6 +566,7 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
             frozen=adapted.frozen,
             feed=functools.partial(feed_rows, config, prepared.rows, placement, score_sums, flops),
             measure=self.build_scores(prepared),
+            metric="loss",
             value=held_out_value,
             has_dropout=config.backbone.dropout != 0,
         )

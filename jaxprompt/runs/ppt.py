@@ -559,6 +559,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
                 flops,
             ),
             measure=score_held,
+            metric="loss",
             value=held_out_value,
             # None is the dropout of config.json, and so counts as some.
             has_dropout=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
@@ -687,6 +688,8 @@ def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
 
 class HeldOutScorer:
     """Evaluates runs of one program on held-out documents. `Member.eval_data` are its examples."""
+
+    metric = "loss"
 
     def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""

@@ -189,6 +189,7 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             frozen=weights.frozen,
             feed=functools.partial(_feed, config, scorer, splits["train"], cache),
             measure=lambda trainable: score(splits["dev"], trainable, weights.frozen),
+            metric=scorer.task.metric,
             value=lambda dev: dev[scorer.task.metric],
             fill_cache=fill,
             cache=cache,
@@ -413,7 +414,7 @@ class SplitScorer:
     def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""
         self._shared, self._members, self._programs = shared, members, programs
-        self._metric = members[0].scorer.task.metric
+        self.metric = members[0].scorer.task.metric
         self._texts: Callable[..., dict[str, float]] | None = None
 
     def has(self, split: str) -> bool:
@@ -422,7 +423,7 @@ class SplitScorer:
 
     def value(self, dev: dict[str, float]) -> float:
         """Returns the selection score; higher is better."""
-        return dev[self._metric]
+        return dev[self.metric]
 
     def score(
         self,

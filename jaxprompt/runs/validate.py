@@ -98,7 +98,7 @@ def _task_lines(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str
 def _plan_line(milestones: Milestones, longest: Batch) -> str:
     batch_size, length = longest.encoder.ids.shape
     steps = f"{milestones.total} steps of up to {batch_size} x {length} tokens"
-    return f"{steps}, evaluated every {milestones.evaluate}"
+    return f"{steps}, evaluated every {milestones.evaluate} steps"
 
 
 def format_tokens(scorer: Scorer, encoded: Encoded) -> str:

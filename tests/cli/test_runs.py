@@ -122,7 +122,7 @@ class Cut(Exception):
     """Ends a group as a kill would."""
 
 
-def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monkeypatch):
+def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monkeypatch, capsys):
     folder, live = tmp_path / "grid", BatchedRuns.live
 
     def cut(self, *args, **kwargs):
@@ -142,6 +142,16 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monk
         params, others = (arrays(f / name, "best")[0] for f in (folder, grid))
         for leaf in others:
             assert params[leaf].tobytes() == others[leaf].tobytes()
+    # An evaluation of all runs is one line: the best of them.
+    shown = [x for x in capsys.readouterr().err.splitlines() if x.startswith("step ")]
+    assert len(shown) == 3
+    for step, line in zip((2, 4, 6), shown, strict=True):
+        logged = {name: read_lines(grid / name / "metrics.jsonl") for name in NAMES}
+        values = {name: [x for x in logged[name] if x["step"] == step] for name in NAMES}
+        best = max(NAMES, key=lambda name: values[name][1]["dev"]["accuracy"])
+        (train, dev) = values[best]
+        scores = f"loss {train['loss']:.4f}  dev accuracy {dev['dev']['accuracy']:.4f}"
+        assert line.endswith(f"  {scores}  best of 4 running: {best}")
 
 
 @pytest.mark.long
