@@ -375,7 +375,7 @@ def corpus_lines(
 ) -> list[str]:
     """Returns log lines about the backbone and the corpus."""
     return [
-        f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}",
+        f"backbone {config.backbone.path} ({backbone.family}), weights {report.fingerprint[:12]}",
         *init_notes(config, backbone.module.dims),
         f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens",
         *corpus.notes(),

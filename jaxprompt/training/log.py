@@ -101,6 +101,7 @@ class RunLog:
 
     def evaluated(self, step: int, loss: float, metric: str, score: float, remark: str) -> None:
         """Prints the line of an evaluation; `loss` is that of the step, `remark` may be ""."""
+        self._newest_time = time.monotonic()  # the time left has evaluations, too
         parts = [*self._position(step), f"loss {loss:.4f}", f"dev {metric} {score:.4f}", remark]
         self.info("  ".join(filter(None, parts)))
 

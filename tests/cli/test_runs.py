@@ -241,7 +241,7 @@ def test_label_words_and_starts_are_values_too(backbone, data, tmp_path, capsys)
     assert "one after another: 4 + 2 runs" in err  # two words a class are other shapes
     assert "start=vocab,words=cat+bread+saw" in results(tmp_path / "grid")
     said = [line for line in err.splitlines() if "labels in train" in line]  # equal in all, so once
-    assert said == ["labels in train: 0 = beast (16), 1 = food (16), 2 = tool (16)"]
+    assert said == ["  labels in train: 0 = beast (16), 1 = food (16), 2 = tool (16)"]
     compare(c, tmp_path / "grid")
 
 
