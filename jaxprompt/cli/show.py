@@ -13,6 +13,7 @@ from jaxprompt.cli.results import runs_below
 from jaxprompt.config.documents import Document
 from jaxprompt.errors import InputError
 from jaxprompt.files import dumps, is_locked
+from jaxprompt.training.pace import format_score
 from jaxprompt.training.run_record import (
     AdaptationRecord,
     PretrainingData,
@@ -137,7 +138,7 @@ def _data_rows(record: Document) -> list[tuple[str, object]]:
 
 
 def _scores(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return ", ".join(f"{name} {format_score(value)}" for name, value in values.items())
 
 
 def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import dumps, make_folder, parse_json, to_plain, write_atomic, write_error
-from jaxprompt.training.pace import format_seconds
+from jaxprompt.training.pace import format_score, format_seconds
 from jaxprompt.training.trackers import open_tracker
 
 _REFRESH = 0.5  # seconds between two looks at the status
@@ -97,13 +97,13 @@ class RunLog:
         if "dev" in values:
             self._tracker.flush()
         if "loss" in values:
-            self._newest_loss = f"loss {float(values['loss']):.4f} (step {step})"
+            self._newest_loss = f"loss {format_score(float(values['loss']))} (step {step})"
 
     def evaluated(self, step: int, loss: float, metric: str, score: float, remark: str) -> None:
         """Prints the line of an evaluation; `loss` is that of the step, `remark` may be ""."""
         self._newest_time = time.monotonic()  # the time left has evaluations, too
-        parts = [*self._position(step), f"loss {loss:.4f}", f"dev {metric} {score:.4f}", remark]
-        self.info("  ".join(filter(None, parts)))
+        scores = f"loss {format_score(loss)}", f"dev {metric} {format_score(score)}"
+        self.info("  ".join(filter(None, [*self._position(step), *scores, remark])))
 
     def progress(self, step: int) -> None:
         """Updates the status: newest finished step, speed and time left.

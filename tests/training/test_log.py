@@ -86,7 +86,7 @@ def test_an_evaluation_is_a_line(tmp_path, capsys, clock):
     """With the loss of its step, which need not be one that is logged, and the time left."""
     log = RunLog(tmp_path, tracker="none", total=125, steps_per_epoch=10)
     log.resume(49)
-    log.evaluated(49, 0.5, "f1", 0.125, "")
+    log.evaluated(49, 8.5e6, "f1", 0.125, "")
     for step in range(50, 126):
         clock[0] += 0.2
         if step == 60:
@@ -100,7 +100,7 @@ def test_an_evaluation_is_a_line(tmp_path, capsys, clock):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "step  49/125  epoch  4.9  loss 0.5000  dev f1 0.1250",
+        "step  49/125  epoch  4.9  loss 8.500e+06  dev f1 0.1250",
         "step  75/125  epoch  7.5   0:10 left  loss nan  dev f1 0.9000  best",
         "step 125/125  epoch 12.5   0:00 left  loss 0.1000  dev f1 0.8000",
         "stopped",
