@@ -187,7 +187,9 @@ def print_stopped() -> None:
     # where that one waits for a full pipe.
     has_lock = _now.printing.acquire(timeout=1)
     if has_lock and not _now.is_printed:
-        line = f"stopped by {NAMES[_now.received]} {_now.note}\n"
+        # Below a status line and the "^C" of the terminal.
+        start = "\n" if os.isatty(2) else ""
+        line = f"{start}stopped by {NAMES[_now.received]} {_now.note}\n"
         if _now.watched:  # a handler may have interrupted another print
             with contextlib.suppress(OSError):
                 os.write(2, line.encode())

@@ -147,6 +147,12 @@ def split_lines(
     return [f"  {line}" for line in (sizes, *example_notes(scorer, splits, notes))]
 
 
+def task_lines(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> list[str]:
+    """Returns log lines: the task, its template, and `split_lines`."""
+    heading = f"task {scorer.task.name}, template {scorer.template!r}"
+    return [heading, *split_lines(scorer, splits, notes)]
+
+
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
     """Returns one pass over a split."""
     return EvalBatches(split.rows, split.labels, scorer.layout)

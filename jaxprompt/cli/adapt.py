@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from jaxprompt.cli.options import Parser, join_processes, read_training_flags
+from jaxprompt.cli.show import print_result
 from jaxprompt.files import dumps
 
 
@@ -16,12 +17,12 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.runs import adapt  # only here, so that a bad flag is answered at once
 
     with join_processes(args) as is_first:
-        scores: dict[str, object] | None
         if args.score:
             scores = adapt.score_held_out(config, args.workdir)
-        else:
-            result = adapt.adapt_backbone(config, args.workdir)
-            scores = None if result is None else result.to_json()
-        if scores is not None and is_first:
-            print(dumps(scores))
+            if is_first:
+                print(dumps(scores))
+            return 0
+        result = adapt.adapt_backbone(config, args.workdir)
+        if result is not None and is_first:
+            print_result(result, args.workdir, args.json)
     return 0

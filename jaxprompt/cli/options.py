@@ -154,6 +154,11 @@ def read_training_flags(
     parser.add_argument(
         "--profile", metavar="STEPS", help="write a trace of STEPS steps to WORKDIR/profile"
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the result as one line of JSON also in a terminal, as to a file or pipe",
+    )
     args, overrides = parser.read(argv)
     if args.profile is not None:
         overrides.append(("train.profile", args.profile))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jaxprompt.cli.options import Parser, join_processes, read_training_flags
 from jaxprompt.cli.results import train_grid
-from jaxprompt.files import dumps
+from jaxprompt.cli.show import print_result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,5 +27,5 @@ def main(argv: Sequence[str]) -> int:
             )
         result = ppt.pretrain_prompt(config, args.workdir)
         if result is not None and is_first:
-            print(dumps(result.to_json()))
+            print_result(result, args.workdir, args.json)
     return 0

@@ -1,8 +1,11 @@
 """Shows the state of a run, its best score, and its curves in the terminal."""
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxprompt.cli import print_text
 from jaxprompt.cli.listing import columns
@@ -10,9 +13,19 @@ from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import runs_below
 from jaxprompt.config.documents import Document
 from jaxprompt.errors import InputError
-from jaxprompt.files import is_locked
-from jaxprompt.training.run_record import PretrainingData, RunRecord, SharedRecord, TaskData
+from jaxprompt.files import dumps, is_locked
+from jaxprompt.training.pace import format_score
+from jaxprompt.training.run_record import (
+    AdaptationRecord,
+    PretrainingData,
+    RunRecord,
+    SharedRecord,
+    TaskData,
+)
 from jaxprompt.training.run_result import RunResult
+
+if TYPE_CHECKING:
+    from jaxprompt.training.progress import Evaluation
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60  # characters of a curve
@@ -37,9 +50,29 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def print_result(result: RunResult, workdir: str, as_json: bool) -> None:
+    """Prints what a command has trained: a summary in a terminal, otherwise one line of JSON."""
+    if as_json or not sys.stdout.isatty():
+        print(dumps(result.to_json()))
+    else:
+        print(format_summary(Path(workdir)))
+
+
 def format_run(workdir: Path) -> str:
     """Returns the description of one run."""
     from jaxprompt.training.pictures import read_curves
+    from jaxprompt.training.run_folder import read_result
+
+    result = read_result(workdir)
+    best = None if result is None else result.best_step
+    parts = [format_summary(workdir)]
+    for name, points in read_curves(workdir).items():
+        parts.append(_curve(name, points, best if name.startswith("dev") else None))
+    return "\n\n".join(parts)
+
+
+def format_summary(workdir: Path) -> str:
+    """Returns the state of a run, its data, its scores, and how to export it."""
     from jaxprompt.training.run_folder import read_record, read_result
 
     result, record = read_result(workdir), read_record(workdir, RunRecord)
@@ -49,11 +82,31 @@ def format_run(workdir: Path) -> str:
     for split in ("dev", "test", "held_out"):
         if scores := getattr(result, split, None):
             rows.append((split, _scores(scores)))
-    best = None if result is None else result.best_step
-    parts = [columns(rows)]
-    for name, points in read_curves(workdir).items():
-        parts.append(_curve(name, points, best if name.startswith("dev") else None))
-    return "\n\n".join(parts)
+    if result:
+        rows.append(_output(workdir, record))
+    elif best := _best_so_far(workdir):
+        rows.append(("dev", f"{_scores(best.dev)}, best so far, at step {best.step}"))
+    return columns(rows)
+
+
+def _best_so_far(workdir: Path) -> "Evaluation | None":
+    """Returns the best evaluation of an unfinished run, None before its first checkpoint."""
+    from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.progress import Progress
+
+    checkpoints = Checkpoints(workdir)
+    with suppress(InputError):  # a run in progress may delete what is read here
+        if checkpoints.latest() is not None:
+            return Progress.from_json(checkpoints.position()).best
+    return None
+
+
+def _output(workdir: Path, record: RunRecord | None) -> tuple[str, object]:
+    if isinstance(record, AdaptationRecord):
+        return "backbone", workdir / "backbone"
+    if isinstance(record, SharedRecord):  # exports the prompt of each task itself
+        return "exported", workdir / "export"
+    return "export", f"python -m jaxprompt export --workdir={shlex.quote(str(workdir))}"
 
 
 def _state(workdir: Path, result: RunResult | None) -> str:
@@ -75,7 +128,6 @@ def _state(workdir: Path, result: RunResult | None) -> str:
 
 
 def _data_rows(record: Document) -> list[tuple[str, object]]:
-
     rows: list[tuple[str, object]] = []
     if isinstance(record, SharedRecord):
         for name, task in record.tasks.items():
@@ -89,7 +141,7 @@ def _data_rows(record: Document) -> list[tuple[str, object]]:
 
 
 def _scores(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return ", ".join(f"{name} {format_score(value)}" for name, value in values.items())
 
 
 def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:

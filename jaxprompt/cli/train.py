@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxprompt.cli import log
 from jaxprompt.cli.options import Parser, join_processes, read_training_flags
 from jaxprompt.cli.results import train_grid
-from jaxprompt.files import dumps
+from jaxprompt.cli.show import print_result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,5 +26,5 @@ def main(argv: Sequence[str]) -> int:
         train = multitask.train_shared_prompt if is_shared else train_prompt
         result = train(config, args.workdir)
         if result is not None and is_first:
-            print(dumps(result.to_json()))
+            print_result(result, args.workdir, args.json)
     return 0

@@ -566,6 +566,7 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
             frozen=adapted.frozen,
             feed=functools.partial(feed_rows, config, prepared.rows, placement, score_sums, flops),
             measure=self.build_scores(prepared),
+            metric="loss",
             value=held_out_value,
             has_dropout=config.backbone.dropout != 0,
         )
@@ -574,7 +575,7 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
         """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         source, report = config.backbone.init or config.backbone.path, adapted.report
-        yield f"backbone {source} ({adapted.backbone.family}), {report.fingerprint[:12]}"
+        yield f"backbone {source} ({adapted.backbone.family}), weights {report.fingerprint[:12]}"
         if report.absent:
             yield f"randomly initialised: {', '.join(report.absent)}"
         if adapted.generator is not None and isinstance(config.objective, ReplacedTokens):

@@ -326,6 +326,7 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
             measure=lambda trainable: _score_tasks(
                 "dev", tasks.by_name, scores, trainable, weights.frozen
             ),
+            metric="mean",
             value=lambda dev: dev["mean"],
             scores=scores,
         )

@@ -375,7 +375,7 @@ def corpus_lines(
 ) -> list[str]:
     """Returns log lines about the backbone and the corpus."""
     return [
-        f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}",
+        f"backbone {config.backbone.path} ({backbone.family}), weights {report.fingerprint[:12]}",
         *init_notes(config, backbone.module.dims),
         f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens",
         *corpus.notes(),
@@ -559,6 +559,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
                 flops,
             ),
             measure=score_held,
+            metric="loss",
             value=held_out_value,
             # None is the dropout of config.json, and so counts as some.
             has_dropout=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
@@ -687,6 +688,8 @@ def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
 
 class HeldOutScorer:
     """Evaluates runs of one program on held-out documents. `Member.eval_data` are its examples."""
+
+    metric = "loss"
 
     def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""

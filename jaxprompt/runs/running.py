@@ -25,6 +25,7 @@ from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import record as records
 from jaxprompt.training import one_run, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.log import RunLog
 from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
 from jaxprompt.training.run_folder import Record
 from jaxprompt.training.run_record import RunRecord
@@ -156,12 +157,19 @@ def run_stages(work: RunStages[Record, P, J]) -> RunResult | None:
         run_folder.bind_workdir(workdir, config.to_dict(), _FREE)
         run_folder.write_record(workdir, prepared.record)
         start_message = format_start(resume_step)
-        outcome = one_run.train_job(
-            prepared, job, workdir, resume_step, work.lines(prepared, job, start_message)
-        )
-        if outcome is None:
-            return None
-        result = work.finish(prepared, job, outcome)
+        with RunLog(
+            workdir,
+            tracker=config.train.tracker,
+            enabled=processes.is_first(),
+            total=prepared.milestones.total,
+            steps_per_epoch=prepared.steps_per_epoch,
+        ) as log:
+            lines = work.lines(prepared, job, start_message)
+            outcome = one_run.train_job(prepared, job, log, workdir, resume_step, lines)
+            if outcome is None:
+                return None
+            with log.activity(f"finishing with step {outcome.best.step}, the best one"):
+                result = work.finish(prepared, job, outcome)
         run_folder.write_result(workdir, result)
         if config.train.plot and processes.is_first() and pictures.has_matplotlib():
             title = f"{work.DONE}: {Path(workdir).resolve().name}"

@@ -24,12 +24,11 @@ from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.build.task import (
     build_objectives,
     cache_shared_prefix,
-    example_notes,
     longest_batch,
     make_task_data,
     open_checked_backbone,
     prepare_task,
-    split_lines,
+    task_lines,
     train_batches,
 )
 from jaxprompt.config.run import RunConfig
@@ -189,6 +188,7 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             frozen=weights.frozen,
             feed=functools.partial(_feed, config, scorer, splits["train"], cache),
             measure=lambda trainable: score(splits["dev"], trainable, weights.frozen),
+            metric=scorer.task.metric,
             value=lambda dev: dev[scorer.task.metric],
             fill_cache=fill,
             cache=cache,
@@ -208,8 +208,7 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             quantize = config.backbone.quantize
             yield f"  {report.requantized} matrices of the file were quantised again, to {quantize}"
         yield from init_notes(config, scorer.model.backbone.dims)
-        yield f"task {scorer.task.name}, template {scorer.template!r}"
-        yield from split_lines(scorer, prepared.splits, prepared.notes)
+        yield from task_lines(scorer, prepared.splits, prepared.notes)
         yield tree.parameter_table(trainable, job.frozen)
         new_heads = sorted(
             {"/".join(path.split("/")[:3]) for path in trainable if path.startswith("head/")}
@@ -328,7 +327,7 @@ def _example_lines(pairs: Sequence[tuple[GridRun, TaskInputs]]) -> list[str]:
     for run, inputs in pairs:
         first_runs.setdefault(id(inputs), (run.name, inputs))
     lines_by_run = {
-        name: example_notes(inputs.scorer, inputs.splits, inputs.notes)
+        name: task_lines(inputs.scorer, inputs.splits, inputs.notes)
         for name, inputs in first_runs.values()
     }
     counts = Counter(line for lines in lines_by_run.values() for line in set(lines))
@@ -338,7 +337,7 @@ def _example_lines(pairs: Sequence[tuple[GridRun, TaskInputs]]) -> list[str]:
 
     lines = list(filter(is_common, next(iter(lines_by_run.values()), [])))
     for name, run_lines in lines_by_run.items():
-        lines += [f"{name}: {line}" for line in run_lines if not is_common(line)]
+        lines += [f"  {name}: {line.strip()}" for line in run_lines if not is_common(line)]
     return lines
 
 
@@ -413,7 +412,7 @@ class SplitScorer:
     def __init__(self, shared: GroupInputs, members: Sequence[Member], programs: Programs):
         """Takes all runs of the program."""
         self._shared, self._members, self._programs = shared, members, programs
-        self._metric = members[0].scorer.task.metric
+        self.metric = members[0].scorer.task.metric
         self._texts: Callable[..., dict[str, float]] | None = None
 
     def has(self, split: str) -> bool:
@@ -422,7 +421,7 @@ class SplitScorer:
 
     def value(self, dev: dict[str, float]) -> float:
         """Returns the selection score; higher is better."""
-        return dev[self._metric]
+        return dev[self.metric]
 
     def score(
         self,

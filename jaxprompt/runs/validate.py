@@ -12,7 +12,7 @@ from jaxprompt.build.inheritance import init_notes
 from jaxprompt.build.initial_params import check_prompt_init, count_tokens, split_params
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.task import longest_batch, open_checked_backbone, split_lines
+from jaxprompt.build.task import longest_batch, open_checked_backbone, task_lines
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.models.model import backbone_shapes
@@ -90,15 +90,14 @@ def _backbone_lines(config: RunConfig, backbone: Backbone) -> Iterator[str]:
 
 
 def _task_lines(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:
-    yield f"task {scorer.task.name}, template {scorer.template!r}"
-    yield from split_lines(scorer, splits, notes)
+    yield from task_lines(scorer, splits, notes)
     yield f"  the first example: {format_tokens(scorer, splits['train'].rows[0][0])}"
 
 
 def _plan_line(milestones: Milestones, longest: Batch) -> str:
     batch_size, length = longest.encoder.ids.shape
     steps = f"{milestones.total} steps of up to {batch_size} x {length} tokens"
-    return f"{steps}, evaluated every {milestones.evaluate}"
+    return f"{steps}, evaluated every {milestones.evaluate} steps"
 
 
 def format_tokens(scorer: Scorer, encoded: Encoded) -> str:

@@ -6,11 +6,12 @@ the strings "NaN", "Infinity" and "-Infinity", which float() reads. Wall-clock v
 "time": without that key the lines of two equal runs are equal.
 """
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,27 @@ from jaxprompt.files import (
     write_atomic,
     write_error,
 )
-from jaxprompt.training.pace import format_seconds
+from jaxprompt.training.pace import format_score, format_seconds
 from jaxprompt.training.trackers import open_tracker
+
+_REFRESH = 0.5  # seconds between two looks at the status
 
 
 class RunLog:
-    """The log of one run in a workdir. One process writes; the others pass `enabled=False`."""
+    """The log of one run in a workdir. One process writes; the others pass `enabled=False`.
+
+    A terminal shows a status line below the lines that stay. Elsewhere the status is printed as a
+    line after `every` seconds without one.
+    """
 
     def __init__(
         self,
         workdir: str | os.PathLike,
         *,
         tracker: str = "tensorboard",
-        terminal: bool | None = None,
         enabled: bool = True,
         total: int | None = None,
+        steps_per_epoch: int = 1,
         every: float = 30.0,
     ):
         """Opens the log.
@@ -47,11 +54,10 @@ class RunLog:
         Args:
           workdir: directory of the run.
           tracker: name of a tracker, see `trackers`.
-          terminal: True for a progress bar, False for plain lines, one per evaluation and one after
-            `every` seconds without a line. By default True if stderr is a terminal.
           enabled: whether this process writes.
-          total: number of steps, for the time left.
-          every: seconds between plain lines.
+          total: number of steps; None for a log without a status.
+          steps_per_epoch: steps of an epoch.
+          every: seconds between status lines where stderr is not a terminal.
 
         Raises:
           InputError: the tracker cannot be opened.
@@ -59,19 +65,19 @@ class RunLog:
         folder = make_folder(workdir)
         self._path = folder / "metrics.jsonl"
         self._enabled = enabled
-        self._terminal = _is_terminal() if terminal is None else terminal
-        self._total, self._every = total, every
-        self._first_step = 0  # the speed is measured from this step
-        self._start_time: float | None = None  # and this time
-        self._newest_step = 0  # newest finished step
-        self._end_time: float | None = None  # of the last step
-        self._shown: dict[str, Any] = {}  # newest dev, loss and learning rate
+        self._terminal = enabled and _terminal_width() > 0
+        self._total, self._steps_per_epoch, self._every = total, steps_per_epoch, every
+        self._first_step = self._newest_step = 0  # the speed is measured between these steps
+        self._first_time: float | None = None  # their ends
+        self._newest_time = 0.0
+        self._newest_loss = ""  # of the newest logged step
         # Returns the newest step that the device has finished, None if there is none. By default
         # every step passed to `progress` is finished.
         self.finished_step: Callable[[], int | None] | None = None
-        self._bar: Any = None  # tqdm's
         self._reporter: threading.Thread | None = None
-        self._open_time = self._last_line = time.monotonic()  # when the newest line was printed
+        self._activity = "preparing the first step"  # what is done between two steps
+        self._activity_time = self._last_line = time.monotonic()  # its start, and the newest line
+        self._printing = threading.Lock()
         self._closed = threading.Event()
         self._tracker = open_tracker(tracker, folder, enabled=enabled)
 
@@ -99,58 +105,58 @@ class RunLog:
         self._tracker.write(int(step), values)
         if "dev" in values:
             self._tracker.flush()
-        self.show(**{name: record[name] for name in ("dev", "loss", "lr") if name in record})
+        if "loss" in values:
+            self._newest_loss = f"loss {format_score(float(values['loss']))} (step {step})"
 
-    def show(self, **values: Any) -> None:
-        """Updates the values that the progress shows; prints a line for a new dev score."""
-        for name, value in values.items():
-            if isinstance(value, dict) and name == "lr":
-                value = " ".join(f"{part} {lr:.4g}" for part, lr in value.items())
-            elif isinstance(value, dict):  # the first metric is that of the task
-                value = next(iter(value.values()))
-            self._shown[name] = value
-        if "dev" in values and self._start_time is not None and not self._terminal:
-            self._print_status()
+    def evaluated(self, step: int, loss: float, metric: str, score: float, remark: str) -> None:
+        """Prints the line of an evaluation; `loss` is that of the step, `remark` may be ""."""
+        self._newest_time = time.monotonic()  # the time left has evaluations, too
+        scores = f"loss {format_score(loss)}", f"dev {metric} {format_score(score)}"
+        self.info("  ".join(filter(None, [*self._position(step), *scores, remark])))
 
     def progress(self, step: int) -> None:
-        """Updates the progress: newest finished step, speed, time left and values.
+        """Updates the status: newest finished step, speed and time left.
 
         A step before the newest one belongs to another run, which restarts the measured speed.
         """
         finished = step if self.finished_step is None else self.finished_step()
-        if finished is None or not self._enabled:
+        if finished is None:
             return
-        step = finished
-        if self._start_time is None or step < self._newest_step:
+        step, now, self._activity = finished, time.monotonic(), ""
+        if self._first_time is None or step < self._newest_step:
             # The first step compiles; the speed is measured from its end.
-            self._start_time, self._first_step = time.monotonic(), step
-            self._close_bar()  # it measures the speed of another run
-        self._newest_step = step
-        self._end_time = time.monotonic() if step == self._total else None
-        if self._terminal:
-            self._update_bar(step)
+            self._first_time, self._first_step = now, step
+        self._newest_time, self._newest_step = now, step
+
+    @contextlib.contextmanager
+    def activity(self, text: str) -> Iterator[None]:
+        """Shows what a block does, and for how long, instead of the newest step."""
+        self._activity_time, self._activity = time.monotonic(), text
+        yield
+        self._activity = ""
 
     def info(self, text: str) -> None:
-        """Prints a line to stderr, above the progress bar if there is one."""
+        """Prints lines to stderr, above the status line."""
         if not self._enabled:
             return
-        if self._bar is not None:
-            self._bar.write(escape(text), file=sys.stderr)
-        else:
+        with self._printing:
+            self._show("")
             print(escape(text), file=sys.stderr, flush=True)
+            self._last_line = time.monotonic()
 
     def close(self) -> None:
-        """Closes the tracker and the progress bar. Raises InputError on a full disk."""
+        """Closes the tracker and removes the status line. Raises InputError on a full disk."""
         self._closed.set()
         if self._reporter is not None:
             self._reporter.join()
-        self._close_bar()
+            self._show("")
         self._tracker.close()
 
     def __enter__(self) -> "RunLog":
         """Returns itself; the log closes when the block ends."""
-        if self._total and self._enabled and not self._terminal:
-            self._reporter = threading.Thread(target=self._print_regularly, daemon=True)
+        if self._total and self._enabled:
+            # A thread, because a step, a compilation or an evaluation may take minutes.
+            self._reporter = threading.Thread(target=self._report, daemon=True)
             self._reporter.start()
         return self
 
@@ -162,51 +168,47 @@ class RunLog:
             if kind is None:
                 raise
 
-    def _close_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+    def _report(self) -> None:
+        while not self._closed.wait(_REFRESH):
+            if self._terminal:
+                with self._printing:
+                    self._show(self._status())
+            elif time.monotonic() - self._last_line >= self._every:
+                self.info(self._status())
 
-    def _update_bar(self, step: int) -> None:
-        if self._bar is None:
-            from tqdm import tqdm
+    def _show(self, status: str) -> None:
+        """Replaces the status line of the terminal, cut to its width."""
+        if self._terminal:
+            # \r: to the start of the line, \x1b[K: erase it.
+            sys.stderr.write(f"\r\x1b[K{escape(status)[: max(_terminal_width() - 1, 0)]}")
+            sys.stderr.flush()
 
-            self._bar = tqdm(
-                total=self._total, initial=step, unit="step", file=sys.stderr, dynamic_ncols=True
-            )
-        self._bar.set_postfix(self._shown, refresh=False)
-        self._bar.update(step - self._bar.n)
+    def _status(self) -> str:
+        if activity := self._activity:
+            return f"{activity} ({_since(self._activity_time)})"
+        speed = self._speed()
+        speed_text = f"{speed:.3g} steps/s" if speed else ""
+        parts = [*self._position(self._newest_step), speed_text, self._newest_loss]
+        return "  ".join(filter(None, parts))
 
-    def _print_status(self, line: str | None = None) -> None:
-        self._last_line = time.monotonic()
-        print(escape(line or self._status(self._newest_step)), file=sys.stderr, flush=True)
+    def _position(self, step: int) -> list[str]:
+        """Returns the step, its epoch and the time left, as far as they are defined."""
+        if self._total is None:
+            return [f"step {step}"]
+        last_epoch = f"{self._total / self._steps_per_epoch:.1f}"
+        epoch = f"{step / self._steps_per_epoch:.1f}"
+        parts = [
+            f"step {step:>{len(str(self._total))}}/{self._total}",
+            f"epoch {epoch:>{len(last_epoch)}}",
+        ]
+        if speed := self._speed():
+            parts.append(f"{format_seconds((self._total - step) / speed):>5} left")
+        return parts
 
-    def _print_regularly(self) -> None:
-        # In a thread, because a step, a compilation or an evaluation may take minutes.
-        wait = self._every
-        while not self._closed.wait(wait):
-            wait = self._last_line + self._every - time.monotonic()
-            if wait <= 0:
-                end_time, line = self._end_time, None
-                if end_time is not None:
-                    line = f"evaluating after step {self._total} ({_since(end_time)})"
-                self._print_status(line)
-                wait = self._every
-
-    def _status(self, step: int) -> str:
-        if self._start_time is None:
-            duration = _since(self._open_time)
-            return f"still preparing or compiling the first of {self._total} steps ({duration})"
-        parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
-        seconds = (self._end_time or time.monotonic()) - self._start_time
-        if step > self._first_step and seconds > 0:
-            speed = (step - self._first_step) / seconds
-            parts.append(f"{speed:.3g} steps/s")
-            if self._total:
-                parts.append(f"{format_seconds((self._total - step) / speed)} left")
-        for name, value in self._shown.items():
-            parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
-        return "  ".join(parts)
+    def _speed(self) -> float:
+        """Returns the steps per second, 0 if it is unknown."""
+        seconds = self._newest_time - (self._first_time or 0.0)
+        return (self._newest_step - self._first_step) / seconds if seconds else 0.0
 
 
 def _since(moment: float) -> str:
@@ -238,10 +240,11 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     return records
 
 
-def _is_terminal() -> bool:
-    """Returns whether stderr is a terminal with a size."""
+def _terminal_width() -> int:
+    """Returns the columns of the terminal at stderr; 0 if it cannot show a status line."""
     try:
         size = os.get_terminal_size(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # not a file, or not a terminal
-        return False
-    return size.columns > 0 and size.lines > 0  # both are 0 if they were never set
+        return 0
+    # Both sizes are 0 if they were never set; a dumb terminal cannot erase a line.
+    return size.columns if size.lines and os.environ.get("TERM") != "dumb" else 0

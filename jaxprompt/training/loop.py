@@ -115,8 +115,13 @@ class Runs(Protocol):
           seconds: seconds since the start of the runs.
         """
 
-    def evaluate(self, seconds: float) -> bool:
-        """Evaluates on dev, and ends finished runs. Returns whether to save new best parameters."""
+    def evaluate(self, metrics: dict[str, Any], seconds: float) -> bool:
+        """Evaluates on dev, and ends finished runs. Returns whether to save new best parameters.
+
+        Args:
+          metrics: metrics of the newest step, on the host.
+          seconds: seconds since the start of the runs.
+        """
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
         """Saves the newest step in the background: `state` to resume from, `best` parameters."""
@@ -150,11 +155,12 @@ def train_loop(runs: Runs, log: RunLog, seconds: float) -> float | None:
     while runs.step < milestones.total and runs.live():
         batch = runs.next_batch()
         is_new = runs.is_new(batch)
-        if is_new:
-            log.info(f"compiling the training step for {_format_shape(batch)}")
         # During the first step, which compiles, a stop loses nothing; several processes must agree.
         stops_immediately = runs.step == first_step and jax.process_count() == 1
-        with signals.immediate() if stops_immediately else contextlib.nullcontext():
+        with (
+            _compiling(log, batch) if is_new else contextlib.nullcontext(),
+            signals.immediate() if stops_immediately else contextlib.nullcontext(),
+        ):
             metrics_on_device = runs.take_step(batch)
         if is_new:  # the speed leaves out the compilation
             dispatched.wait()
@@ -170,7 +176,10 @@ def train_loop(runs: Runs, log: RunLog, seconds: float) -> float | None:
                 rate_start = runs.step, now
             runs.end_broken(counts, elapsed())
         log.progress(runs.step)
-        improves = actions.evaluates and runs.evaluate(elapsed())
+        improves = False
+        if actions.evaluates:
+            with log.activity(f"evaluating on dev after step {runs.step}"):
+                improves = runs.evaluate(metrics, elapsed())
         signal = runs.stop_signal() if runs.live() else 0
         saves_state = actions.saves or (actions.evaluates and not (milestones.save and runs.live()))
         if saves_state or improves or signal:
@@ -190,7 +199,8 @@ def format_runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _format_shape(batch: StepBatch) -> str:
+def _compiling(log: RunLog, batch: StepBatch) -> contextlib.AbstractContextManager[None]:
     *run_dims, num_rows, width = batch.encoder.ids.shape
     runs = "".join(f"{format_runs(count)} x " for count in run_dims)
-    return f"{runs}{num_rows} sequences x {width} tokens"
+    shape = f"{runs}{num_rows} sequences x {width} tokens"
+    return log.activity(f"compiling the training step for {shape}")

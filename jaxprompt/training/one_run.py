@@ -73,6 +73,7 @@ class Job:
     frozen: Flat
     feed: Callable[[], Feed]
     measure: Callable[[Flat], dict[str, float]]  # trainable parameters -> dev scores
+    metric: str  # the dev score that selects the best step
     value: Callable[[dict[str, float]], float]  # dev scores -> the value to maximise
     has_dropout: bool = True
     # Fills the feature cache after the first log lines; takes a function that logs a line.
@@ -189,14 +190,17 @@ class OneRun:
             self.wait_for_saves()
             self._raise_broken(counts)
 
-    def evaluate(self, seconds: float) -> bool:
+    def evaluate(self, metrics: Metrics, seconds: float) -> bool:
         """Evaluates on dev. Returns whether the result is better than before."""
         job, step = self._job, self.step
         dev = job.measure(self.state.trainable)
         self._log.write(step, dev=dev, time={"seconds": seconds})
-        return self.progress.note_dev(
+        improves = self.progress.note_dev(
             step, job.value(dev), dev, last=step == self.milestones.total, patience=self._patience
         )
+        remark = "best" if improves else ""
+        self._log.evaluated(step, float(metrics["loss"]), job.metric, dev[job.metric], remark)
+        return improves
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
         """Saves the newest step in the background: its state, its parameters as the best ones."""
@@ -246,7 +250,12 @@ class OneRun:
 
 
 def train_job(
-    prepared: Prepared, job: Job, workdir: str, checkpoint_step: int | None, lines: Iterable[str]
+    prepared: Prepared,
+    job: Job,
+    log: RunLog,
+    workdir: str,
+    checkpoint_step: int | None,
+    lines: Iterable[str],
 ) -> TrainOutcome | None:
     """Trains a job from its newest checkpoint to its end. Returns None if a signal stopped it.
 
@@ -257,26 +266,20 @@ def train_job(
     checkpoints = CheckpointWriter(
         workdir, -1 if checkpoint_step is None else checkpoint_step, settings.keep
     )
-    with RunLog(
-        workdir,
-        tracker=settings.tracker,
-        total=prepared.milestones.total,
-        enabled=processes.is_first(),
-    ) as log:
-        log.resume(-1 if checkpoint_step is None else checkpoint_step)
-        for line in lines:
-            log.info(line)
-        job.fill_cache(log.info)
-        trace_steps = settings.profile if processes.is_first() else 0
-        with (
-            signals.deferred() as stop_signal,
-            contextlib.closing(Profiler(workdir, trace_steps, run_state.step)) as profiler,
-            contextlib.closing(feed.batches),
-            checkpoints,
-        ):
-            run = OneRun(prepared, job, run_state, checkpoints, log, profiler, stop_signal)
-            seconds = loop.train_loop(run, log, run_state.seconds)
-            outcome = None if seconds is None else run.end(seconds)
+    log.resume(-1 if checkpoint_step is None else checkpoint_step)
+    for line in lines:
+        log.info(line)
+    job.fill_cache(log.info)
+    trace_steps = settings.profile if processes.is_first() else 0
+    with (
+        signals.deferred() as stop_signal,
+        contextlib.closing(Profiler(workdir, trace_steps, run_state.step)) as profiler,
+        contextlib.closing(feed.batches),
+        checkpoints,
+    ):
+        run = OneRun(prepared, job, run_state, checkpoints, log, profiler, stop_signal)
+        seconds = loop.train_loop(run, log, run_state.seconds)
+        outcome = None if seconds is None else run.end(seconds)
     if outcome is not None:
         signals.note("after the last step; saved, run the same command again to finish")
         # A signal during the last step, on any process.

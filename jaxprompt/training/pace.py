@@ -1,4 +1,4 @@
-"""Progress lines for long tasks, one every few seconds."""
+"""Progress lines for long tasks, one every few seconds, and how times and scores are shown."""
 
 import time
 from collections.abc import Callable
@@ -41,6 +41,12 @@ class ProgressReporter:
 
 
 def format_seconds(seconds: float) -> str:
-    """Formats seconds as minutes and seconds, e.g. 2:05."""
+    """Formats seconds as minutes and seconds, e.g. 2:05, from an hour on with hours, 1:02:05."""
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_score(value: float) -> str:
+    """Formats a loss or a score, e.g. 0.9120, 8.228e+06 or nan."""
+    return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"

@@ -133,7 +133,7 @@ def check_workdir(
     ):
         raise InputError(
             f"{workdir} contains a run with a different config: {differing}; "
-            "use the saved values, or another workdir"
+            "use the saved values or another workdir, or delete this one to start again"
         )
 
 

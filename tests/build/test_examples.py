@@ -102,12 +102,12 @@ def test_dev_is_needed_where_it_is_wanted(tmp_path):
 )
 def test_without_dev_a_fifth_of_train_is_held_out(tmp_path, count, set_fields, size, batch):
     rows = [{"t": f"t{i}", "label": "xy"[i % 2]} for i in range(count)]
-    c, line = hold_out_dev(config(tmp_path, train=rows), set_fields)
-    assert c == config(tmp_path, train=rows, protocol="holdout", size=size).replace(
+    config, line = hold_out_dev(make_config(tmp_path, train=rows), set_fields)
+    assert config == make_config(tmp_path, train=rows, protocol="holdout", size=size).replace(
         {"data.batch": batch}
     )
     assert f"{size} of {count} " in line and f"data.batch is {batch}" in line
-    assert hold_out_dev(c) == (c, "")
+    assert hold_out_dev(config) == (config, "")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_without_dev_a_fifth_of_train_is_held_out(tmp_path, count, set_fields, s
     [({"dev": OTHER}, ()), ({"protocol": "kshot"}, ()), ({}, {"data.protocol"})],
 )
 def test_nothing_is_held_out_where_dev_is_configured(tmp_path, options, set_fields):
-    c = config(tmp_path, **options)
-    assert hold_out_dev(c, set_fields) == (c, "")
+    config = make_config(tmp_path, **options)
+    assert hold_out_dev(config, set_fields) == (config, "")
 
 
 def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):

@@ -12,8 +12,9 @@ from tiny_run import flags, jaxprompt, read_lines, succeed, tiny_fields, write_r
 from jaxprompt.__main__ import commands
 from jaxprompt.api.choices import choice_names
 from jaxprompt.cli.completion import parser_of
+from jaxprompt.cli.show import print_result
 from jaxprompt.data.tasks.registry import task_names
-from jaxprompt.training.run_folder import lock_workdir
+from jaxprompt.training.run_folder import lock_workdir, read_result
 
 FAMILIES = "bert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert glm llama".split()
 
@@ -137,16 +138,31 @@ def test_a_finished_run_is_shown(run, capsys):
     assert f"dev       accuracy {result['dev']['accuracy']:.4f}" in out
     assert "dev accuracy:" in out and "step 3 to 3" in out
     assert "examples  train 48, dev 30, test 24" in out
+    assert f"export    python -m jaxprompt export --workdir={run}\n" in out
     out, _ = succeed(capsys, "show", run.parent)
     assert [line.split()[0] for line in out.splitlines()] == ["run", "run"]
 
 
 def test_a_run_is_shown_before_its_end(run, capsys):
+    dev = json.loads((run / "result.json").read_text())["dev"]
     (run / "result.json").unlink()
     out = jaxprompt(capsys, "show", run)[1]
+    assert f"dev       accuracy {dev['accuracy']:.4f}, best so far, at step 3\n" in out
     assert "stopped, saved at step 3; the same command resumes" in out
     with lock_workdir(run):
         assert "running, saved at step 3" in jaxprompt(capsys, "show", run)[1]
+
+
+@pytest.mark.parametrize("terminal, as_json", [(True, False), (True, True), (False, False)])
+def test_a_result_is_a_summary_in_a_terminal_only(run, capsys, monkeypatch, terminal, as_json):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    print_result(read_result(run), str(run), as_json)
+    out = capsys.readouterr().out
+    if terminal and not as_json:
+        assert out == jaxprompt(capsys, "show", run)[1].partition("\n\n")[0] + "\n"
+    else:
+        assert out.count("\n") == 1
+        assert json.loads(out) == json.loads((run / "result.json").read_text())
 
 
 def test_a_folder_without_a_run_is_named(refused, tmp_path):

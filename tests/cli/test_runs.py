@@ -124,7 +124,7 @@ class Cut(Exception):
     """Ends a group as a kill would."""
 
 
-def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monkeypatch):
+def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monkeypatch, capsys):
     folder, live = tmp_path / "grid", BatchedRuns.live
 
     def cut(self, *args, **kwargs):
@@ -144,6 +144,16 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monk
         params, others = (arrays(f / name, "best")[0] for f in (folder, grid))
         for leaf in others:
             assert params[leaf].tobytes() == others[leaf].tobytes()
+    # An evaluation of all runs is one line: the best of them.
+    shown = [x for x in capsys.readouterr().err.splitlines() if x.startswith("step ")]
+    assert len(shown) == 3
+    for step, line in zip((2, 4, 6), shown, strict=True):
+        logged = {name: read_lines(grid / name / "metrics.jsonl") for name in NAMES}
+        values = {name: [x for x in logged[name] if x["step"] == step] for name in NAMES}
+        best = max(NAMES, key=lambda name: values[name][1]["dev"]["accuracy"])
+        (train, dev) = values[best]
+        scores = f"loss {train['loss']:.4f}  dev accuracy {dev['dev']['accuracy']:.4f}"
+        assert line.endswith(f"  {scores}  best of 4 running: {best}")
 
 
 @pytest.mark.long
@@ -233,7 +243,7 @@ def test_label_words_and_starts_are_values_too(backbone, data, tmp_path, capsys)
     assert "one after another: 4 + 2 runs" in err  # two words a class are other shapes
     assert "start=vocab,words=cat+bread+saw" in results(tmp_path / "grid")
     said = [line for line in err.splitlines() if "labels in train" in line]  # equal in all, so once
-    assert said == ["labels in train: 0 = beast (16), 1 = food (16), 2 = tool (16)"]
+    assert said == ["  labels in train: 0 = beast (16), 1 = food (16), 2 = tool (16)"]
     compare(config, tmp_path / "grid")
 
 

@@ -149,9 +149,9 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
     evaluate, restore, counts = OneRun.evaluate, Checkpoints.restore, []
     count = counter(table_of(backbone))
 
-    def evaluated(self, seconds):
+    def evaluated(self, *args):
         counts.append(count())
-        return evaluate(self, seconds)
+        return evaluate(self, *args)
 
     monkeypatch.setattr(OneRun, "evaluate", evaluated)
     config = make_config(backbone, data, "full", **SHORT)
@@ -254,10 +254,10 @@ def test_a_streak_is_seen_where_the_loss_is_logged(spoil, backbone, data, tmp_pa
     assert all(np.isfinite(leaf).all() for leaf in saved.values())
 
 
-def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkeypatch):
+def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkeypatch, capsys):
     fields = {"train.total_steps": 10, "train.log_steps": 4, "train.eval_steps": 6}
     config = make_config(backbone, data, "prefix", **PLAIN | fields | {"train.save_steps": 5})
-    reads, progress, device_get = [], RunLog.progress, loop.jax.device_get
+    reads, losses, progress, device_get = [], [], RunLog.progress, loop.jax.device_get
 
     def note_step(self, step):
         reads.append(step)
@@ -265,8 +265,11 @@ def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkey
 
     def note_read(tree):
         # Of the steps alone: evaluation reads scores in its own way.
-        reads.extend(["read"] if "'loss'" in str(loop.jax.tree.structure(tree)) else [])
-        return device_get(tree)
+        values = device_get(tree)
+        if "'loss'" in str(loop.jax.tree.structure(tree)):
+            reads.append("read")
+            losses.append(values[1]["loss"])
+        return values
 
     monkeypatch.setattr(RunLog, "progress", note_step)
     monkeypatch.setattr(loop.jax, "device_get", note_read)
@@ -274,3 +277,12 @@ def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkey
     # It logs at 4, 8 and 10, saves at 5 and 10, evaluates at 6 and 10.
     read = "read"
     assert reads == [1, 2, 3, read, 4, read, 5, read, 6, 7, read, 8, 9, read, 10]
+    # The line of an evaluation has the loss of its step.
+    devs = [x["dev"]["accuracy"] for x in read_lines(tmp_path / "metrics.jsonl") if "dev" in x]
+    marks = ["  best", "  best" if devs[1] > devs[0] else ""]
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("step ")]
+    shown = [(line[:10], line[line.index("  loss") :]) for line in lines]
+    assert shown == [
+        (f"step {step:2}/10", f"  loss {loss:.4f}  dev accuracy {dev:.4f}{mark}")
+        for step, loss, dev, mark in zip((6, 10), losses[2::2], devs, marks, strict=True)
+    ]

@@ -25,7 +25,7 @@ def test_examples_whose_answer_is_hidden_are_not_measured():
     assert head.measure_known("accuracy", make_split([-1] * 4, [2] * 4), actual, 2) == ({}, 0)
     parts = [
         head.labelled(make_split(labels, [2] * len(labels)), rows, 2)
-        for labels, rows in (([0], found[:1]), ([-1], found[1:2]), ([1, 1], found[2:]))
+        for labels, rows in (([0], actual[:1]), ([-1], actual[1:2]), ([1, 1], actual[2:]))
     ]
     assert head.measure_labelled("accuracy", parts) == (metrics, count)
     assert head.measure_labelled("accuracy", []) == ({}, 0)

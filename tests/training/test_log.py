@@ -1,7 +1,13 @@
 """The log reads back exactly, and a resumed run's log equals that of a run without a break."""
 
+import contextlib
+import fcntl
 import json
 import math
+import os
+import pty
+import struct
+import termios
 import time
 from types import SimpleNamespace
 
@@ -23,7 +29,7 @@ def loss(step):
 
 
 def run(folder, start, stop):
-    with RunLog(folder, tracker="none", terminal=False) as log:
+    with RunLog(folder, tracker="none") as log:
         log.resume(start)
         for step in range(start + 1, stop + 1):
             log.write(step, loss=loss(step), time={"seconds": np.random.rand()})
@@ -76,9 +82,11 @@ def test_failed_write_is_one_error(tmp_path):
         RunLog(tmp_path / "file", tracker="none")
 
 
-def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, clock):
-    log = RunLog(tmp_path, tracker="none", terminal=False, total=125)
+def test_an_evaluation_is_a_line(tmp_path, capsys, clock):
+    """With the loss of its step, which need not be one that is logged, and the time left."""
+    log = RunLog(tmp_path, tracker="none", total=125, steps_per_epoch=10)
     log.resume(49)
+    log.evaluated(49, 8.5e6, "f1", 0.125, "")
     for step in range(50, 126):
         clock[0] += 0.2
         if step == 60:
@@ -86,120 +94,144 @@ def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, clock):
         log.progress(step)
         if step == 75:
             log.write(step, dev={"f1": 0.9, "accuracy": 0.1})
-    log.write(125, loss=0.1, lr={"head": 0.03, "prompt": 1e-4})
-    log.write(125, dev=0.8)
+            log.evaluated(step, math.nan, "f1", 0.9, "best")
+    log.evaluated(125, 0.1, "f1", 0.8, "")
     log.info("stopped")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "step 75/125  5 steps/s  0:10 left  loss 0.1235  lr 0.02  dev 0.9",
-        "step 125/125  5 steps/s  0:00 left  loss 0.1  lr head 0.03 prompt 0.0001  dev 0.8",
+        "step  49/125  epoch  4.9  loss 8.500e+06  dev f1 0.1250",
+        "step  75/125  epoch  7.5   0:10 left  loss nan  dev f1 0.9000  best",
+        "step 125/125  epoch 12.5   0:00 left  loss 0.1000  dev f1 0.8000",
         "stopped",
     ]
 
 
-def test_plain_progress_is_a_line_at_regular_times(tmp_path, monkeypatch, clock):
-    """Also while nothing is done; a line at an evaluation counts."""
+def test_without_a_terminal_the_status_is_a_line_at_regular_times(tmp_path, monkeypatch, clock):
+    """Also while nothing is done; any other line counts."""
     lines = []
     stderr = SimpleNamespace(
         write=lambda text: text == "\n" or lines.append((clock[0], text)), flush=lambda: None
     )
     monkeypatch.setattr("sys.stderr", stderr)
-    log = RunLog(tmp_path, tracker="none", terminal=False, total=9, every=30.0)
+    log = RunLog(tmp_path, tracker="none", total=9, steps_per_epoch=3, every=30.0)
+    compiling, evaluating = log.activity("compiling"), log.activity("evaluating")
     events = [
-        (35.0, lambda: log.progress(3)),
-        (40.0, lambda: log.show(dev=0.5)),
-        (50.0, lambda: log.show(dev=0.25)),
-        (90.0, lambda: log.progress(9)),
-        (150.0, lambda: log.progress(1)),  # of the next run of a grid
+        (35, compiling.__enter__),
+        (62, lambda: compiling.__exit__(None, None, None)),
+        (62, lambda: log.progress(3)),
+        (64, lambda: log.write(4, loss=0.25)),
+        (64, lambda: log.progress(4)),
+        (70, lambda: log.info("a line")),
+        (120, evaluating.__enter__),
+        (140, lambda: evaluating.__exit__(None, None, None)),
+        (140, lambda: log.progress(1)),  # of the next run of a grid
     ]
 
     def wait(seconds):
-        """Lets happen what is due before a wait is over. -> whether the log is closed"""
-        end = clock[0] + seconds
-        while events and events[0][0] < end:
-            clock[0], event = events.pop(0)
-            event()
-        clock[0] = end
-        return end > 180
+        """Lets happen what is due. -> whether the log is closed"""
+        clock[0] += seconds
+        while events and events[0][0] <= clock[0]:
+            events.pop(0)[1]()
+        return clock[0] > 180
 
     monkeypatch.setattr(log, "_closed", SimpleNamespace(wait=wait))
-    log._print_regularly()
+    log._report()
     assert lines == [
-        (30, "still preparing or compiling the first of 9 steps (0:30)"),
-        (40, "step 3/9  dev 0.5"),
-        (50, "step 3/9  dev 0.25"),
-        (80, "step 3/9  dev 0.25"),
-        (110, "evaluating after step 9 (0:20)"),
-        (140, "evaluating after step 9 (0:50)"),
-        (170, "step 1/9  dev 0.25"),
+        (30, "preparing the first step (0:30)"),
+        (60, "compiling (0:25)"),
+        (70, "a line"),
+        (100, "step 4/9  epoch 1.3   0:10 left  0.5 steps/s  loss 0.2500 (step 4)"),
+        (130, "evaluating (0:10)"),
+        (160, "step 1/9  epoch 0.3  loss 0.2500 (step 4)"),
     ]
 
 
-def test_lines_at_regular_times_end_with_the_log(tmp_path, capsys):
+def test_the_status_lines_end_with_the_log(tmp_path, capsys, monkeypatch):
     """They are printed by a thread of their own."""
-    with RunLog(tmp_path, tracker="none", terminal=False, total=9, every=0.01):
-        output, until = "", time.monotonic() + 60
-        while not output and time.monotonic() < until:
+    monkeypatch.setattr("jaxprompt.training.log._REFRESH", 0.01)
+    with RunLog(tmp_path, tracker="none", total=9, every=0.01):
+        lines, until = "", time.monotonic() + 60
+        while not lines and time.monotonic() < until:
             time.sleep(0.01)
-            output = capsys.readouterr().err
-    assert output.startswith("still preparing or compiling the first of 9 steps (0:00)\n")
+            lines = capsys.readouterr().err
+    assert lines.startswith("preparing the first step (0:00)\n")
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("size, is_bar", [(0, False), (24, True)])
-def test_a_terminal_without_room_gets_plain_lines(tmp_path, monkeypatch, size, is_bar):
-    """As some that nobody sets the size of; a bar would break there."""
-    import fcntl
-    import pty
-    import struct
-    import termios
-
+@contextlib.contextmanager
+def terminal(monkeypatch, columns):
+    """Lets stderr be a terminal. Yields functions that resize it, and that read what it got."""
     main, other = pty.openpty()
-    with open(other, "w") as terminal, open(main, "rb", buffering=0) as screen:
-        monkeypatch.setattr("sys.stderr", terminal)
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", size, 4 * size, 0, 0))
-        with RunLog(tmp_path, tracker="none", total=2) as log:
-            for step in (1, 2):
-                log.progress(step)
-                log.show(dev=0.5)
-        assert (b"|" in screen.read(10_000)) == is_bar
+    with open(other, "w") as stderr, open(main, "rb", buffering=0) as screen:
+        monkeypatch.setattr("sys.stderr", stderr)
+        monkeypatch.setenv("TERM", "xterm")
+
+        def resize(columns):
+            size = struct.pack("4H", columns and 24, columns, 0, 0)
+            fcntl.ioctl(other, termios.TIOCSWINSZ, size)
+
+        resize(columns)
+        os.set_blocking(main, False)
+        yield resize, lambda: b"".join(iter(lambda: screen.read(100_000), None)).decode()
+
+
+STATUS = "step 20/30  epoch 2.0   0:10 left  1 steps/s  loss 0.0500 (step 20)"
+
+
+@pytest.mark.parametrize("columns, later", [(80, 80), (40, 40), (80, 40), (40, 1)])
+def test_a_terminal_has_one_updating_line_below_those_that_stay(
+    tmp_path, monkeypatch, clock, columns, later
+):
+    with terminal(monkeypatch, columns) as (resize, read):
+        log = RunLog(tmp_path, tracker="none", total=30, steps_per_epoch=10)
+
+        def draw():
+            log._show(log._status())
+
+        with log.activity("compiling"):
+            clock[0] += 3
+            draw()
+        for step in range(1, 21):
+            clock[0] += 1
+            log.progress(step)
+        log.write(20, loss=0.05)
+        draw()
+        resize(later)
+        draw()
+        log.evaluated(20, 0.05, "accuracy", 0.75, "best")
+        draw()
+        log._show("")
+        text = read()
+    parts = text.replace("\r\n", "\n").split("\r\x1b[K")
+    line = "step 20/30  epoch 2.0   0:10 left  loss 0.0500  dev accuracy 0.7500  best\n"
+    before, after = STATUS[: columns - 1], STATUS[: later - 1]
+    assert parts == ["", "compiling (0:03)", before, after, line, after, ""]
+
+
+@pytest.mark.parametrize("columns, term", [(0, "xterm"), (80, "dumb")])
+def test_a_terminal_without_a_size_or_functions_gets_plain_lines(
+    tmp_path, monkeypatch, columns, term
+):
+    with terminal(monkeypatch, columns) as (_, read):
+        monkeypatch.setenv("TERM", term)
+        log = RunLog(tmp_path, tracker="none", total=30)
+        log.info("a line")
+        log._show("a status")
+        assert read() == "a line\r\n"
 
 
 def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, clock):
-    log = RunLog(tmp_path, tracker="none", terminal=False, total=100)
+    log = RunLog(tmp_path, tracker="none", total=100)
     for seconds in (1.0, 0.25):
-        for step in range(1, 101):
+        for step in range(1, 51):
             clock[0] += seconds
             log.progress(step)
-            if step % 50 == 0:
-                log.show(dev=0.5)
+        log.evaluated(50, 0.0, "f1", 0.5, "")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[1] for line in lines] == ["1 steps/s"] * 2 + ["4 steps/s"] * 2
-
-
-def test_the_next_run_has_a_bar_of_its_own(tmp_path, capsys):
-    with RunLog(tmp_path, tracker="none", terminal=True, total=30) as log:
-        for first in (21, 1):  # a run that was resumed, then one from its start
-            for step in range(first, 31):
-                log.progress(step)
-    bars = [line.split("\r")[-1] for line in capsys.readouterr().err.rstrip("\n").split("\n")]
-    assert len(bars) == 2 and all("30/30" in bar for bar in bars)
-
-
-def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
-    with RunLog(tmp_path, tracker="none", terminal=True, total=30) as log:
-        for step in range(11, 31):
-            log.write(step, loss=1 / step, dev=0.75)
-            log.progress(step)
-        log.info("best at 20")
-    out, err = capsys.readouterr()
-    assert out == ""
-    last = err.replace("\r", "\n").rstrip().splitlines()[-1]
-    assert "30/30" in last and "loss=0.0333" in last and "dev=0.75" in last
-    assert "best at 20\n" in err
+    assert [line.split("  ")[-3].strip() for line in lines] == ["0:50 left", "0:12 left"]
 
 
 def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path):
@@ -216,14 +248,12 @@ def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path
 def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, clock):
     """Of those that it was given the host knows no time: the first eight take it none."""
     done = [None]
-    log = RunLog(tmp_path, tracker="none", terminal=False, total=40)
+    log = RunLog(tmp_path, tracker="none", total=40)
     log.finished_step = lambda: done[0]
     for step in range(1, 9):
         log.progress(step)
-    log.show(dev=0.25)
-    assert capsys.readouterr().err == ""  # no step is known to be done
+    assert log._status() == "preparing the first step (0:00)"  # no step is known to be done
     for step in range(9, 20):
         clock[0], done[0] = clock[0] + 10.0, step - 8
         log.progress(step)
-    log.show(dev=0.5)
-    assert capsys.readouterr().err == "step 11/40  0.1 steps/s  4:50 left  dev 0.5\n"
+    assert log._status() == "step 11/40  epoch 11.0   4:50 left  0.1 steps/s"

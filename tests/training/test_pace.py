@@ -1,6 +1,8 @@
 """Progress of counted work."""
 
-from jaxprompt.training.pace import ProgressReporter
+import pytest
+
+from jaxprompt.training.pace import ProgressReporter, format_seconds
 
 
 def test_progress_is_reported_every_ten_seconds(clock):
@@ -26,3 +28,10 @@ def test_a_rate_below_one_and_nothing_done_yet(clock):
     clock[0] = 60.0
     pace.add(2_000)
     assert said[1:] == ["predicted 2,000 rows, 100 a second"]
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(0.4, "0:00"), (125, "2:05"), (3599.6, "1:00:00"), (36_125, "10:02:05")]
+)
+def test_hours_appear_when_there_are_any(seconds, text):
+    assert format_seconds(seconds) == text

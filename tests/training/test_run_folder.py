@@ -140,6 +140,11 @@ def test_a_record_names_what_differs(tmp_path):
     changed = dataclasses.replace(RECORD, task=task)
     line = refuse_line(check_record, tmp_path, changed)
     assert "task.labels (saved ['bad', 'good'], now ['bad', 'fine'])" in line
+    train = RECORD.splits["train"]
+    train = dataclasses.replace(train, digest="0", examples=4)
+    line = refuse_line(check_record, tmp_path, dataclasses.replace(RECORD, splits={"train": train}))
+    # A digest says least, so it comes last.
+    assert line.index("splits.train.examples (saved") < line.index("splits.train.digest (saved")
     path = tmp_path / "record.json"
     for text in (path.read_text().replace('"good"', '"fine"'), "{}"):
         path.write_text(text)

@@ -52,7 +52,7 @@ def test_events_of_a_resumed_run(tmp_path, monkeypatch):
     now = time.time()
     for start, stop, late in ((-1, 5, 0), (3, 6, 86400)):
         monkeypatch.setattr(time, "time", lambda late=late: now - late)
-        with RunLog(tmp_path, terminal=False) as log:
+        with RunLog(tmp_path) as log:
             log.resume(start)
             for step in range(start + 1, stop + 1):
                 log.write(step, loss=loss(step), name="x", dev={"f1": 0.5}, time={"rate": 2})
@@ -65,7 +65,7 @@ def test_events_of_a_resumed_run(tmp_path, monkeypatch):
 
 
 def test_events_can_be_read_at_each_evaluation(tmp_path):
-    with RunLog(tmp_path, terminal=False) as log:
+    with RunLog(tmp_path) as log:
         log.write(1, loss=0.5)
         log.write(2, dev={"f1": 0.25})
         assert read_events(tmp_path / "tensorboard") == [(1, "loss", 0.5), (2, "dev/f1", 0.25)]
@@ -82,7 +82,7 @@ def test_a_full_disk_is_one_error(name, more, tmp_path, capfd):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         with pytest.raises(InputError, match=f"cannot write .*{name}: File too large; fix this"):
-            with RunLog(tmp_path, terminal=False) as log:
+            with RunLog(tmp_path) as log:
                 log.write(1, loss=1.0)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
                 log.write(2, **values, **more)
@@ -139,7 +139,7 @@ def service(request, monkeypatch):
 
 
 def train(folder, name):
-    with RunLog(folder, tracker=name, terminal=False) as log:
+    with RunLog(folder, tracker=name) as log:
         log.resume(-1)
         log.write(10, loss=np.float32(0.5), lr={"prompt": 1e-2}, name="x", skipped=0)
         log.write(jnp.int32(10), dev={"accuracy": jnp.bfloat16(0.5), "f1": [0.25]})
@@ -210,7 +210,7 @@ def test_runs_of_a_grid_are_open_at_once(service, tmp_path):
 
 
 def test_other_processes_write_nothing(service, tmp_path, capsys):
-    with RunLog(tmp_path, tracker=service.__name__, enabled=False, terminal=True) as log:
+    with RunLog(tmp_path, tracker=service.__name__, enabled=False, total=9) as log:
         log.resume(3)
         log.write(4, loss=1.0, dev=0.5)
         log.progress(4)

@@ -22,8 +22,9 @@ from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_folders import checkpoint_folder, rewind
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
+from jaxprompt.training.loop import format_runs
 from jaxprompt.training.one_run import Feed
-from jaxprompt.training.progress import Evaluation, Metrics, Progress, log_step
+from jaxprompt.training.progress import Evaluation, Metrics, Progress, log_step, score_key
 from jaxprompt.training.run_folder import bind_workdir, lock_workdir, write_record, write_result
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import TrainState
@@ -214,8 +215,6 @@ class BatchedRuns:
             row_metrics = jax.tree.map(lambda values, row=row: values[row], metrics)
             log, feed = self.logs[self.rows[row]], self.feeds[self.rows[row]]
             log_step(log, self.step, row_metrics, feed.describe, step_time, seconds)
-        rates = [rate for values in metrics["lr"].values() for rate in values[live].tolist()]
-        self.log.show(lr=_format_range(rates))
 
     def end_broken(
         self, counts: Sequence[tuple[int, np.ndarray, np.ndarray]], seconds: float
@@ -249,11 +248,11 @@ class BatchedRuns:
             with CheckpointWriter(folder, step - 1) as checkpoints:
                 checkpoints.save(step, progress.to_json(), best=params)
 
-    def evaluate(self, seconds: float) -> bool:
+    def evaluate(self, metrics: Metrics, seconds: float) -> bool:
         """Evaluates every run on dev, and ends finished runs. Best parameters are in the state."""
         live = self._live()
         scores = self.scorer.score("dev", self.rows, self.state.trainable, self.per_row)
-        is_better, main_scores = np.zeros(len(self.rows), bool), []
+        is_better, values = np.zeros(len(self.rows), bool), {}  # value to maximise, by row
         for row in live:
             progress, dev = self.progress[self.rows[row]], scores[row]
             if isinstance(dev, InputError):
@@ -261,17 +260,21 @@ class BatchedRuns:
                 self.log.info(f"{self.members[self.rows[row]].run.name}: {dev}")
                 continue
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": seconds})
-            # The metric of the task comes first.
-            main_scores.append(float(next(iter(dev.values()))))
+            values[row] = self.scorer.value(dev)
             # Finished rows train along with the others, so their best must not be replaced.
             is_better[row] = progress.note_dev(
                 self.step,
-                self.scorer.value(dev),
+                values[row],
                 dev,
                 last=self.step == self.milestones.total,
                 patience=self.settings.patience,
             )
-        self.log.show(dev=_format_range(main_scores))
+        if values:
+            row = max(values, key=lambda row: score_key(values[row]))
+            metric, name = self.scorer.metric, self.members[self.rows[row]].run.name
+            remark = f"best of {len(values)} running: {name}"
+            loss = float(metrics["loss"][row])
+            self.log.evaluated(self.step, loss, metric, scores[row][metric], remark)
         if is_better.any():
             self.best = self.programs.update_best(self.best, self.state.trainable, is_better)
         # Only now, so that a run that ends saves its newest best parameters.
@@ -352,13 +355,14 @@ class BatchedRuns:
                 Checkpoints(self.members[i].run.folder).restore_best(template, best.step)[0]
                 for i, best in bests.items()
             ]
-            tests = self.scorer.score(
-                "test",
-                completed,
-                self.programs.stack_trainable(best_params),
-                self.programs.put_per_run([self.per_run[i] for i in completed]),
-                devs=[best.dev for best in bests.values()],
-            )
+            with self.log.activity(f"evaluating {format_runs(len(completed))} on test"):
+                tests = self.scorer.score(
+                    "test",
+                    completed,
+                    self.programs.stack_trainable(best_params),
+                    self.programs.put_per_run([self.per_run[i] for i in completed]),
+                    devs=[best.dev for best in bests.values()],
+                )
         share = seconds / len(self.members)  # one run's share of the total time
         for i, test in zip(completed, tests, strict=True):
             if isinstance(test, InputError):
@@ -395,13 +399,6 @@ class BatchedRuns:
 def _best_of(progress: Progress) -> Evaluation:
     assert progress.best is not None  # a run without an error ends at an evaluation
     return progress.best
-
-
-def _format_range(values: Sequence[float]) -> str:
-    """Formats the range of some numbers; "none" if all runs have finished."""
-    if not values:
-        return "none"
-    return " to ".join(dict.fromkeys(f"{limit:.4g}" for limit in (min(values), max(values))))
 
 
 def program_sizes(total: int) -> list[int]:

@@ -310,20 +310,21 @@ class _Work:
                 )
             return programs_by_words[key], words
 
-        with RunLog(self.workdir, tracker="none", total=total) as log:
+        epoch = members[0].steps_per_epoch
+        with RunLog(self.workdir, tracker="none", total=total, steps_per_epoch=epoch) as log:
             log.info(tree.parameter_table(first_init.state.trainable, frozen | first_init.frozen))
 
             def max_runs(chunk: Sequence[Member], waiting: Sequence[Member]) -> int:
-                log.info(f"compiling the training step for {format_runs(len(chunk))}")
-                programs, words = make_programs(chunk)
-                return max_runs_in_memory(
-                    programs,
-                    len(chunk),
-                    longest_group_batch(waiting),
-                    PerRun(words[chunk[0].run.name], first_init.frozen),
-                    free_bytes(shared.placement.mesh),
-                    shares_states=same_batches(chunk),
-                )
+                with log.activity(f"compiling the training step for {format_runs(len(chunk))}"):
+                    programs, words = make_programs(chunk)
+                    return max_runs_in_memory(
+                        programs,
+                        len(chunk),
+                        longest_group_batch(waiting),
+                        PerRun(words[chunk[0].run.name], first_init.frozen),
+                        free_bytes(shared.placement.mesh),
+                        shares_states=same_batches(chunk),
+                    )
 
             for chunk in self._chunks(members, shared.placement, max_runs, log):
                 if not self._train_chunk(shared, chunk, *make_programs(chunk), log, start_time):

@@ -1,5 +1,6 @@
 """How the runs of a grid end: each by its own best step, and by what it chose on dev there."""
 
+import contextlib
 import json
 import shutil
 from types import SimpleNamespace
@@ -49,7 +50,8 @@ def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path,
     per_run = [SimpleNamespace(name=i, frozen={}) for i in range(3)]
     start = GroupStart([], None, None, [0, 1, 2], progress, 20, 0.0)
     chunk = Chunk(shared, members, programs, per_run)
-    runs = BatchedRuns(chunk, start, checkpoints=None, logs=[], log=None, stop_signal=None)
+    log = SimpleNamespace(activity=lambda text: contextlib.nullcontext())
+    runs = BatchedRuns(chunk, start, checkpoints=None, logs=[], log=log, stop_signal=None)
     runs.end(seconds=9.0)
     best = ["numbers of run0 at 10", "numbers of run2 at 12"]
     assert calls == [("test", [0, 2], best, [per_run[0], per_run[2]], [devs[0], devs[2]])]
