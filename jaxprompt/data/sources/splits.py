@@ -60,7 +60,7 @@ def read_split(
     else:
         kind, name = _resolve_source(task, source)
         if kind == "hub":
-            rows = _from_hub(task, split, name, cache_dir)
+            rows = read_hub(task, split, name, cache_dir)
         elif kind == "tfds":
             rows = _from_tfds(split, name, cache_dir)
         else:
@@ -217,8 +217,8 @@ def _find_file(place: str, split: str) -> Path:
 # -- the hub ------------------------------------------------------------------------------------
 
 
-def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
-    """Reads a split of the data set `name`, or of all subsets of the task's data set."""
+def read_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
+    """Reads a split of the data set `name`, or of all subsets of the task's data set, as it is there."""
     subsets = [""] if name else task.subset.split(",")
     tasks = [dataclasses.replace(task, subset=subset) for subset in subsets]
     parts = [_from_subset(part, split, name, cache_dir) for part in tasks]
