@@ -55,14 +55,8 @@ def sample_rows(task: Task, rows: Rows) -> list[dict[str, Any]]:
     samples = []
     for seed in SEEDS:
         train, dev = kshot(labels, K, seed, names=task.labels)
-        samples.append(
-            {
-                "k": K,
-                "seed": seed,
-                "train": [known[i] for i in train],
-                "dev": [known[i] for i in dev],
-            }
-        )
+        rows_of = {"train": [known[i] for i in train], "dev": [known[i] for i in dev]}
+        samples.append({"k": K, "seed": seed, **rows_of})
     return samples
 
 

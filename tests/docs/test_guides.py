@@ -47,7 +47,9 @@ class Command(NamedTuple):
 
 
 PARTS = re.compile(
-    r"^(?P<level>#+) |^> Needs (?P<needs>[^\n]*(?:\n>[^\n]*)*)|^```(?P<kind>\w*)\n(?P<code>.*?)^```",
+    r"^(?P<level>#+) "
+    r"|^> Needs (?P<needs>[^\n]*(?:\n>[^\n]*)*)"
+    r"|^```(?P<kind>\w*)\n(?P<code>.*?)^```",
     re.M | re.S,
 )
 
@@ -136,10 +138,13 @@ def shell_command(line: Command) -> Command | None:
     return line._replace(script="jaxprompt", words=rest) if rest else None
 
 
+EXAMPLES = (  # fields that name where examples are, if that is not the task's data set
+    "data.source", "data.files.train", "data.files.dev", "data.files.test", "corpus.path",
+    "shared.tasks",
+)  # fmt: skip
 READ = (  # fields that name a file, a folder or a backbone
-    "backbone.path", "backbone.init", "data.source", "data.files.train", "data.files.dev",
-    "data.files.test", "data.protocol.rows", "corpus.path", "task.vocabulary", "prompt.init",
-    "prompt.file", "prompt.pretrained", "demos.encoder", "ppt.annotations", "shared.tasks",
+    *EXAMPLES, "backbone.path", "backbone.init", "data.protocol.rows", "task.vocabulary",
+    "prompt.init", "prompt.file", "prompt.pretrained", "demos.encoder", "ppt.annotations",
 )  # fmt: skip
 READ_FLAGS = ("input", "prompt", "backbone", "data", "mlm", "corpus", "source", "tokenizer")
 WRITTEN = ("output", "peft", "npy", "stablehlo", "tuned", "push")
@@ -161,7 +166,10 @@ def inputs_of(line: Command, args: argparse.Namespace, config) -> set[str]:
     flags = {name: getattr(args, name, None) for name in (*READ_FLAGS, "workdir", "exports")}
     paths = {path for name in READ_FLAGS for path in listed(flags[name])}
     if line.script != "jaxprompt":
-        return paths | ({"DATA"} if line.script == "launch/papers" and not flags["data"] else set())
+        paths &= set(re.findall(r"[^=,]+", "=".join(line.words)))  # without defaults
+        if line.script == "launch/papers" and not flags["data"]:
+            paths |= {get_task(task).hub for task in args.tasks.split(";") if task}
+        return paths
     name = line.words[0]
     if name in ON_A_RUN and config is None:
         end = "/export" if name == "predict" else ""
@@ -173,9 +181,7 @@ def inputs_of(line: Command, args: argparse.Namespace, config) -> set[str]:
         fields["backbone.path"] = ""
     paths |= {path for field in READ for path in listed(fields.get(field))}
     paths |= set(re.findall(r"init='([^']+)'", str(fields.get("prompt.parts"))))
-    if not any(
-        paths & set(listed(fields.get(field))) for field in READ if field != "backbone.path"
-    ):
+    if not any(fields.get(field) for field in EXAMPLES):
         task = get_task(config.task.name)
         paths |= set() if is_shipped(task) else {task.hub}
     return paths
@@ -195,7 +201,13 @@ def test_commands_are_complete(page, tmp_path, monkeypatch):
             if line is None:
                 continue
         args, overrides = parse(line, monkeypatch)
-        config = getattr(args, "config", None) and load_config(args.config, overrides)
+        path = getattr(args, "config", None)
+        config = load_config(path, overrides) if path else None
+        if line.script == "launch/accuracy":
+            load_config("base", args.set)
+        elif not path:
+            fields = load_config("base").leaves()
+            assert [name for name, _ in overrides if name not in fields] == []
         held = [*PACKAGES, *written, *line.needs]
         lost += [
             f"{path}: {shlex.join(line.words)}"
@@ -205,7 +217,7 @@ def test_commands_are_complete(page, tmp_path, monkeypatch):
             and not any(one.startswith(f"{path}/") for one in written)
         ]
         written += [path for name in WRITTEN for path in listed(getattr(args, name, None))]
-        if line.script == "jaxprompt" and getattr(args, "workdir", None):
+        if getattr(args, "workdir", None):
             end = "/export" if line.words[0] == "export" and not args.output else ""
             written.append(args.workdir + end)
     assert not lost, "\n".join(lost)

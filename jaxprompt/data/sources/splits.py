@@ -218,7 +218,7 @@ def _find_file(place: str, split: str) -> Path:
 
 
 def read_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
-    """Reads a split of the data set `name`, or of all subsets of the task's data set, as it is there."""
+    """Reads a split of the data set `name`, or of all subsets of the task's data set."""
     subsets = [""] if name else task.subset.split(",")
     tasks = [dataclasses.replace(task, subset=subset) for subset in subsets]
     parts = [_from_subset(part, split, name, cache_dir) for part in tasks]
