@@ -24,6 +24,7 @@ from launch.bench.models import (
     hf_config,
     make_batch,
     make_model,
+    make_peft,
     make_work,
     time_steps,
 )
@@ -127,28 +128,14 @@ def time_ours(args: argparse.Namespace) -> None:
     print_answer(seconds, float(now[1]["loss"]), trained, peak)
 
 
-def make_peft(args: argparse.Namespace):
-    """Makes the same model with the same prompt in PEFT, in bfloat16."""
-    import peft
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    fields = hf_config(args.shape, args.dropout)
-    # Left to itself the model finds the problem's type in the first step, and compiles again.
-    fields |= {"num_labels": 2, "problem_type": "single_label_classification"}
-    config = BertConfig(attn_implementation="sdpa", **fields)
-    model = BertForSequenceClassification(config).to(args.device, torch.bfloat16)
-    settings = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}
-    setting = settings[args.kind](task_type="SEQ_CLS", num_virtual_tokens=LENGTH)
-    return peft.get_peft_model(model, setting).to(args.device).train()
-
-
 def time_peft(args: argparse.Namespace) -> None:
     """Times PEFT's step, compiled or not."""
     import torch
 
-    model, on_gpu, loss = make_peft(args), args.device == "cuda", None
+    on_gpu, loss = args.device == "cuda", None
+    model = make_peft(
+        args.shape, args.kind, dropout=args.dropout, dtype="bfloat16", device=args.device
+    )
     weights = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.0, fused=on_gpu or None)
     forward = torch.compile(model, backend=args.backend) if args.compiled else model

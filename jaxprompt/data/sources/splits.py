@@ -63,7 +63,7 @@ def read_split(
     else:
         kind, name = _resolve_source(task, source)
         if kind == "hub":
-            rows = _from_hub(task, split, name, cache_dir)
+            rows = read_hub(task, split, name, cache_dir)
         elif kind == "tfds":
             rows = _from_tfds(split, name, cache_dir)
         elif kind == "dataset":
@@ -281,7 +281,7 @@ def _load_dataset_folder(place: str, cache_dir: str | None) -> Mapping[str, Any]
 # -- the hub ------------------------------------------------------------------------------------
 
 
-def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
+def read_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     """Reads a split of the data set `name`, or of all subsets of the task's data set."""
     subsets = [""] if name else task.subset.split(",")
     tasks = [dataclasses.replace(task, subset=subset) for subset in subsets]
