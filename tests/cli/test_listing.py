@@ -15,7 +15,9 @@ from jaxprompt.cli.completion import parser_of
 from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.training.run_folder import lock_workdir
 
-FAMILIES = "bert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert glm llama".split()
+FAMILIES = (
+    "bert distilbert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert glm llama".split()
+)
 
 
 @pytest.mark.parametrize(
