@@ -35,6 +35,9 @@ KINDS = {
         CONFIGS["albert"]
         | dict(num_attention_heads=4, num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2),
     ),
+    "distilbert": (
+        "distilbert", "DistilBertForMaskedLM", CONFIGS["distilbert"] | dict(n_heads=4)
+    ),
     "deberta": ("deberta", "DebertaForMaskedLM", CONFIGS["deberta"] | dict(num_attention_heads=4)),
     "deberta-v2": (
         "deberta_v2", "DebertaV2ForMaskedLM",

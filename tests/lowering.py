@@ -65,6 +65,9 @@ _SIZES = {
         vocab_size=VOCAB,
         max_position_embeddings=PLACES,
     ),
+    "distilbert": dict(
+        dim=WIDTH, n_heads=HEADS, hidden_dim=MLP, vocab_size=VOCAB, max_position_embeddings=PLACES
+    ),
     "t5": dict(d_model=WIDTH, d_kv=SIZE, num_heads=HEADS, d_ff=MLP, vocab_size=VOCAB),
 }
 _ENCODER = dict(

@@ -62,7 +62,7 @@ LENGTHS = (1, 5, 16, 20)
 WRITERS = ("gpt2", "t5", "glm", "llama")
 BARE = ("deberta", "deberta_v2")  # their scores no kernel computes
 # Those that came later come last: what each case is stays the same.
-LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama")
+LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama", "distilbert")
 FAMILIES = sorted(families(), key=LATER.__contains__)
 
 
@@ -70,6 +70,8 @@ def supports(family: str, work: str) -> bool:
     """Returns whether a backbone supports a work."""
     if work == "generate":
         return family in WRITERS
+    if family == "distilbert":  # otherwise as BERT
+        return work == "train"
     if family == "glm" and work == "adapt":
         return False
     return work != "pretrain" or family != "roberta"  # as BERT

@@ -30,6 +30,9 @@ _RELATIVE = dict(
 )  # fmt: skip
 CONFIGS = {
     "bert": BERT,
+    "distilbert": dict(
+        vocab_size=53, dim=16, n_layers=2, n_heads=2, hidden_dim=24, max_position_embeddings=40,
+    ),
     "albert": BERT | dict(embedding_size=12, hidden_act="gelu"),
     "deberta": BERT | _RELATIVE,
     "deberta_v2": BERT
@@ -57,7 +60,9 @@ CONFIGS = {
         relative_attention_num_buckets=8, relative_attention_max_distance=16, pad_token_id=0,
     ),
 }  # fmt: skip
-MODEL_HEADS = {"electra": ("mlm", "rtd")} | dict.fromkeys(("gpt2", "llama", "t5", "glm"), ("lm",))
+MODEL_HEADS = {"electra": ("mlm", "rtd"), "distilbert": ("mlm",)} | dict.fromkeys(
+    ("gpt2", "llama", "t5", "glm"), ("lm",)
+)
 CAUSAL = ("gpt2", "llama")
 FED = ("t5", "glm")  # what they write is read apart from the input
 # T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
@@ -200,6 +205,7 @@ def assert_equal(actual, expected):
 # Sizes that blocks of 32 divide, by the names of each family; of encoders the last.
 _BLOCKS = {
     "gpt2": dict(n_embd=64, n_head=2, n_inner=128),
+    "distilbert": dict(dim=64, n_heads=2, hidden_dim=128),
     "glm": dict(hidden_size=64, num_attention_heads=2),
     "t5": dict(d_model=32, d_kv=32, d_ff=64),
     "llama": dict(hidden_size=128, intermediate_size=64),

@@ -39,7 +39,7 @@ class EncoderConfig:
     heads: int
     mlp: int
     positions: int  # rows of the position table
-    types: int
+    types: int  # of segments; 0 = none
     offset: int = 0  # row of position 0 in the position table
     activation: str = "gelu"
     lm_activation: str = "gelu"
@@ -94,7 +94,7 @@ class EncoderLayer(nn.Module):
 
 
 class Embed(nn.Module):
-    """Word, slot, position and segment embeddings, normalised and projected. -> [B, T, H]"""
+    """Word, slot, position and any segment embeddings, normalised, projected. -> [B, T, H]"""
 
     cfg: EncoderConfig
 
@@ -103,7 +103,8 @@ class Embed(nn.Module):
         cfg = self.cfg
         self.word = Table(cfg.rows or cfg.vocab, cfg.embed, cfg.dtype)
         self.position = Table(cfg.positions, cfg.embed, cfg.dtype)
-        self.type = Table(cfg.types, cfg.embed, cfg.dtype)
+        if cfg.types:
+            self.type = Table(cfg.types, cfg.embed, cfg.dtype)
         self.norm = LayerNorm(cfg.eps)
         self.drop = Dropout(cfg.dropout)
         self.widens = cfg.projects or cfg.embed != cfg.width
@@ -114,7 +115,9 @@ class Embed(nn.Module):
         """Embeds tokens, with slot vectors at their positions."""
         # Before positions and norm, so that a soft token is embedded like a word.
         x = write_slots(self.word(tokens.ids), tokens.slot, slots)  # [B, T, E]
-        x = x + self.position(tokens.positions + self.cfg.offset) + self.type(tokens.types)
+        x = x + self.position(tokens.positions + self.cfg.offset)
+        if self.cfg.types:
+            x = x + self.type(tokens.types)
         x = constrain(x, "act_batch", None, None)
         x = self.drop(self.norm(x), deterministic=deterministic)
         return self.project(x) if self.widens else x  # [B, T, H]

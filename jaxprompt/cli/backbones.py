@@ -51,9 +51,9 @@ def _sizes(checkpoint: Any) -> dict[str, object]:
         return next((hf[name] for name in names if name in hf), "")
 
     return {
-        "width": first("hidden_size", "d_model", "n_embd"),
-        "layers": first("num_hidden_layers", "num_layers", "n_layer"),
-        "heads": first("num_attention_heads", "num_heads", "n_head"),
+        "width": first("hidden_size", "d_model", "n_embd", "dim"),
+        "layers": first("num_hidden_layers", "num_layers", "n_layer", "n_layers"),
+        "heads": first("num_attention_heads", "num_heads", "n_head", "n_heads"),
         "vocabulary": hf["vocab_size"],
         "positions": first("max_position_embeddings", "n_positions", "max_sequence_length")
         or "relative",

@@ -25,6 +25,7 @@ from jaxprompt.tree import Flat, flatten, unflatten
 # The default padding id, whose rows are zero.
 _PAD_IDS = {
     "bert": 0,
+    "distilbert": 0,
     "roberta": 1,
     "electra": 0,
     "deberta": 0,

@@ -64,6 +64,16 @@ _BERT = {
     "bert-large-uncased-whole-word-masking": (_LARGE, 30522),
     "bert-large-cased-whole-word-masking": (_LARGE, 28996),
 }
+# Sanh et al. 2019: half of BERT base's layers.
+_DISTILBERT = dict(
+    model_type="distilbert", dim=768, n_layers=6, n_heads=12, hidden_dim=3072,
+    max_position_embeddings=512,
+)  # fmt: skip
+_DISTILBERT_VOCABS = {
+    "distilbert-base-uncased": 30522,
+    "distilbert-base-cased": 28996,
+    "distilbert-base-multilingual-cased": 119547,
+}
 # He et al. 2021: both versions of DeBERTa, and mDeBERTa.
 _XLARGE = dict(conv_kernel_size=3, conv_act="gelu")
 _DEBERTA: dict[str, tuple[tuple[int, int, int], int, dict[str, Any]]] = {
@@ -87,8 +97,22 @@ _V2: dict[str, Any] = dict(position_buckets=256, norm_rel_ebd="layer_norm", shar
 _ALBERT = {"base": _BASE, "large": _LARGE, "xlarge": (2048, 24, 16), "xxlarge": (4096, 12, 64)}
 # Warner et al. 2024, table 4: also the width of the feed-forward blocks.
 _MODERNBERT = {"base": ((768, 22, 12), 1152), "large": ((1024, 28, 16), 2624)}
-# Du et al. 2022, and the release's settings: width, layers, heads.
-_GLM = {"2b": (2048, 36, 32), "10b": (4096, 48, 64)}
+
+
+def _glm(width: int, layers: int, heads: int) -> dict[str, Any]:
+    return dict(
+        model_type="glm",
+        vocab_size=50304,
+        hidden_size=width,
+        num_layers=layers,
+        num_attention_heads=heads,
+        max_sequence_length=1024,
+        block_position_encoding=True,
+    )
+
+
+# Du et al. 2022, and the release's settings.
+_GLM = {"2b": _glm(2048, 36, 32), "10b": _glm(4096, 48, 64)}
 _ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
 
 
@@ -139,6 +163,8 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
         add("FacebookAI", f"roberta-{size}", hf, "pooler", "mlm")
         hf = _encoder("xlm-roberta", shape, 250002, **offset)
         add("FacebookAI", f"xlm-roberta-{size}", hf, "pooler", "mlm")
+    for name, vocab in _DISTILBERT_VOCABS.items():
+        add("distilbert", name, _DISTILBERT | {"vocab_size": vocab}, "mlm")
     for size, shape in _ELECTRA.items():
         hf = _encoder("electra", shape, 30522, embedding_size=128 if size == "small" else shape[0])
         add("google", f"electra-{size}-discriminator", hf, "rtd", bare=False)
@@ -158,16 +184,7 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
             "modernbert", shape, 50368, intermediate_size=mlp, max_position_embeddings=8192
         )
         add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
-    for size, (width, layers, heads) in _GLM.items():
-        hf = dict(
-            model_type="glm",
-            vocab_size=50304,
-            hidden_size=width,
-            num_layers=layers,
-            num_attention_heads=heads,
-            max_sequence_length=1024,
-            block_position_encoding=True,
-        )
+    for size, hf in _GLM.items():
         add("THUDM", f"glm-{size}", hf, "lm", bare=False)
     for name, hf in list_llamas().items():
         owner, _, repository = name.partition("/")

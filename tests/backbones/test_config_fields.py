@@ -12,6 +12,7 @@ from transformers import (
     BertConfig,
     DebertaConfig,
     DebertaV2Config,
+    DistilBertConfig,
     ElectraConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -48,7 +49,7 @@ CLASSES = {
     "gemma3_text": Gemma3TextConfig,
     "qwen2": functools.partial(Qwen2Config, **LOCAL),
     "qwen3": functools.partial(Qwen3Config, **LOCAL),
-    "albert": AlbertConfig, "modernbert": ModernBertConfig,
+    "albert": AlbertConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig,
     "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
     "deberta-v2": functools.partial(DebertaV2Config, **V2),
     "bert": BertConfig, "roberta": RobertaConfig, "xlm-roberta": XLMRobertaConfig,
@@ -66,7 +67,8 @@ ELSEWHERE = {
     "reorder_and_upcast_attn", "bos_token_id", "eos_token_id", "pooler_dropout",
     "classifier_dropout_prob", "classifier_pooling", "cls_token_id", "sep_token_id",
     "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index",
-    "initializer_cutoff_factor", "pretraining_tp",
+    "initializer_cutoff_factor", "pretraining_tp", "sinusoidal_pos_embds", "qa_dropout",
+    "seq_classif_dropout",
 }  # fmt: skip
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}
@@ -158,6 +160,7 @@ BAD = [  # family, changes, what the message names
     ("modernbert", dict(rope_scaling={"factor": 2.0}), "rope_scaling"),
     ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "yarn"),
     ("modernbert", dict(rope_parameters={"rope_theta": 50.0}), "rope_parameters=.* rope_theta"),
+    ("distilbert", dict(n_heads=5), "dim=16 .* n_heads=5"),
     ("gpt2", dict(n_head=5), "n_embd=16 .* n_head=5"),
     ("gpt2", dict(activation_function="swish"), "activation_function='swish'"),
     ("gpt2", dict(add_cross_attention=True), "add_cross_attention=true"),

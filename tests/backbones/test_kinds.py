@@ -1,4 +1,4 @@
-"""DeBERTa, ALBERT and ModernBERT against transformers: states, logits, and every gradient."""
+"""Later encoders against transformers: states, logits, and every gradient."""
 
 import json
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 import transformers
 from folders import CARD
 from pairs import (
@@ -20,7 +21,7 @@ from pairs import (
     shake,
 )
 from safetensors.numpy import load_file, save_file
-from tiny import BERT, CONFIGS, jit
+from tiny import BERT, CONFIGS, jit, make_tiny
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
@@ -28,7 +29,7 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
-from jaxprompt.types import Injection
+from jaxprompt.types import Injection, Prefix, Stream
 
 torch = pytest.importorskip("torch")
 
@@ -73,6 +74,10 @@ KINDS = {
             decoder_bias=False,
         ),
     ),
+    "distilbert": (
+        "distilbert", "DistilBertForMaskedLM",
+        CONFIGS["distilbert"] | dict(vocab_size=60, activation="relu"),
+    ),
     "v1-plain": ("deberta", "DebertaForMaskedLM", SIZES | dict(legacy=False)),
 }  # fmt: skip
 
@@ -94,9 +99,9 @@ def draw_batch(config, side="right"):
 
 def expect(model, batch):
     types = torch.tensor(batch.encoder.types).long()
-    is_modern = model.config.model_type == "modernbert"
+    has_types = model.config.model_type not in ("modernbert", "distilbert")
     return run_torch(
-        model, batch.encoder, use_cache=None, token_type_ids=None if is_modern else types
+        model, batch.encoder, use_cache=None, token_type_ids=types if has_types else None
     )
 
 
@@ -107,7 +112,11 @@ def scores(module, batch):
     return hidden, logits if bias is None else logits + bias
 
 
-@pytest.mark.default_cases("v3", "v2-xlarge", "albert", "modernbert")
+def states(module, batch, injection):
+    return module(batch, injection, deterministic=True)
+
+
+@pytest.mark.default_cases("v3", "v2-xlarge", "albert", "modernbert", "distilbert")
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_logits_and_gradients(folder, tmp_path, kind):
     where, (family, name, _) = folder(kind), KINDS[kind]
@@ -191,6 +200,22 @@ def test_a_modernbert_that_classifies_has_no_head_for_words(tmp_path):
     model_class(model_class.config_class(**CONFIGS["modernbert"])).save_pretrained(tmp_path)
     _, _, report = read_ours(tmp_path, "modernbert")
     assert report.heads == () and report.absent == ("mlm",)
+
+
+def test_a_prefix_of_a_distilbert_is_that_of_a_bert_without_segments():
+    module, params = make_tiny("distilbert")
+    bert, _ = make_tiny("bert")
+    untyped = params["embed"] | {"type": {"table": jnp.zeros((2, 16))}}
+    batch = tiny.make_batch(shift=3)
+    rng = np.random.default_rng(0)
+    k, v = rng.normal(size=(2, 2, 1, 3, 2, 8)).astype(np.float32)
+    injection = Injection(Stream(prefix=Prefix(k, v, np.ones((2, 1, 3), bool), None)))
+    with_types = params | {"embed": untyped}
+    found, expected = (
+        compiled(backbone, states)(p, batch, injection)
+        for backbone, p in ((module, params), (bert, with_types))
+    )
+    assert_near(found, expected, 1e-6)
 
 
 def test_no_kernel_is_promised_for_a_deberta():

@@ -16,7 +16,9 @@ from jaxprompt.cli.show import print_result
 from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.training.run_folder import lock_workdir, read_result
 
-FAMILIES = "bert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert glm llama".split()
+FAMILIES = (
+    "bert distilbert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert glm llama".split()
+)
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,12 @@ def test_its_method_passes_the_contract(site):
     assert re.search(r"^8 passed", done.stdout, re.M), done.stdout
 
 
-def test_the_guide_shows_the_package():
+def test_the_guide_shows_the_package_and_a_backbone():
     guide = (ROOT / "docs/extending.md").read_text("utf-8")
-    for name in FILES:
-        assert (PLUGIN / name).read_text("utf-8") in guide, name
+    files = [PLUGIN / name for name in FILES]
+    files += [ROOT / "jaxprompt" / f / "distilbert.py" for f in ("backbones", "convert/names")]
+    for path in files:
+        assert path.read_text("utf-8") in guide, path
 
 
 # -- the method and the head that docs/extending.md writes out -------------------------------------

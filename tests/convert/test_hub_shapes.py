@@ -30,6 +30,8 @@ COUNTS = {
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "openai-community/gpt2-xl": 1_557_611_200,
+    "distilbert-base-uncased": 66_985_530,
+    "distilbert/distilbert-base-cased": 65_812_036,
     # The trunk with its pooler, and the masked-language-model head beside the word table.
     "google-bert/bert-base-uncased": 109_482_240 + 590_592 + 1_536 + 30_522,
     "bert-large-uncased": 335_141_888 + 1_049_600 + 2_048 + 30_522,

@@ -2,6 +2,7 @@
 
 from jaxprompt.convert.names.albert import ALBERT
 from jaxprompt.convert.names.deberta import DEBERTA, DEBERTA_V2
+from jaxprompt.convert.names.distilbert import DISTILBERT
 from jaxprompt.convert.names.glm import GLM
 from jaxprompt.convert.names.llama import LLAMA
 from jaxprompt.convert.names.modernbert import MODERNBERT
@@ -194,6 +195,7 @@ FAMILIES = {
         sizes=_SIZES,
         classes=_MASKED,
     ),
+    "distilbert": DISTILBERT,
     "electra": Family(
         prefix="electra.",
         trunk=_encoder(),

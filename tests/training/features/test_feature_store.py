@@ -191,7 +191,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
 # -- models that go on from what is kept ----------------------------------------------------------
 
 LAYERS = 4
-DEEP = {"num_hidden_layers": LAYERS, "num_layers": LAYERS, "n_layer": LAYERS}
+DEEP = {"num_hidden_layers": LAYERS, "num_layers": LAYERS, "n_layer": LAYERS, "n_layers": LAYERS}
 PARTS = {  # prompt fields, how many layers are spared
     "upper": (dict(length=3, layers="4-4", dropout=0.2), 3),
     "middle": (dict(length=3, layers="2-3", dropout=0.2), 1),
