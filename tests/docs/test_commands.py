@@ -287,13 +287,14 @@ def shrink(words, backbones):
         family = next(
             (name_part for name_part in ("roberta", "t5", "electra") if name_part in name), "bert"
         )
-        if (
-            config.prompt.name == "dart"
-        ):  # its words are more subwords of the tiny RoBERTa than rows
+        # Its words are more subwords of the tiny RoBERTa than rows.
+        if config.prompt.name == "dart":
             family = "bert"
         if config.backbone.quantize != "none":  # needs sizes that blocks divide
             family = "whole"
-        if "smollm" in name and (c.head.name == "text" or flag(words, "config") == "quickstart_lm"):
+        if "smollm" in name and (
+            config.head.name == "text" or flag(words, "config") == "quickstart_lm"
+        ):
             family, fields["backbone.quantize"] = "llama", "none"  # writes texts
         fields["backbone.path"] = backbones[family]
     length = config.prompt.get("length", 0)

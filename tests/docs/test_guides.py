@@ -212,7 +212,7 @@ def test_commands_are_complete(page, tmp_path, monkeypatch):
         lost += [
             f"{path}: {shlex.join(line.words)}"
             for path in inputs_of(line, args, config)
-            if not any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in fields)
+            if not any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in available)
             and not (path.startswith("docs/examples/") and Path(path).exists())
             and not any(one.startswith(f"{path}/") for one in written)
         ]
