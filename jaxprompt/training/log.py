@@ -207,17 +207,20 @@ def _since(moment: float) -> str:
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     """Reads the log records of a run, [] if there are none yet; skips an incomplete last line.
 
-    Raises InputError for any other invalid line.
+    Raises InputError for any other invalid line, and for what is not a file.
     """
     path = Path(workdir) / "metrics.jsonl"
     if not path.exists():
         return []
+    if not path.is_file():  # reading from a pipe would wait
+        raise InputError(f"{path} is not a file; delete it")
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             record = parse_json(line)
             record["step"] + 0  # raises if it is not a number
-        except (ValueError, TypeError, KeyError) as error:
+            record.get("dev", {}).items()  # raises if these are not scores
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(
                 f"{path}:{number} is not a valid log record ({error}); fix or delete the file"
             ) from error

@@ -147,6 +147,10 @@ def test_a_run_is_shown_before_its_end(run, capsys):
     assert "stopped, saved at step 3; the same command resumes" in out
     with lock_workdir(run):
         assert "running, saved at step 3" in jaxprompt(capsys, "show", run)[1]
+    (run / "error.txt").write_bytes(b"step 3 \xff")
+    assert (
+        "failed, will not be retried by its grid: step 3 \ufffd" in succeed(capsys, "show", run)[0]
+    )
 
 
 def test_a_folder_without_a_run_is_named(refused, tmp_path):
