@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from spoil import BASE
@@ -11,6 +12,7 @@ from tiny_run import flags, jaxprompt, read_lines, succeed, tiny_fields, write_r
 
 from jaxprompt.__main__ import commands
 from jaxprompt.api.choices import choice_names
+from jaxprompt.cli import listing
 from jaxprompt.cli.completion import parser_of
 from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.training.run_folder import lock_workdir
@@ -50,6 +52,14 @@ def test_what_is_shown(words, told, capsys):
     out, _ = succeed(capsys, *words)
     for text in told:
         assert text in out
+
+
+def test_a_preset_without_a_docstring_has_no_description(monkeypatch):
+    """As with PYTHONOPTIMIZE=2, which also removes the docstrings of modules."""
+    presets = SimpleNamespace(full=lambda config: None, prefix=lambda config: None)
+    monkeypatch.setattr(listing, "part_of", lambda _: presets)
+    assert listing.first_line("prompt", "full") == ""
+    assert listing.first_line("prompt", "prefix").startswith("P-tuning v2")
 
 
 def test_what_is_unknown_is_named(refused):
