@@ -29,6 +29,8 @@ _GROUPS = {  # of the commands, for --help
     "list what is available": ["methods", "heads", "backbones", "tasks"],
     "backbones and corpora": ["adapt", "convert", "tokenizer", "annotate"],
 }
+# Modes of JAX that refuse implicit conversions of shapes and dtypes. It reads them at its import.
+_STRICT_MODES = ("JAX_NUMPY_RANK_PROMOTION", "JAX_NUMPY_DTYPE_PROMOTION")
 _MEMORY_ADVICE = (
     "lower data.batch, data.eval_batch, data.max_len or runs.size (predict: --batch), raise "
     "optim.accumulate, or set backbone.remat=full. To estimate the memory of a config: "
@@ -177,6 +179,8 @@ def entry() -> None:
     _open_streams()
     hidden.hide("torch")  # from transformers, whose advice to install it would mislead the user
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    for name in _STRICT_MODES:
+        os.environ.pop(name, None)
     with contextlib.suppress(OSError):  # for the hub and other libraries, as for jaxprompt
         os.environ["XDG_CACHE_HOME"] = str(user_cache())
     signals.watch()

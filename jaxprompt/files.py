@@ -57,8 +57,11 @@ def is_run(folder: Path) -> bool:
 
 def is_locked(workdir: str | os.PathLike) -> bool:
     """Returns whether a process currently holds the lock of a run directory."""
+    path = Path(workdir) / LOCK
+    if not path.is_file():  # opening a pipe would wait
+        return False
     try:
-        with open_regular(Path(workdir) / LOCK) as file:  # closing it releases the lock
+        with open_regular(path) as file:  # closing it releases the lock
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -409,12 +412,16 @@ def acquire_lock(path: Path, directory: Path, advice: str) -> int:
             message = f"{path} cannot be locked ({error.strerror}); start only one run at a time"
             print(escape(message), file=sys.stderr)
             return descriptor
-        # Another process may have removed the file before it was locked.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 return descriptor
+        except FileNotFoundError:  # another process removed it before it was locked
+            pass
+        except OSError as error:  # e.g. a full disk, or a pipe
+            os.close(descriptor)
+            raise write_error(path, error) from error
         os.close(descriptor)
 
 

@@ -367,21 +367,25 @@ import os
 import sys
 from jaxprompt import __main__ as program
 program.user_cache = lambda: "/caches"
-program.main = lambda: (
-    print("é", os.environ["XDG_CACHE_HOME"]), print("Zürich \\udcff", file=sys.stderr), 0
-)[-1]
+def main():
+    print("é", os.environ["XDG_CACHE_HOME"])
+    print("Zürich \\udcff", *(name for name in os.environ if "PROMOTION" in name), file=sys.stderr)
+    return 0
+program.main = main
 program.entry()
 """
 
 
 def entered(words, **streams):
     env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUNBUFFERED": ""}
+    env |= {"JAX_NUMPY_RANK_PROMOTION": "raise", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     done = subprocess.run(words, env=env, cwd=PRODUCT.parent, timeout=120, **streams)
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_streams_of_a_command_are_utf8_and_its_caches_in_one_folder():
+def test_what_a_command_sets_up():
+    """UTF-8 streams, one folder for all caches, and JAX without its strict modes."""
     assert entered([sys.executable, "-c", ENTRY]) == (
         0,
         "é /caches\n".encode(),

@@ -77,11 +77,11 @@ def show_block(block: str, name: str) -> str:
 
 
 def first_line(block: str, name: str) -> str:
-    """Returns the first line of the docstring of a method or head."""
+    """Returns the first line of the docstring of a method or head; python -OO has none."""
     function = getattr(part_of(block), name, None)
     if function is not None and function.__doc__:
         return function.__doc__.splitlines()[0]
-    return registered_line(OPEN[block], name)
+    return registered_line(OPEN[block], name) if name in block_names(block) else ""
 
 
 def registered_line(registry: Registry, name: str) -> str:

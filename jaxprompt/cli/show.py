@@ -114,8 +114,9 @@ def _state(workdir: Path, result: RunResult | None) -> str:
 
     if result:
         return f"finished after {result.steps} steps, best at step {result.best_step}"
-    if (error := workdir / "error.txt").exists():
-        return f"failed, will not be retried by its grid: {error.read_text().strip()}"
+    if (error := workdir / "error.txt").is_file():
+        message = error.read_text(errors="replace").strip()
+        return f"failed, will not be retried by its grid: {message}"
     step, grid = Checkpoints(workdir).latest(), Checkpoints(workdir.parent)
     # The runs of a grid that train at once have one checkpoint.
     if step is None and grid.latest() is not None:

@@ -43,12 +43,12 @@ def format_table(rows: Mapping[str, Sequence[TableRun]]) -> str:
         dev = results[0].dev or {}
         name = f" {next(iter(dev))}" if len(metrics) > 1 and dev else ""
         trained, total = results[0].trained or 0, results[0].total or 1
-        seconds = mean_std([result.time["seconds"] for result in results])[0]
+        seconds = [result.time["seconds"] for result in results if "seconds" in result.time]
         cells = [row, len(runs), _seeds(runs), _learning_rates(runs)]
         cells += [f"{trained:,}", f"{trained / total:.2%}"]
         for title, read in columns.items():
             cells.append(_mean(results, read) + name * (title in ("dev", "test")))
-        cells.append(f"{seconds:.0f}")
+        cells.append(f"{mean_std(seconds)[0]:.0f}" if seconds else "-")
         table.append([str(cell) for cell in cells])
     return _align(table)
 

@@ -157,7 +157,7 @@ def _check_checksums(path: Path, item: str, advice: str) -> None:
         }
         differing = [name for name, _ in sorted(expected.items() ^ actual.items())]
         reason = f"{differing[0]} is missing, truncated or changed" if differing else ""
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # or not an object of numbers
         reason = str(error)
     if reason:
         raise InputError(

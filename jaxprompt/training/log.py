@@ -218,7 +218,7 @@ def _since(moment: float) -> str:
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     """Reads the log records of a run, [] if there are none yet; skips an incomplete last line.
 
-    Raises InputError for any other invalid line.
+    Raises InputError for any other invalid line, and for what is no regular file.
     """
     path = Path(workdir) / "metrics.jsonl"
     try:
@@ -232,7 +232,8 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
         try:
             record = parse_json(line)
             record["step"] + 0  # raises if it is not a number
-        except (ValueError, TypeError, KeyError) as error:
+            record.get("dev", {}).items()  # raises if these are not scores
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(
                 f"{path}:{number} is not a valid log record ({error}); fix or delete the file"
             ) from error

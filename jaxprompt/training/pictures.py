@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, is_kind
 from jaxprompt.files import write_error
 from jaxprompt.training.log import read_metrics
 from jaxprompt.training.run_folder import read_result
@@ -32,11 +32,10 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in read_metrics(workdir):
         values = {"loss": record["loss"]} if "loss" in record else {}
-        if "dev" in record:
-            name, value = next(iter(record["dev"].items()))  # the first is the task's metric
+        for name, value in list(record.get("dev", {}).items())[:1]:  # the task's metric
             values[f"dev {name}"] = value
         for name, value in values.items():
-            if isinstance(value, int | float):
+            if is_kind(value, float):
                 curves.setdefault(name, []).append((record["step"], value))
     return curves
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from spoil import BASE
@@ -11,6 +12,7 @@ from tiny_run import flags, jaxprompt, read_lines, succeed, tiny_fields, write_r
 
 from jaxprompt.__main__ import commands
 from jaxprompt.api.choices import choice_names
+from jaxprompt.cli import listing
 from jaxprompt.cli.completion import parser_of
 from jaxprompt.cli.show import print_result
 from jaxprompt.data.tasks.registry import task_names
@@ -53,6 +55,14 @@ def test_what_is_shown(words, message, capsys):
     out, _ = succeed(capsys, *words)
     for text in message:
         assert text in out
+
+
+def test_a_preset_without_a_docstring_has_no_description(monkeypatch):
+    """As with PYTHONOPTIMIZE=2, which also removes the docstrings of modules."""
+    presets = SimpleNamespace(full=lambda config: None, prefix=lambda config: None)
+    monkeypatch.setattr(listing, "part_of", lambda _: presets)
+    assert listing.first_line("prompt", "full") == ""
+    assert listing.first_line("prompt", "prefix").startswith("P-tuning v2")
 
 
 def test_what_is_unknown_is_named(refused):
@@ -153,6 +163,10 @@ def test_a_run_is_shown_before_its_end(run, capsys):
     assert "stopped, saved at step 3; the same command resumes" in out
     with lock_workdir(run):
         assert "running, saved at step 3" in jaxprompt(capsys, "show", run)[1]
+    (run / "error.txt").write_bytes(b"step 3 \xff")
+    assert (
+        "failed, will not be retried by its grid: step 3 \ufffd" in succeed(capsys, "show", run)[0]
+    )
 
 
 @pytest.mark.parametrize("terminal, as_json", [(True, False), (True, True), (False, False)])

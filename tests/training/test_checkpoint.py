@@ -409,6 +409,11 @@ def test_damage_to_any_file_is_found(tmp_path):
                 assert "checkpoints/2 is damaged" in message and "\n" not in message
                 assert ("checkpoints/2 to resume from step 1" in message) == (item == "state")
             (folder / file).write_bytes(data)
+    sums = (folder / "checksums.json").read_bytes()
+    for text in ("[]", "7", "null", '{"state/_METADATA": []}'):
+        (folder / "checksums.json").write_text(text)
+        assert "checkpoints/2 is damaged" in refuse_line(checkpoints.restore, state)
+    (folder / "checksums.json").write_bytes(sums)
     assert checkpoints.restore(state)[1] == {"at": 2, "best": {}}
     shutil.rmtree(folder)
     assert checkpoints.restore(state)[1] == {"at": 1}

@@ -9,6 +9,7 @@ import pty
 import struct
 import termios
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -239,10 +240,15 @@ def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
-    for broken in ("{}", "[1]", "7", '{"step": 1, ', '{"step": "two"}'):
+    for broken in ("{}", "[1]", "7", '{"step": 1, ', '{"step": "two"}', '{"step": 1, "dev": [1]}'):
         path.write_text(f'{{"step": 0}}\n{broken}\n{{"step": 2}}\n')
         assert "metrics.jsonl:2" in refuse_line(read_metrics, tmp_path)
         assert "metrics.jsonl:2" in refuse_line(RunLog(tmp_path, tracker="none").resume, 2)
+    path.unlink()
+    for make in (Path.mkdir, os.mkfifo):
+        (tmp_path / make.__name__).mkdir()
+        make(tmp_path / make.__name__ / "metrics.jsonl")
+        assert "metrics.jsonl cannot be read" in refuse_line(read_metrics, tmp_path / make.__name__)
 
 
 def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, clock):

@@ -15,6 +15,8 @@ LINES = [
     {"step": 10, "loss": 1.5, "lr": 0.1},
     {"step": 10, "dev": {"accuracy": 0.5, "macro_f1": 0.4}},
     {"step": 20, "loss": "NaN", "lr": 0.05},
+    {"step": 20, "loss": float("nan")},  # of another program
+    {"step": 20, "dev": {}},
     {"step": 20, "dev": {"accuracy": 0.75, "macro_f1": 0.7}},
 ]
 

@@ -18,6 +18,7 @@ from refusing import refuse_line
 from jaxprompt.data.sources.digest import SplitRecord
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
+from jaxprompt.files import is_locked
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.run_folder import (
@@ -219,6 +220,20 @@ def test_a_planted_link_is_not_followed(tmp_path):
     with pytest.raises(InputError, match="cannot write .*lock"), lock_workdir(tmp_path / "run"):
         pass
     assert (tmp_path / "precious").read_text() == "as it was"
+
+
+@pytest.mark.parametrize("what", ["pipe", "full disk"])
+def test_a_lock_that_cannot_be_written_is_refused(tmp_path, monkeypatch, what):
+    def fill(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if what == "pipe":
+        os.mkfifo(tmp_path / "lock")
+        assert not is_locked(tmp_path)
+    else:
+        monkeypatch.setattr(os, "write", fill)
+    with pytest.raises(InputError, match="cannot write .*lock"), lock_workdir(tmp_path):
+        pass
 
 
 def test_without_locks_a_run_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
