@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import conll
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, first_line
 from jaxprompt.files import open_regular, parse_json, user_path, utf8_advice
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
@@ -86,7 +86,9 @@ def file_errors(path: Path) -> Iterator[None]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: broken gzip file ({error}); copy or compress it again") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror or first_line(error)})"
+        ) from None
 
 
 @contextmanager
@@ -300,7 +302,10 @@ def _read_parquet(path: Path) -> Rows:
                 _check_unpacked(path, size)
                 rows += batch.to_pylist()
             return Rows(rows, str(path), features=_features(table.schema_arrow))
-        except pyarrow.ArrowException as error:
+        except InputError:
+            raise
+        # A ValueError for text that is not UTF-8, and for a date that Python lacks.
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: broken Parquet file ({reason}); write it again") from None
 

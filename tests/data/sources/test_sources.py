@@ -1,6 +1,7 @@
 """Sources: every format and place gives the same rows, and every broken file is named."""
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -151,6 +152,12 @@ def test_set_in_the_package():
         sources.read_split(get_task("sst2"), "train", source="package")
 
 
+def parquet_of(array):
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": array}), sink)
+    return sink.getvalue()
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
@@ -175,6 +182,17 @@ def test_set_in_the_package():
         ("a.tsv", b'text\tlabel\na "b\tc\nd\n', r"a.tsv:3: 1 cells, but the header has 2"),
         ("a.csv", b"text,,label\na,b,c\n", r"a.csv:1: the header must name every column once"),
         ("a.parquet", b"PAR1 nothing", r"a.parquet: broken Parquet file"),
+        ("a.parquet", b"PAR1" + 8 * b"\xff" + b"\x08\0\0\0PAR1", r"a.parquet: cannot be read"),
+        (
+            "a.parquet",
+            parquet_of(pyarrow.array([b"\xff"]).view("string")),
+            "broken Parquet .*utf-8",
+        ),
+        (
+            "a.parquet",
+            parquet_of(pyarrow.array([2**30], "date32")),
+            "broken Parquet .*days=1073741824",
+        ),
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
         ("a.jsonl.gz", b"", r"a.jsonl.gz: the file has no rows"),
         (
