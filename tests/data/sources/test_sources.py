@@ -218,30 +218,35 @@ def test_broken_files(tmp_path, name, content, message):
     assert "\n" not in str(caught.value)
 
 
-LONG = "x" * 2**20
+LIMIT = 2**20  # instead of 64 MiB
+LONG = "x" * (LIMIT // 8)
 
 
 @pytest.mark.parametrize(
     "columns",
     [
-        lambda: {"a": pyarrow.nulls(2**23 + 1)},
-        lambda: {"a": [LONG] * 65},
-        lambda: {"a": pyarrow.DictionaryArray.from_arrays([0] * 65, [LONG])},
+        lambda: {"a": pyarrow.nulls(LIMIT // 8 + 1)},
+        lambda: {"a": [LONG] * 8},
+        lambda: {"a": pyarrow.DictionaryArray.from_arrays([0] * 8, [LONG])},
     ],
     ids=["rows", "texts", "categories"],
 )
-def test_parquet_of_repeated_values_has_a_limit(tmp_path, columns):
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(columns()), path)
-    with pytest.raises(InputError, match="over 67,108,864 bytes"):
+def test_parquet_of_repeated_values_has_a_limit(tmp_path, monkeypatch, columns):
+    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_UNPACKED", LIMIT)
+    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_RATIO", 2)
+    table, path = pyarrow.table(columns()), tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table[1:], path)
+    assert read_file(path)[0] == table[1:2].to_pylist()[0]
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(InputError, match="over 1,048,576 bytes"):
         read_file(path)
 
 
 def test_gzip_has_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_UNPACKED", 2**20)
+    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_UNPACKED", LIMIT)
     path = tmp_path / "a.jsonl.gz"
     for extra in (0, 1):
-        path.write_bytes(gzip.compress(b'{"a": 1}'.ljust(2**20 + extra)))
+        path.write_bytes(gzip.compress(b'{"a": 1}'.ljust(LIMIT + extra)))
         with pytest.raises(InputError, match="over 1,048,576") if extra else nullcontext():
             assert list(read_file(path)) == [{"a": 1}]
 
