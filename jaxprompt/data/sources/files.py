@@ -297,6 +297,11 @@ def _read_parquet(path: Path) -> Rows:
             table = pyarrow.parquet.ParquetFile(file)
             size, rows = _ROW_BYTES * table.metadata.num_rows, []
             _check_unpacked(path, size)
+            names = table.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise InputError(
+                    f"{path}: must name every column once, got: {', '.join(names)}; write it again"
+                )
             for batch in table.iter_batches(_BATCH_ROWS):
                 size += sum(map(_num_bytes, batch.columns))
                 _check_unpacked(path, size)

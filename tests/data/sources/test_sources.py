@@ -152,9 +152,10 @@ def test_set_in_the_package():
         sources.read_split(get_task("sst2"), "train", source="package")
 
 
-def parquet_of(array):
+def parquet_of(*columns):
     sink = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"text": array}), sink)
+    arrays = [pyarrow.array(column) for column in columns]
+    pyarrow.parquet.write_table(pyarrow.table(arrays, ["text"] * len(arrays)), sink)
     return sink.getvalue()
 
 
@@ -193,6 +194,7 @@ def parquet_of(array):
             parquet_of(pyarrow.array([2**30], "date32")),
             "broken Parquet .*days=1073741824",
         ),
+        ("a.parquet", parquet_of(["a"], ["b"]), "must name every column once, got: text, text"),
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
         ("a.jsonl.gz", b"", r"a.jsonl.gz: the file has no rows"),
         (
