@@ -41,7 +41,8 @@ TEXTS = [
 ]  # fmt: skip
 # What a JSON file may hold.
 VALUES = [
-    None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**400, -(10**400), 1e308, -1e39, 1e-320, -0.0,
+    None, True, False, 0, -1, 1, 3, 2**31 - 1, 2**31, 2**63, 10**400, -(10**400), 1e308, -1e39,
+    1e-320, -0.0,
     float("nan"), float("inf"), "", " ", "x", "a\0b", "x" * 300, "~nouser-of-this-name",
     "\x1b[31m\r", "\ud800", "9" * 500, "{text} [mask]", "{", "[soft*3]", [], [[]], [None],
     ["a", 1], ["x"] * 3, [["a"], ["b"]], [["a"], 1], {}, {"a": 1}, {"__class__": 1, "a.b": 2},

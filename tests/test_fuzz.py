@@ -1,9 +1,11 @@
 """Damaged and hostile files of every kind end in success, or in one line and exit code 2."""
 
 import gzip
+import io
 import json
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from fuzz import SEED, TEXTS, VALUES, dump, mutated, sample, survive, write
 from safetensors.numpy import save_file
@@ -225,8 +227,11 @@ def read_all(path, task) -> None:
 
 def test_damaged_rows(tmp_path, rng, monkeypatch):
     ends = set()
-    for name, task in sample(rng, list(FILES), TASKS, count=COUNTS["data"]):
-        data = mutated(FILES[name].encode(), rng)
+    table = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), table)
+    whole = {name: text.encode() for name, text in FILES.items()} | {"x.parquet": table.getvalue()}
+    for name, task in sample(rng, list(whole), TASKS, count=COUNTS["data"]):
+        data = mutated(whole[name], rng)
         pack = rng.random() < 0.2
         path = tmp_path / f"{name}.gz" if pack else tmp_path / name
         data = gzip.compress(data, 1, mtime=0) if pack else data

@@ -86,6 +86,7 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Promp
       InputError: if a file is missing, damaged, not ours or of a newer format, or if the two files
         are from different exports.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import load
 
     folder = user_path(path)
@@ -102,7 +103,12 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Promp
             f"{folder / TENSORS} is damaged, or from another export than {METADATA}; export or "
             "copy both again"
         )
-    return load(data), metadata
+    try:
+        return load(data), metadata
+    except (SafetensorError, KeyError) as error:  # a KeyError for a dtype that numpy lacks
+        raise InputError(
+            f"{folder / TENSORS} cannot be read as numpy arrays ({error}); export the prompt again"
+        ) from error
 
 
 def check_fingerprint(backbone: BackboneMetadata, fingerprint: str, *, force: bool) -> bool:

@@ -73,7 +73,7 @@ def deadline():
         raise TimeoutError("a pipe is read")
 
     handler = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(20)
+    signal.alarm(60)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, handler)

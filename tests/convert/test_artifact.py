@@ -11,6 +11,7 @@ import pytest
 from exports import make_metadata
 
 from jaxprompt.convert.artifact import (
+    FORMAT,
     check_fingerprint,
     import_npy,
     read_artifact,
@@ -18,6 +19,7 @@ from jaxprompt.convert.artifact import (
     write_npy,
 )
 from jaxprompt.errors import InputError
+from jaxprompt.files import add_checksum
 
 METADATA = make_metadata()
 FINGERPRINT = METADATA.backbone.fingerprint
@@ -113,6 +115,19 @@ def test_an_export_that_is_not_whole_is_refused(tmp_path, file, change, message)
     if change is not None:
         (tmp_path / file).write_bytes(change(data))
     with pytest.raises(InputError, match=message):
+        read_artifact(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "float32"])
+def test_tensors_that_numpy_does_not_read_are_refused(tmp_path, dtype):
+    paths = write_artifact(tmp_path, make_tensors(), METADATA)
+    header = json.dumps({"a": {"dtype": dtype, "shape": [1], "data_offsets": [0, 1]}}).encode()
+    data = len(header).to_bytes(8, "little") + header + b"\0"
+    paths[0].write_bytes(data)
+    metadata = dataclasses.replace(METADATA, sha256=hashlib.sha256(data).hexdigest())
+    document = add_checksum({"format": FORMAT, **metadata.to_json()})
+    paths[1].write_text(json.dumps(document))
+    with pytest.raises(InputError, match=f"{paths[0]} cannot be read as numpy arrays"):
         read_artifact(tmp_path)
 
 

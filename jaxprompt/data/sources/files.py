@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import conll
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, first_line
 from jaxprompt.files import open_regular, parse_json, user_path, utf8_advice
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ def file_errors(path: Path) -> Iterator[None]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: broken gzip file ({error}); copy or compress it again") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror or first_line(error)})"
+        ) from None
 
 
 @contextmanager
@@ -357,8 +359,17 @@ def _open_parquet(path: Path) -> Iterator["ParquetFile"]:
 
     with file_errors(path), open_regular(path) as file:
         try:
-            yield pyarrow.parquet.ParquetFile(file)
-        except pyarrow.ArrowException as error:
+            table = pyarrow.parquet.ParquetFile(file)
+            names = table.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise InputError(
+                    f"{path}: must name every column once, got: {', '.join(names)}; write it again"
+                )
+            yield table
+        except InputError:
+            raise
+        # A ValueError for text that is not UTF-8, and for a date that Python lacks.
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: broken Parquet file ({reason}); write it again") from None
 

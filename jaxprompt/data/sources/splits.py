@@ -262,12 +262,12 @@ def _load_dataset_folder(place: str, cache_dir: str | None) -> Mapping[str, Any]
     import datasets
 
     # Absolute, because `datasets` takes "text" for one of its readers.
-    folder = os.path.abspath(user_path(place))
+    folder = Path(os.path.abspath(user_path(place)))
     try:
-        if any(os.path.isfile(os.path.join(folder, name)) for name in _SAVED):
+        if any(os.path.isfile(folder / name) for name in _SAVED):
             data = datasets.load_from_disk(folder)
         else:
-            data = datasets.load_dataset(folder, cache_dir=cache_dir)
+            data = datasets.load_dataset(str(folder), cache_dir=cache_dir)
     except Exception as error:  # the library raises a dozen kinds of exceptions
         raise InputError(
             f"data folder {place} cannot be loaded ({type(error).__name__}: {first_line(error)}); "

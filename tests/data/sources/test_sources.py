@@ -1,6 +1,7 @@
 """Sources: every format and place gives the same rows, and every broken file is named."""
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -163,6 +164,13 @@ def test_set_in_the_package():
         sources.read_split(get_task("sst2"), "train", source="package")
 
 
+def parquet_of(*columns):
+    sink = io.BytesIO()
+    arrays = [pyarrow.array(column) for column in columns]
+    pyarrow.parquet.write_table(pyarrow.table(arrays, ["text"] * len(arrays)), sink)
+    return sink.getvalue()
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
@@ -187,6 +195,18 @@ def test_set_in_the_package():
         ("a.tsv", b'text\tlabel\na "b\tc\nd\n', r"a.tsv:3: 1 cells, but the header has 2"),
         ("a.csv", b"text,,label\na,b,c\n", r"a.csv:1: the header must name every column once"),
         ("a.parquet", b"PAR1 nothing", r"a.parquet: broken Parquet file"),
+        ("a.parquet", b"PAR1" + 8 * b"\xff" + b"\x08\0\0\0PAR1", r"a.parquet: cannot be read"),
+        (
+            "a.parquet",
+            parquet_of(pyarrow.array([b"\xff"]).view("string")),
+            "broken Parquet .*utf-8",
+        ),
+        (
+            "a.parquet",
+            parquet_of(pyarrow.array([2**30], "date32")),
+            "broken Parquet .*days=1073741824",
+        ),
+        ("a.parquet", parquet_of(["a"], ["b"]), "must name every column once, got: text, text"),
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
         ("a.jsonl.gz", b"", r"a.jsonl.gz: the file has no rows"),
         (
@@ -212,30 +232,35 @@ def test_broken_files(tmp_path, name, content, message):
     assert "\n" not in str(caught.value)
 
 
-LONG = "x" * 2**20
+LIMIT = 2**20  # instead of 64 MiB
+LONG = "x" * (LIMIT // 8)
 
 
 @pytest.mark.parametrize(
     "columns",
     [
-        lambda: {"a": pyarrow.nulls(2**23 + 1)},
-        lambda: {"a": [LONG] * 65},
-        lambda: {"a": pyarrow.DictionaryArray.from_arrays([0] * 65, [LONG])},
+        lambda: {"a": pyarrow.nulls(LIMIT // 8 + 1)},
+        lambda: {"a": [LONG] * 8},
+        lambda: {"a": pyarrow.DictionaryArray.from_arrays([0] * 8, [LONG])},
     ],
     ids=["rows", "texts", "categories"],
 )
-def test_parquet_of_repeated_values_has_a_limit(tmp_path, columns):
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(columns()), path)
-    with pytest.raises(InputError, match="over 67,108,864 bytes"):
+def test_parquet_of_repeated_values_has_a_limit(tmp_path, monkeypatch, columns):
+    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_UNPACKED", LIMIT)
+    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_RATIO", 2)
+    table, path = pyarrow.table(columns()), tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table[1:], path)
+    assert read_file(path)[0] == table[1:2].to_pylist()[0]
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(InputError, match="over 1,048,576 bytes"):
         read_file(path)
 
 
 def test_gzip_has_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_UNPACKED", 2**20)
+    monkeypatch.setattr("jaxprompt.data.sources.files._MAX_UNPACKED", LIMIT)
     path = tmp_path / "a.jsonl.gz"
     for extra in (0, 1):
-        path.write_bytes(gzip.compress(b'{"a": 1}'.ljust(2**20 + extra)))
+        path.write_bytes(gzip.compress(b'{"a": 1}'.ljust(LIMIT + extra)))
         with pytest.raises(InputError, match="over 1,048,576") if extra else nullcontext():
             assert list(read_file(path)) == [{"a": 1}]
 
