@@ -19,7 +19,8 @@ def label_messages(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> li
 
     `labels` are the class indices of each split, -1 = unknown. Possible mistakes are classes
     without an example in dev, names that differ only in case or spaces, which are separate classes,
-    and a name that occurs once and resembles a frequent one. With more than MANY classes only the most frequent ones are listed.
+    and a name that occurs once and resembles a frequent one. With more than MANY classes only the
+    most frequent ones are listed.
     """
     counts = {split: Counter(map(int, indices)) for split, indices in labels.items()}
     if len(names) > MANY:
