@@ -1,12 +1,13 @@
 """Flags of `predict` and `evaluate` for one prompt or several, and loading these."""
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from jaxprompt.cli.options import Parser, path
+from jaxprompt.cli.options import Parser, path, whole
 from jaxprompt.config.run import BackboneConfig
-from jaxprompt.errors import InputError, at_least
+from jaxprompt.errors import InputError, at_least, brief
 
 SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags beside the prompts
 _PROMPT_FLAG = "--prompt=NAME=PATH"
@@ -30,7 +31,7 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
         "--backbone", type=path, help="path of the backbone (default: as in the export)"
     )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--batch", type=int, default=64, help="examples per batch (default: 64)")
+    parser.add_argument("--batch", type=whole, default=64, help="examples per batch (default: 64)")
     parser.add_argument("--mesh", default="1x1", help="device mesh, data x model (default: 1x1)")
     parser.add_argument(
         "--force",
@@ -133,12 +134,13 @@ def make_mesh(mesh: str, batch: int) -> Any:
     """
     from jaxprompt.parallel.sharding import make_placement
 
-    sizes = mesh.split("x")
-    if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):
-        raise InputError(f"--mesh={mesh!r} must be DATAxMODEL, e.g. 2x4")
-    placement = make_placement(*map(int, sizes))
-    if batch % int(sizes[0]):
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", mesh)
+    if not match:
+        raise InputError(f"--mesh={brief(mesh)} must be DATAxMODEL, e.g. 2x4")
+    data, model = map(int, match.groups())
+    placement = make_placement(data, model)
+    if batch % data:
         raise InputError(
-            f"--batch={batch} must be a multiple of {sizes[0]}, the data axis of --mesh={mesh}"
+            f"--batch={batch} must be a multiple of {data}, the data axis of --mesh={mesh}"
         )
     return placement

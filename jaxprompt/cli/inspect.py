@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxprompt.cli import log, print_text
-from jaxprompt.cli.options import SPLITS, Parser, load_run, path, require_flags
-from jaxprompt.errors import InputError, escape
+from jaxprompt.cli.options import SPLITS, Parser, load_run, path, require_flags, whole
+from jaxprompt.errors import InputError, brief, escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(__name__, __doc__)
     parser.add_argument("--split", default="dev", choices=SPLITS, help="default: dev")
     parser.add_argument(
-        "--top", type=int, default=5, help="nearest words per trained vector (default: 5)"
+        "--top", type=whole, default=5, help="nearest words per trained vector (default: 5)"
     )
     parser.add_argument(
         "--steps",
@@ -30,13 +30,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--examples",
-        type=int,
+        type=whole,
         default=1000,
         help="maximum examples for hidden states and attention (default: 1000)",
     )
     parser.add_argument(
         "--instances",
-        type=int,
+        type=whole,
         default=5,
         help="for prompts that are computed from the text: number of texts to show with the words "
         "nearest to their prompt (default: 5)",
@@ -103,4 +103,4 @@ def steps_list(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be steps, e.g. 0,30,60") from None
+        raise argparse.ArgumentTypeError(f"{brief(text)} must be steps, e.g. 0,30,60") from None

@@ -9,7 +9,7 @@ from typing import NoReturn
 from jaxprompt.cli.results import check_single
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import RunConfig
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 from jaxprompt.files import user_path
 
 UNUSED = "accepted, so that a `train` command can be reused, but not used"
@@ -43,6 +43,17 @@ class _Help(argparse.Action):
 
             print(list_fields(str(values)))
         parser.exit()
+
+
+def whole(text: str) -> int:
+    """Returns the whole number of a flag, as large as one of a config field may be."""
+    try:
+        value = int(text)
+    except ValueError:  # also for over 4,300 digits
+        value = 2**31
+    if abs(value) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{brief(text)} must be a whole number below 2**31")
+    return value
 
 
 class Parser(argparse.ArgumentParser):
@@ -130,8 +141,8 @@ class Parser(argparse.ArgumentParser):
 def add_process_flags(parser: Parser) -> None:
     """Adds the flags of runs on several processes."""
     parser.add_argument("--coordinator", help="HOST:PORT of process 0, for several processes")
-    parser.add_argument("--processes", type=int, help="number of processes")
-    parser.add_argument("--process", type=int, help="index of this process, from 0")
+    parser.add_argument("--processes", type=whole, help="number of processes")
+    parser.add_argument("--process", type=whole, help="index of this process, from 0")
     parser.add_argument(
         "--cluster", action="store_true", help="detect the processes on Slurm or a TPU pod"
     )

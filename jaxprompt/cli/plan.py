@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from jaxprompt import signals
 from jaxprompt.cli import print_text
-from jaxprompt.cli.options import UNUSED, Parser, require_flags
+from jaxprompt.cli.options import UNUSED, Parser, require_flags, whole
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, at_least
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--devices", help='number and type, e.g. "8x v5e" or "4x V100-32"')
     parser.add_argument(
         "--limit",
-        type=int,
+        type=whole,
         default=LIMIT,
         help=f"maximum number of devices to try (default: {LIMIT})",
     )

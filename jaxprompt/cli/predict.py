@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli import bank, log
-from jaxprompt.cli.options import Parser, path
+from jaxprompt.cli.options import Parser, path, whole
 from jaxprompt.cli.results import check_single
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.prompt_metadata import PromptMetadata
@@ -74,7 +74,7 @@ def _make_parser() -> Parser:
     parser.add_argument("--generate", action="store_true", help="generate text instead of a label")
     parser.add_argument(
         "--max-new-tokens",
-        type=int,
+        type=whole,
         help="maximum number of new tokens (default: as in the export)",
     )
     return parser

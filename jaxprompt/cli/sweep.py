@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.cli import log
-from jaxprompt.cli.options import Parser, require_flags
+from jaxprompt.cli.options import Parser, require_flags, whole
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.load import load_config
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--plot", default="", metavar="FILE", help="plot the table: .png or .svg")
     parser.add_argument(
         "--best",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="add to each row one of its N runs that are best on dev",

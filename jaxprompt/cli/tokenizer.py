@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxprompt.cli import log
-from jaxprompt.cli.options import Parser, path, require_flags
+from jaxprompt.cli.options import Parser, path, require_flags, whole
 from jaxprompt.config.load import load_config
 
 
@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--family", help="bert | electra | roberta | gpt2 | t5")
     parser.add_argument(
-        "--size", type=int, default=30_000, help="size of the vocabulary (default: 30000)"
+        "--size", type=whole, default=30_000, help="size of the vocabulary (default: 30000)"
     )
     parser.add_argument("--output", type=path, help="output folder")
     parser.add_argument("--cased", action="store_true", help="bert, electra: keep upper case")

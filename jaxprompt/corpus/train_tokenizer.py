@@ -36,6 +36,7 @@ _LAST_SPECIALS = {  # after all words
     "t5": [f"<extra_id_{i}>" for i in reversed(range(SENTINELS))],
 }
 _MIN_SIZES = {"wordpiece": 100, "bpe": 300, "unigram": 200}  # bytes alone are 256
+_MAX_SIZE = 1_000_000  # the trainers allocate memory for all
 _RECORD = "trained_from.json"  # the text and options that a tokenizer was trained with
 _SPACE = re.compile(r"[ \t\n\r]+")  # what separates words for WordPiece; it drops other controls
 _BLOCK = 5000  # characters of a text that must contain a boundary, see `_divide_runs`
@@ -74,6 +75,8 @@ def train_tokenizer(
     """
     kind = _FAMILIES[check_known("the tokenizer family", family, _FAMILIES)]
     at_least(f"vocab_size of a {kind} tokenizer", vocab_size, _MIN_SIZES[kind])
+    if vocab_size > _MAX_SIZE:
+        raise InputError(f"vocab_size={vocab_size} must be at most {_MAX_SIZE:,}")
     folder = make_folder(folder)
     if (folder / "config.json").exists():  # it would be read in place of the model's own
         raise InputError(f"{folder} has a model with its tokenizer; use another folder")

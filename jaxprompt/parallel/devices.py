@@ -76,7 +76,7 @@ def find_device(kind: str) -> Device | None:
 
 def parse_devices(text: str) -> tuple[int, Device]:
     """Parses e.g. "8x v5e" or "4 x V100-32GB". Raises InputError."""
-    match = re.fullmatch(r"\s*(\d+)\s*[xX*]\s*(\S.*?)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,9})\s*[xX*]\s*(\S.*?)\s*", text)
     if not match or int(match[1]) < 1:
         raise InputError(f'--devices={text!r} must be COUNT x NAME, e.g. "8x v5e" or "4x V100-32"')
     name = re.sub(r"^(nvidia|google|tpu)[\s-]+|^tpu(?=v)", "", match[2].lower())

@@ -214,7 +214,7 @@ def check_agreement(facts: Mapping[str, str]) -> None:
 
 def _check_arguments(coordinator: str, processes: int, process: int) -> None:
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 65536:
         raise InputError(f"--coordinator={coordinator!r} must be HOST:PORT, e.g. 10.0.0.1:1234")
     if not 1 <= processes <= MAX_PROCESSES:
         raise InputError(f"--processes={processes} must be at least 1 and at most {MAX_PROCESSES}")

@@ -267,8 +267,8 @@ def test_what_a_mesh_cannot_take(changes, words, refused, backbone, data, tmp_pa
 
 @pytest.mark.parametrize(
     "mesh, words",
-    [("2", "--mesh='2' must be DATAxMODEL"), ("4x1", "--batch=6 must be a multiple of 4"),
-     ("16x1", "does not divide the 8 devices")],
+    [("2", "--mesh='2' must be DATAxMODEL"), ("9" * 5000 + "x1", "must be DATAxMODEL"),
+     ("4x1", "--batch=6 must be a multiple of 4"), ("16x1", "does not divide the 8 devices")],
 )  # fmt: skip
 def test_predict_refuses_a_mesh_that_does_not_fit(mesh, words, refused, run):
     line = refused("predict", f"--workdir={run}", "--text=a", f"--mesh={mesh}", "--batch=6")

@@ -47,6 +47,11 @@ from jaxprompt.errors import InputError
         (["predict"], ["--prompt or --workdir is missing"]),
         (["predict", "--prompt=p", "--text=a", "--input=b"], ["--text or --input, not both"]),
         (["predict", "--prompt=p", "--batch=0"], ["--batch=0 must be at least 1"]),
+        (
+            ["predict", "--prompt=p", "--batch=2147483648"],
+            ["--batch: '2147483648' must be a whole"],
+        ),
+        (["predict", "--prompt=p", f"--batch={'9' * 5000}"], ["...", "must be a whole number"]),
         (["predict", "--prompt=p", "--dtype=f16"], ["'f16'", "float32", "bfloat16"]),
         (["predict", "--prompt=absent", "--text=a"], ["absent/prompt.json", "No such file"]),
     ],

@@ -172,7 +172,7 @@ def test_tokenizer_and_card(saved, tmp_path):
         "`BertForMaskedLM`, pre-trained with jaxprompt.", "| steps | 10 |",
         f"| transformers | {transformers.__version__} |", "## corpus", "| texts | a\\|b |",
         "| mlm.loss | 2.34568 |",
-        "- the [MASK] ran home -> dog",
+        r"- the \[MASK\] ran home -\> dog",
     ):  # fmt: skip
         assert line in text.splitlines(), line
 

@@ -182,6 +182,8 @@ def test_bad_input(text, tmp_path):
     for family, least in (("bert", 100), ("gpt2", 300), ("t5", 200)):
         with pytest.raises(InputError, match=f"vocab_size .*=50 must be at least {least}"):
             train(family, text, tmp_path, 50)
+    with pytest.raises(InputError, match="vocab_size=1000001 must be at most 1,000,000"):
+        train("bert", text, tmp_path, 1_000_001)
     (tmp_path / "empty.jsonl").write_text('{"body": ""}\n')
     with pytest.raises(InputError, match="is empty: there is no text to train a tokenizer on"):
         train("bert", tmp_path / "empty.jsonl", tmp_path)

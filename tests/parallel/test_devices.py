@@ -22,7 +22,9 @@ def test_parse_devices(text, count, name):
     assert (number, device.name) == (count, name)
 
 
-@pytest.mark.parametrize("text", ["v5e", "0x v5e", "-1x v5e", "8x", "eight x v5e"])
+@pytest.mark.parametrize(
+    "text", ["v5e", "0x v5e", "-1x v5e", "8x", "eight x v5e", "9" * 5000 + "x v4"]
+)
 def test_malformed_devices(text):
     with pytest.raises(InputError, match="COUNT x NAME"):
         parse_devices(text)

@@ -183,6 +183,7 @@ def connect_all(*arguments: tuple, timeout: float = 2) -> list[str]:
         (("host", 2, 0), "--coordinator='host' must be"),
         ((":1", 2, 0), "--coordinator=':1' must be"),
         (("host:65536", 2, 0), "--coordinator='host:65536' must be HOST:PORT"),
+        (("host:" + "9" * 5000, 2, 0), "must be HOST:PORT"),
         (("host:0", 2, 0), "--coordinator='host:0' must be HOST:PORT"),
         (("h:1", 2, 2), "--process=2 must be 0 to 1, below --processes=2"),
         (("h:1", 2, -1), "--process=-1 must be 0 to 1"),

@@ -5,6 +5,7 @@ read them, and of SQuAD's predictions.json (Rajpurkar et al. 2016, 2018). Rows a
 the benchmarks' files: by `idx`, by `id` in SQuAD, and in GLUE's files by `index`, in QQP's by `id`.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -162,7 +163,7 @@ def _integer_id(record: Record, part: str = "", column: str = "idx") -> int:
     value = number = _id_column(record, column)
     if part:
         number = value.get(part) if isinstance(value, Mapping) else None
-    elif isinstance(value, str) and value.isdecimal():  # a cell of a table
+    elif isinstance(value, str) and re.fullmatch(r"\d{1,99}", value):  # a cell of a table
         number = int(value)
     if type(number) is not int:
         expected = f"an object with a whole number {part!r}" if part else "a whole number"

@@ -5,6 +5,7 @@ files nest questions in passages, or use other column names. Rows of `Task.neste
 hub too. A row that has our columns stays as it is.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -57,7 +58,7 @@ def published_rows(task: Task, row: PublishedRow, where: str) -> list[PublishedR
     names = {name: our_name for name, our_name in names.items() if our_name not in row}
     for name, classes in _CLASSES_BY_NUMBER.items():
         number = spelling(row.get(name))
-        if name in names and number.isdecimal() and int(number) < len(classes):
+        if name in names and re.fullmatch(r"\d{1,9}", number) and int(number) < len(classes):
             row = {**row, name: classes[int(number)]}
     return [{names.get(name, name): value for name, value in row.items()}]
 

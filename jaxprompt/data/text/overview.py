@@ -1,5 +1,7 @@
 """Messages about a run's examples: labels, their counts, and truncated texts."""
 
+import difflib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -7,6 +9,8 @@ import numpy as np
 
 from jaxprompt.data.text.encoded import Encoded, count_cut
 
+_SIMILARITY = 0.85  # of labels that may be one, e.g. 0.93 for "postive" and "positive"
+_DIGITS = re.compile(r"[\d.,+-]")
 MANY = 100  # classes; of more than these some are named
 
 
@@ -14,8 +18,9 @@ def label_messages(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> li
     """Returns messages with the label of each index, its count in train, and possible mistakes.
 
     `labels` are the class indices of each split, -1 = unknown. Possible mistakes are classes
-    without an example in dev, and names that differ only in case or spaces, which are separate
-    classes. With more than MANY classes only the most frequent ones are listed.
+    without an example in dev, names that differ only in case or spaces, which are separate classes,
+    and a name that occurs once and resembles a frequent one. With more than MANY classes only the
+    most frequent ones are listed.
     """
     counts = {split: Counter(map(int, indices)) for split, indices in labels.items()}
     if len(names) > MANY:
@@ -33,7 +38,7 @@ def label_messages(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> li
             for i, name in named
             if train[i] and not counts["dev"][i]
         ]
-    return lines + _similar_name_warnings(names, train)
+    return lines + _similar_name_warnings(names, train) + _rare_name_warnings(names, train)
 
 
 def label_word_messages(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str]:
@@ -65,13 +70,33 @@ def unmarked_messages(splits: Mapping[str, tuple[int, int]]) -> list[str]:
 def _similar_name_warnings(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, count in zip(names, counts, strict=True):
-        groups.setdefault(name.strip().casefold(), []).append(f"{name!r} ({count})")
+        groups.setdefault(_spelling(name), []).append(f"{name!r} ({count})")
     return [
         f"warning: labels {' and '.join(group)} differ only in case or spaces and are "
         f"{len(group)} classes; spell them the same if they are one"
         for group in groups.values()
         if len(group) > 1
     ]
+
+
+def _rare_name_warnings(names: Sequence[str], counts: Sequence[int]) -> list[str]:
+    """Warns of each name that occurs once and is nearly another one; numbers may differ."""
+    spellings = {_spelling(name): i for i, name in enumerate(names) if counts[i] > 1}
+    lines = []
+    for name in (name for name, count in zip(names, counts, strict=True) if count == 1):
+        spelling = _spelling(name)
+        for other in difflib.get_close_matches(spelling, spellings, n=1, cutoff=_SIMILARITY):
+            i = spellings[other]
+            if spelling != other and _DIGITS.sub("", spelling) != _DIGITS.sub("", other):
+                lines.append(
+                    f"warning: label {name!r} (1) resembles {names[i]!r} ({counts[i]}); if it is "
+                    "misspelt, correct it"
+                )
+    return lines
+
+
+def _spelling(name: str) -> str:
+    return name.strip().casefold()
 
 
 def _quoted(name: str) -> str:

@@ -40,6 +40,24 @@ def test_names_that_differ_in_case_or_spaces_only():
     ]
 
 
+@pytest.mark.parametrize(
+    "names, counts, expected",
+    [
+        (("positive", "postive", "negative"), (9, 1, 9), "'postive' (1) resembles 'positive' (9)"),
+        (("billing", "shipping", "Biling "), (9, 9, 1), "'Biling ' (1) resembles 'billing' (9)"),
+        (("positive", "postive"), (9, 2), ""),  # both are frequent
+        (("positive", "postive"), (1, 1), ""),
+        (("topic 10", "topic 11", "1.25", "1.26"), (9, 1, 9, 1), ""),
+        (("entailment", "not_entailment", "neutral"), (9, 1, 9), ""),
+    ],
+)
+def test_a_label_that_occurs_once_and_resembles_another(names, counts, expected):
+    train = [i for i, count in enumerate(counts) for _ in range(count)]
+    warnings = overview.label_messages(names, {"train": train})[1:]
+    expected = [f"warning: label {expected}"] if expected else []
+    assert [line.partition(";")[0] for line in warnings] == expected
+
+
 def test_of_many_classes_the_most_frequent_are_told():
     names = [f"Word{i}" for i in range(overview.MANY)]
     labels = {"train": [3, 3, 7, 5, 3, 7], "dev": [1]}
