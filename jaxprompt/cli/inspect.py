@@ -17,6 +17,37 @@ from jaxprompt.errors import InputError, escape
 
 def main(argv: Sequence[str]) -> int:
     """Prints the nearest words of each trained vector and R_D per step, and writes the page."""
+    args, overrides = _make_parser().read(argv)
+    if args.exports:
+        return _compare(args)
+    require_flags(args, "workdir")
+    config = load_run(args, overrides)
+
+    from jaxprompt.inspection.findings import InspectOptions, inspect_run
+    from jaxprompt.inspection.report import list_errors, list_instances, list_words, write_report
+    from jaxprompt.training.pictures import require_matplotlib
+
+    require_matplotlib("inspect")
+    options = InspectOptions(
+        args.split, args.steps, args.top, args.examples, args.instances, args.errors
+    )
+    findings = inspect_run(config, args.workdir, options, log)
+    for remark in findings.remarks:
+        log(remark)
+    paths = write_report(findings, args.workdir, f"Run {Path(args.workdir).resolve().name}")
+    print(list_words(findings), end="")
+    print(list_instances(findings, sys.stdout.isatty()), end="")
+    print(list_errors(findings), end="")
+    if findings.states is not None:
+        for step, separation in findings.states.separations.items():
+            print(f"R_D at step {step}: {separation.ratio:.4f}")
+    for part, note in findings.notes.items():
+        print(f"{part}: {note}")
+    print(f"{len(paths)} files; {escape(str(paths[0]))} shows all of them")
+    return 0
+
+
+def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__)
     parser.add_argument("--split", default="dev", choices=SPLITS, help="default: dev")
     parser.add_argument(
@@ -53,34 +84,7 @@ def main(argv: Sequence[str]) -> int:
         metavar="DIR",
         help="compare the exports in a folder by the cosine similarity of their mean tokens",
     )
-    args, overrides = parser.read(argv)
-    if args.exports:
-        return _compare(args)
-    require_flags(args, "workdir")
-    config = load_run(args, overrides)
-
-    from jaxprompt.inspection.findings import InspectOptions, inspect_run
-    from jaxprompt.inspection.report import list_errors, list_instances, list_words, write_report
-    from jaxprompt.training.pictures import require_matplotlib
-
-    require_matplotlib("inspect")
-    options = InspectOptions(
-        args.split, args.steps, args.top, args.examples, args.instances, args.errors
-    )
-    findings = inspect_run(config, args.workdir, options, log)
-    for remark in findings.remarks:
-        log(remark)
-    paths = write_report(findings, args.workdir, f"Run {Path(args.workdir).resolve().name}")
-    print(list_words(findings), end="")
-    print(list_instances(findings, sys.stdout.isatty()), end="")
-    print(list_errors(findings), end="")
-    if findings.states is not None:
-        for step, separation in findings.states.separations.items():
-            print(f"R_D at step {step}: {separation.ratio:.4f}")
-    for part, note in findings.notes.items():
-        print(f"{part}: {note}")
-    print(f"{len(paths)} files; {escape(str(paths[0]))} shows all of them")
-    return 0
+    return parser
 
 
 def _compare(args: argparse.Namespace) -> int:
