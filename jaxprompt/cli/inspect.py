@@ -17,43 +17,7 @@ from jaxprompt.errors import InputError, brief, escape
 
 def main(argv: Sequence[str]) -> int:
     """Prints the nearest words of each trained vector and R_D per step, and writes the page."""
-    parser = Parser(__name__, __doc__)
-    parser.add_argument("--split", default="dev", choices=SPLITS, help="default: dev")
-    parser.add_argument(
-        "--top", type=whole, default=5, help="nearest words per trained vector (default: 5)"
-    )
-    parser.add_argument(
-        "--steps",
-        type=steps_list,
-        default=(),
-        help="steps whose hidden states are plotted, e.g. 0,30,60 (default: a few)",
-    )
-    parser.add_argument(
-        "--examples",
-        type=whole,
-        default=1000,
-        help="maximum examples for hidden states and attention (default: 1000)",
-    )
-    parser.add_argument(
-        "--instances",
-        type=whole,
-        default=5,
-        help="for prompts that are computed from the text: number of texts to show with the words "
-        "nearest to their prompt (default: 5)",
-    )
-    parser.add_argument(
-        "--errors",
-        type=int,
-        default=10,
-        help="number of misclassified examples to list, the most confident first (default: 10)",
-    )
-    parser.add_argument(
-        "--exports",
-        type=path,
-        metavar="DIR",
-        help="compare the exports in a folder by the cosine similarity of their mean tokens",
-    )
-    args, overrides = parser.read(argv)
+    args, overrides = _make_parser().read(argv)
     if args.exports:
         return _compare(args)
     require_flags(args, "workdir")
@@ -81,6 +45,46 @@ def main(argv: Sequence[str]) -> int:
         print_text(f"{part}: {note}")
     print_text(f"{len(paths)} files; {paths[0]} shows all of them")
     return 0
+
+
+def _make_parser() -> Parser:
+    parser = Parser(__name__, __doc__)
+    parser.add_argument("--split", default="dev", choices=SPLITS, help="default: dev")
+    parser.add_argument(
+        "--top", type=whole, default=5, help="nearest words per trained vector (default: 5)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=steps_list,
+        default=(),
+        help="steps whose hidden states are plotted, e.g. 0,30,60 (default: a few)",
+    )
+    parser.add_argument(
+        "--examples",
+        type=whole,
+        default=1000,
+        help="maximum examples for hidden states and attention (default: 1000)",
+    )
+    parser.add_argument(
+        "--instances",
+        type=whole,
+        default=5,
+        help="for prompts that are computed from the text: number of texts to show with the words "
+        "nearest to their prompt (default: 5)",
+    )
+    parser.add_argument(
+        "--errors",
+        type=whole,
+        default=10,
+        help="number of misclassified examples to list, the most confident first (default: 10)",
+    )
+    parser.add_argument(
+        "--exports",
+        type=path,
+        metavar="DIR",
+        help="compare the exports in a folder by the cosine similarity of their mean tokens",
+    )
+    return parser
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Predicts labels or generates text with an exported prompt: text, JSONL or stdin in, JSONL out.
 
+Rows are read, answered and written 32 batches at a time, so memory does not depend on their number.
 Each output line is the input row plus `prediction`, `score` and `scores`, or `generated`; --prefix
 is put before these names. Blank lines stay blank. If the input has labels, the task's metric is
 printed to stderr. With --format the output is a submission to a benchmark, and --output may be a
@@ -58,8 +59,8 @@ def _make_parser() -> Parser:
         "--on-error",
         default="raise",
         choices=("raise", "skip"),
-        help="for lines that cannot be read: raise = exit with code 2 and write nothing (default); "
-        'skip = write {"error": ...} instead',
+        help="for lines that cannot be read: raise = exit with code 2, without writing the file "
+        'of --output (default); skip = write {"error": ...} instead',
     )
     parser.add_argument(
         "--sentence-encoder",
@@ -168,10 +169,8 @@ def _log_totals(totals: "Totals") -> None:
     for name, (values, labelled, total) in totals.metrics().items():
         if labelled:
             scores = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-            log(
-                f"{name}: " * bool(name)
-                + f"{scores} on {labelled} of {total} examples, those with a label"
-            )
+            message = f"{scores} on {labelled} of {total} examples, those with a label"
+            log(f"{name}: {message}" if name else message)
 
 
 def _chunk_size(args: Any) -> int:
@@ -282,8 +281,8 @@ def _read_inputs(
 
     Args:
       args: the flags.
-      output: path of the output. Into a file nothing is written if there is an error, so that one
-        in the first chunk is raised at once.
+      output: path of the output. If nothing is written after an error, as to a file, an error in
+        the first chunk is raised at once.
       fields: fields of the task.
       names: names of the input's columns if it has none.
       new_columns: names of the columns that the input must not have.
@@ -298,7 +297,8 @@ def _read_inputs(
         inputs = records.from_file(args.input, names) if is_file else records.from_stdin(fields)
     chunks = in_chunks(stop_at_errors(inputs, args.on_error), size)
     first = next(chunks, [])
-    if output is not None and 0 < len(first) < size:
+    streams = output is None or (output.exists() and not output.is_file())
+    if 0 < len(first) < size and (_is_submission(args) or not streams):
         next(chunks, None)  # raises the error that ended the first one, if any
     if len(first) < size and all(record.row is None and not record.error for record in first):
         raise InputError(

@@ -235,12 +235,6 @@ class Kind:
                 "lower optim.lr, set optim.clip, or use backbone.dtype=float32"
             )
 
-    def measure_known(
-        self, metric: str, split: Split, outputs: Any, classes: int
-    ) -> tuple[dict[str, float], int]:
-        """Computes metrics over the examples with known answers. -> metrics, their number"""
-        return self.measure_labelled(metric, [self.labelled(split, outputs, classes)])
-
     def labelled(self, split: Split, outputs: Any, classes: int) -> Labelled:
         """Returns what metrics need of the examples with known answers."""
         gold = self.gold_labels(split)

@@ -154,7 +154,8 @@ def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path,
     assert close(json.loads(out), jp.evaluate(bank, mixed))
     broken = write_rows(tmp_path / "broken.jsonl", [mixed[0], {"task": "sort", "text": "a cat"}])
     code, out, err = jaxprompt(capsys, "predict", *flags, f"--input={broken}")
-    assert code == 2 and not out and "broken.jsonl:2: unknown prompt 'sort'" in err
+    assert code == 2 and "broken.jsonl:2: unknown prompt 'sort'" in err
+    assert json.loads(out)["text"] == mixed[0]["text"]  # the row before it
     code, out, err = jaxprompt(
         capsys, "predict", *flags, f"--input={broken}", "--on-error=skip", "--prefix=p_"
     )

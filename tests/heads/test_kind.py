@@ -20,9 +20,10 @@ def test_examples_whose_answer_is_hidden_are_not_measured():
     actual = np.array([[3, 1, 9], [1, 3, 9], [1, 3, 9], [3, 1, 9]], np.float32)
     head = make_head("linear")
     split = make_split([0, -1, 1, 1], [2] * 4)
-    metrics, count = head.measure_known("accuracy", split, actual, 2)
+    metrics, count = head.measure_labelled("accuracy", [head.labelled(split, actual, 2)])
     assert metrics == {"accuracy": pytest.approx(2 / 3)} and count == 3
-    assert head.measure_known("accuracy", make_split([-1] * 4, [2] * 4), actual, 2) == ({}, 0)
+    hidden = head.labelled(make_split([-1] * 4, [2] * 4), actual, 2)
+    assert head.measure_labelled("accuracy", [hidden]) == ({}, 0)
     parts = [
         head.labelled(make_split(labels, [2] * len(labels)), rows, 2)
         for labels, rows in (([0], actual[:1]), ([-1], actual[1:2]), ([1, 1], actual[2:]))

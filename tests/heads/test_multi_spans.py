@@ -179,7 +179,7 @@ def test_questions_without_known_answers_teach_nothing_and_are_not_measured(bert
     encoder = make_encoder(bert, 128, LAYOUT)
     split = head.encode(encoder, TASK, [unknown, answered], classes=0, targets=False)
     assert (split.labels[0] == -1).all() and (split.labels[1] == 1).any()
-    measured, count = head.measure_known("f1", split, logits_of(split), 0)
+    measured, count = head.measure_labelled("f1", [head.labelled(split, logits_of(split), 0)])
     assert count == 1 and measured["f1"] == 1.0
 
 
