@@ -31,12 +31,19 @@ def uses_epoch_length(config: RunConfig) -> bool:
     return isinstance(config.optim.schedule, Exponential)
 
 
+def build_schedule(
+    config: RunConfig, milestones: Milestones, steps_per_epoch: int
+) -> optim.Schedule:
+    """Builds the learning-rate schedule of a config."""
+    total = milestones.total
+    return optim.make_schedule(config.optim.schedule, total=total, epoch=steps_per_epoch)
+
+
 def build_optimizer(
     config: RunConfig, trainable: tree.Flat, milestones: Milestones, steps_per_epoch: int
 ) -> optax.GradientTransformation:
     """Builds the optax chain of a config."""
-    block = config.optim
-    schedule = optim.make_schedule(block.schedule, total=milestones.total, epoch=steps_per_epoch)
+    block, schedule = config.optim, build_schedule(config, milestones, steps_per_epoch)
     parts = {name.split("/")[0] for name in trainable}
     learning_rates = optim.lr_by_part(
         parts, block.lr, {"head": block.lr_head, "backbone": block.lr_backbone}

@@ -13,7 +13,7 @@ import optax
 
 from jaxprompt import rng, signals, tree
 from jaxprompt.build.corpus import read_corpus
-from jaxprompt.build.optimizer import build_optimizer
+from jaxprompt.build.optimizer import build_optimizer, build_schedule
 from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.convert.load import Loaded
@@ -152,7 +152,8 @@ def run_stages(work: RunStages[Record, P, J]) -> RunResult | None:
             print(escape(message), file=sys.stderr)
             return result
         job = work.build(prepared)
-        prepared = prepared.without_weights()
+        schedule = build_schedule(config, prepared.milestones, prepared.steps_per_epoch)
+        prepared = dataclasses.replace(prepared.without_weights(), constants=schedule.constants)
         # Written only now, so that an error above leaves the folder unchanged.
         run_folder.bind_workdir(workdir, config.to_dict(), _FREE)
         run_folder.write_record(workdir, prepared.record)

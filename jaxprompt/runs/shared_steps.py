@@ -11,7 +11,7 @@ import optax
 
 from jaxprompt.data.batches.stream import BatchStream
 from jaxprompt.errors import InputError
-from jaxprompt.training.optim import LearningRateState
+from jaxprompt.training.optim import Constants, LearningRateState
 from jaxprompt.training.progress import Metrics
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import TrainStep
@@ -35,8 +35,10 @@ class TaskBatch:
 
 def make_shared_step(
     steps: Mapping[str, TrainStep],
-) -> Callable[[TrainState, Flat, TaskBatch], tuple[TrainState, Metrics]]:
-    """Returns (state, frozen, TaskBatch) -> (state, metrics), with one train step per task.
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Returns (state, frozen, TaskBatch, constants of the schedule) -> (state, metrics).
+
+    It has one train step per task.
 
     A step changes neither the heads of other tasks nor their optimizer state, including its step
     count: with a zero gradient their momentum would still move them. Schedules advance for all. The
@@ -46,8 +48,10 @@ def make_shared_step(
     def is_schedule(state):
         return isinstance(state, optax.ScaleByScheduleState | LearningRateState)
 
-    def step(state: TrainState, frozen: Flat, task_batch: TaskBatch):
-        new_state, metrics = steps[task_batch.task](state, frozen, task_batch.batch)
+    def step(
+        state: TrainState, frozen: Flat, task_batch: TaskBatch, constants: Constants | None = None
+    ):
+        new_state, metrics = steps[task_batch.task](state, frozen, task_batch.batch, constants)
 
         def select(path: Sequence[object], updated: object, previous: object) -> object:
             if is_schedule(updated):

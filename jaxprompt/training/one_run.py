@@ -20,6 +20,7 @@ from jaxprompt.training.checkpoint import Checkpoints, abstract_leaf
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Milestones, StepBatch
+from jaxprompt.training.optim import Constants
 from jaxprompt.training.profiling import Profiler
 from jaxprompt.training.progress import DescribeStep, Evaluation, Metrics, Progress, log_step
 from jaxprompt.training.run_folder import Record
@@ -58,6 +59,7 @@ class Prepared(Generic[Record]):
     milestones: Milestones
     settings: TrainConfig
     record: Record
+    constants: Constants = dataclasses.field(default_factory=dict)  # of the schedule
 
     def without_weights(self) -> Self:
         """Returns a copy without the weights that its job has copied, to free memory."""
@@ -68,7 +70,8 @@ class Prepared(Generic[Record]):
 class Job:
     """What a run trains, and how it is evaluated."""
 
-    step: Callable[..., tuple[TrainState, Metrics]]  # (state, frozen, batch) -> (state, metrics)
+    # (state, frozen, batch, constants of the schedule) -> (state, metrics)
+    step: Callable[..., tuple[TrainState, Metrics]]
     state: TrainState  # before the first step
     frozen: Flat
     feed: Callable[[], Feed]
@@ -130,6 +133,8 @@ class OneRun:
         )
         self._shapes: set[tuple] = set()  # of the batches so far
         self._is_single_process = jax.process_count() == 1
+        replicated = dict.fromkeys(prepared.constants, self._placement.replicated)
+        self._constants = sharding.put_global(prepared.constants, replicated)
         self._flags = sharding.put_flag(self._placement, 0)
         self._newest_signal: jax.Array | None = None  # of all processes, from the newest step
         self._signal = 0  # of all processes, from the step before it
@@ -159,7 +164,11 @@ class OneRun:
             self._flags = sharding.put_flag(self._placement, self._stop_signal())
         self._profiler.before(self.step)
         self.state, metrics, signal = self._train_step(
-            self.state, job.frozen, sharding.put_batch(self._placement, batch), self._flags
+            self.state,
+            job.frozen,
+            sharding.put_batch(self._placement, batch),
+            self._flags,
+            self._constants,
         )
         self.step += 1
         is_last = self.step == self.milestones.total

@@ -1,11 +1,14 @@
 """Schedules, and optax chains with hyperparameters in the state, so that runs can be vmapped."""
 
+import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxprompt.config.run import Cosine, Exponential, InverseSqrt, Linear, Warmup
@@ -13,8 +16,21 @@ from jaxprompt.config.run import Schedule as ScheduleConfig
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.parallel.sharding import MODELS, STACKED
 
-Schedule = Callable[[jnp.ndarray], jnp.ndarray]
 OPTIMIZERS = ("adamw", "adafactor")
+Constants: TypeAlias = dict[str, Any]  # scalars by name, of numpy or JAX
+ScheduleFn: TypeAlias = Callable[[jnp.ndarray], jnp.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+    """The factor on the learning rate as a function of the step."""
+
+    factor: Callable[[Any, Constants], Any]
+    constants: Constants  # those of the run's length, which may be arguments of a program
+
+    def __call__(self, step: Any, constants: Constants | None = None) -> Any:
+        """Returns the factor in a step, with these constants or those of the schedule."""
+        return self.factor(step, self.constants if constants is None else constants)
 
 
 def lr_by_part(
@@ -43,27 +59,66 @@ def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedu
     warmup that is longer than the run.
     """
     if isinstance(schedule, Linear):
-        return optax.linear_schedule(1.0, 0.0, total)
+        return Schedule(_linear_decay, _decay_constants(total))
     if isinstance(schedule, Exponential):
-        return lambda step: schedule.gamma ** (step // epoch).astype(jnp.float32)
+
+        def decay_by_epoch(step, c):
+            return schedule.gamma ** (step // c["epoch"]).astype(jnp.float32)
+
+        return Schedule(decay_by_epoch, {"epoch": np.int32(epoch)})
     if not isinstance(schedule, Warmup):
-        return optax.constant_schedule(1.0)
+        return Schedule(lambda step, c: 1.0, {})
     warmup_steps = schedule.warmup(total)
+    constants: Constants = {"warmup_steps": np.int32(warmup_steps)}
     if isinstance(schedule, InverseSqrt):
-        return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup_steps))
+        return Schedule(
+            lambda step, c: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, c["warmup_steps"])), constants
+        )
     if warmup_steps >= total:
         raise InputError(
             f"optim.schedule.warmup_steps={warmup_steps} must be less than the {total} steps of "
             "the run"
         )
     # The factor is 1 / warmup_steps in the first step, and 1 in step `warmup_steps - 1`.
-    increase = optax.linear_schedule(1 / max(warmup_steps, 1), 1.0, max(warmup_steps - 1, 1))
-    decay_steps = total - warmup_steps
-    if isinstance(schedule, Cosine):
-        decay = optax.cosine_decay_schedule(1.0, decay_steps)
-    else:
-        decay = optax.linear_schedule(1.0, 0.0, decay_steps)
-    return optax.join_schedules([increase, decay], [warmup_steps])
+    rise_steps = max(warmup_steps - 1, 1)
+    constants |= {
+        "rise": np.float32(1 / max(warmup_steps, 1) - 1.0),
+        "rise_steps": np.int32(rise_steps),
+        "rise_per_step": _reciprocal(rise_steps),
+    }
+    decay = _cosine_decay if isinstance(schedule, Cosine) else _linear_decay
+    return Schedule(_after_warmup(decay), constants | _decay_constants(total - warmup_steps))
+
+
+def _reciprocal(steps: int) -> np.float32:
+    # XLA multiplies by it where a program divides by a constant: a run has the same results
+    # whether its constants are in the program or are arguments.
+    return np.float32(1) / np.float32(steps)
+
+
+def _decay_constants(steps: int) -> Constants:
+    per_step = _reciprocal(steps)
+    return {
+        "decay_steps": np.int32(steps),
+        "decay_per_step": per_step,
+        "decay_angle": np.float32(np.pi) * per_step,
+    }
+
+
+def _linear_decay(step, c: Constants):
+    return 1 - jnp.clip(step, 0, c["decay_steps"]) * c["decay_per_step"]
+
+
+def _cosine_decay(step, c: Constants):
+    return 0.5 * (1 + jnp.cos(jnp.minimum(step, c["decay_steps"]) * c["decay_angle"]))
+
+
+def _after_warmup(decay: Callable[[Any, Constants], Any]) -> Callable[[Any, Constants], Any]:
+    def factor(step, c: Constants):
+        rise = c["rise"] * (1 - jnp.clip(step, 0, c["rise_steps"]) * c["rise_per_step"]) + 1.0
+        return jnp.where(step < c["warmup_steps"], rise, decay(step - c["warmup_steps"], c))
+
+    return factor
 
 
 def decay_mask(no_decay: Sequence[str]) -> Callable[[Mapping[str, object]], dict[str, bool]]:
@@ -85,7 +140,7 @@ def check_no_decay(
             )
 
 
-def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
+def _adamw(schedule: ScheduleFn, mask, b1: float, b2: float, eps: float):
     """AdamW: the decay is scaled by the learning rate (Loshchilov & Hutter 2019)."""
 
     def make(lr, weight_decay):
@@ -100,7 +155,7 @@ def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
     return make
 
 
-def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
+def _adafactor(schedule: ScheduleFn, mask, decay_rate: float, scaled: bool):
     """Adafactor with absolute decay (Shazeer & Stern 2018).
 
     For prompt tuning: unfactored and unscaled (Lester et al. 2021, section 3). `scaled` as T5 was
@@ -135,7 +190,7 @@ class LearningRateState(NamedTuple):
     learning_rate: jnp.ndarray  # float32 scalar, of the newest update
 
 
-def _record_lr(lr_at: Schedule) -> optax.GradientTransformation:
+def _record_lr(lr_at: ScheduleFn) -> optax.GradientTransformation:
     """Stores the learning rate of an update in the state for the log; changes no update."""
 
     def init(_):
@@ -204,7 +259,7 @@ def _partition_label(leaf: str, groups: Collection[str]) -> str:
 
 def make_optimizer(
     name: str,
-    schedule: Schedule,
+    schedule: Callable[..., Any],
     lrs: Mapping[str, float],
     *,
     weight_decay: float = 0.0,
@@ -220,24 +275,35 @@ def make_optimizer(
 
     `lrs` maps the first part of a flat name ("prompt", "head", "backbone"), or the first two
     ("head/topics"), to its learning rate; a `scaled` Adafactor multiplies it by each matrix's
-    root mean square. Learning rates and weight decay are leaves of the state.
+    root mean square. Learning rates and weight decay are leaves of the state. `update` takes the
+    constants of a `Schedule` as an argument.
     """
     mask = decay_mask(no_decay)
 
-    def with_recorded_lr(make):
-        return lambda lr, weight_decay: optax.chain(
-            make(lr, weight_decay), _record_lr(lambda count: lr * schedule(count))
-        )
+    def chain(schedule: ScheduleFn) -> optax.GradientTransformation:
+        def with_recorded_lr(make):
+            return lambda lr, weight_decay: optax.chain(
+                make(lr, weight_decay), _record_lr(lambda count: lr * schedule(count))
+            )
 
-    if name == "adafactor":
-        make = _adafactor(schedule, mask, decay_rate, scaled)
-    else:
-        make = _adamw(schedule, mask, b1, b2, eps)
-    # Learning rates are leaves of the state, so that runs of a grid share one program.
-    parts = {
-        part: optax.inject_hyperparams(with_recorded_lr(make))(lr=lr, weight_decay=weight_decay)
-        for part, lr in lrs.items()
-    }
-    # Outside of the partition, to clip by the norm of all parts together.
-    tx = optax.partition(parts, lambda flat: {leaf: _partition_label(leaf, parts) for leaf in flat})
-    return optax.chain(optax.clip_by_global_norm(clip), tx) if clip else tx
+        if name == "adafactor":
+            make = _adafactor(schedule, mask, decay_rate, scaled)
+        else:
+            make = _adamw(schedule, mask, b1, b2, eps)
+        # Learning rates are leaves of the state, so that runs of a grid share one program.
+        parts = {
+            part: optax.inject_hyperparams(with_recorded_lr(make))(lr=lr, weight_decay=weight_decay)
+            for part, lr in lrs.items()
+        }
+        # Outside of the partition, to clip by the norm of all parts together.
+        tx = optax.partition(
+            parts, lambda flat: {leaf: _partition_label(leaf, parts) for leaf in flat}
+        )
+        return optax.chain(optax.clip_by_global_norm(clip), tx) if clip else tx
+
+    def update(grads, state, params=None, *, constants: Constants | None = None):
+        # With constants that are arguments, runs of other lengths use the same program.
+        arguments = {} if constants is None else {"constants": constants}
+        return chain(functools.partial(schedule, **arguments)).update(grads, state, params)
+
+    return optax.GradientTransformationExtraArgs(chain(schedule).init, update)

@@ -11,12 +11,12 @@ from jaxprompt import rng
 from jaxprompt.models.generation import generate
 from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.training.optim import learning_rates
+from jaxprompt.training.optim import Constants, learning_rates
 from jaxprompt.training.state import TrainState
 from jaxprompt.tree import Flat, Params, merge
 from jaxprompt.types import Batch, Objective
 
-TrainStep = Callable[[TrainState, Flat, Batch], tuple[TrainState, dict[str, Any]]]
+TrainStep = Callable[..., tuple[TrainState, dict[str, Any]]]
 
 
 class StepModel(Protocol):
@@ -59,20 +59,25 @@ def make_train_step(
     *,
     accumulate: int = 1,
 ) -> TrainStep:
-    """Returns a train step (state, frozen, batch) -> (state, metrics).
+    """Returns a train step (state, frozen, batch, constants of the schedule) -> (state, metrics).
 
     Gradients are taken only over `state.trainable`. `accumulate` splits the batch into that many
     parts and adds their sums, so the result is that of the whole batch except for randomness: each
     part has its own key for dropout and the masks of fluency. A step with a non-finite loss or
     gradient changes only the counters. metrics["sums"] has the sums of objectives by name,
-    metrics["lr"] the learning rate by part if `tx` comes from `make_optimizer`.
+    metrics["lr"] the learning rate by part if `tx` comes from `make_optimizer`. Without constants
+    those of the schedule of `tx` are in the program.
     """
 
     compute_terms = _make_terms(model, objectives)
     if accumulate > 1:
         compute_terms = _accumulate_terms(compute_terms, len(objectives), accumulate)
 
-    def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+    update = optax.with_extra_args_support(tx).update
+
+    def step(
+        state: TrainState, frozen: Flat, batch: Batch, constants: Constants | None = None
+    ) -> tuple[TrainState, dict[str, Any]]:
         # From the step number, so that a resumed run has the same dropout.
         step_key = rng.at_step(rng.from_key_data(state.key), state.step)
         terms, counts = compute_terms(state.trainable, frozen, batch, step_key)
@@ -80,7 +85,7 @@ def make_train_step(
         # Before `tx` clips the gradient.
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
+        updates, opt_state = update(grads, state.opt_state, state.trainable, constants=constants)
         lrs = learning_rates(opt_state)  # also of a step that is skipped
         state = _next_state(state, updates, opt_state, finite)
         metrics = {
@@ -200,10 +205,10 @@ def nonfinite_message(streak: int, step: int, skipped: int) -> str:
 
 
 def with_flags(step):
-    """Returns (state, frozen, batch, flags) -> (state, metrics, maximum of the flags)."""
+    """Returns (state, frozen, batch, flags, ...) -> (state, metrics, maximum of the flags)."""
 
-    def flagged(state: TrainState, frozen: Flat, batch: Batch, flags: jax.Array):
-        return *step(state, frozen, batch), flags.max()
+    def flagged(state: TrainState, frozen: Flat, batch: Batch, flags: jax.Array, *constants: Any):
+        return *step(state, frozen, batch, *constants), flags.max()
 
     return flagged
 

@@ -1,5 +1,6 @@
 """The user's own files and the folders of benchmarks, through the command line."""
 
+import argparse
 import csv
 import json
 from collections import Counter
@@ -21,8 +22,10 @@ from tiny_run import (
 
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.optimizer import config_milestones
+from jaxprompt.cli.options import load_run
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.errors import InputError
+from jaxprompt.runs import train as tune
 
 
 def test_a_file_of_ones_own_is_divided_and_summarised(backbone, data, tmp_path, capsys):
@@ -45,6 +48,22 @@ def test_a_file_of_ones_own_is_divided_and_summarised(backbone, data, tmp_path, 
         "texts cut to 24 tokens: train 1 of 37, dev 0 of 12",
     ):
         assert line in out
+
+
+def test_a_file_without_dev_is_divided_by_train_and_by_evaluate(tmp_path, monkeypatch, capsys):
+    """Five flags are enough; both commands have the same dev."""
+    path = write_rows(tmp_path / "train.jsonl", [{"a": "cat", "b": i % 2} for i in range(20)])
+    fields = {"task.fields": "a", "task.label": "b", "data.files.train": path}
+    configs = []
+    monkeypatch.setattr(tune, "train_prompt", lambda config, _: configs.append(config))
+    words = ["--config=base", f"--workdir={tmp_path}", *flags(fields)]
+    _, err = succeed(capsys, "train", *words)
+    assert "4 of 20 training examples become dev" in err
+    for split, size in (("dev", 4), ("train", 4), ("test", None)):
+        args = argparse.Namespace(config="base", workdir=str(tmp_path), split=split)
+        configs.append(load_run(args, [(name, str(x)) for name, x in fields.items()]))
+        assert getattr(configs[-1].data.protocol, "size", None) == size
+    assert configs[0] == configs[1] == configs[2]
 
 
 def test_a_holdout_of_free_texts_is_not_drawn_by_class(backbone, data, tmp_path):

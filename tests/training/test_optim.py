@@ -1,5 +1,7 @@
 """Optimizers against optax and torch, schedules against values worked out by hand."""
 
+import itertools
+
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -37,11 +39,11 @@ SCHEDULES = CHOICES["optim.schedule"].options
 constant = make_schedule(Schedule(), total=9, epoch=1)
 
 
-def run(tx, grads=GRADS):
+def run(tx, grads=GRADS, **constants):
     params, state = PARAMS, tx.init(PARAMS)
     update = jax.jit(tx.update)
     for grad in grads:
-        updates, state = update(grad, state, params)
+        updates, state = update(grad, state, params, **constants)
         params = optax.apply_updates(params, updates)
     return {name: np.asarray(leaf) for name, leaf in params.items()}
 
@@ -254,6 +256,49 @@ def test_schedules(name, options, values):
     schedule = make_schedule(SCHEDULES[name](**options), total=8, epoch=3)
     actual = [float(schedule(jnp.int32(step))) for step in range(9)]
     np.testing.assert_allclose(actual, values, rtol=1e-6, atol=1e-7)
+
+
+TOTAL = 9  # a reciprocal that is not exact
+IN_THE_PROGRAM = {  # as optax makes them
+    "linear": ({}, optax.linear_schedule(1.0, 0.0, TOTAL)),
+    "cosine": ({}, optax.cosine_decay_schedule(1.0, TOTAL)),
+    "warmup_linear": (
+        {"warmup_steps": 3},
+        optax.join_schedules(
+            [optax.linear_schedule(1 / 3, 1.0, 2), optax.linear_schedule(1.0, 0.0, TOTAL - 3)], [3]
+        ),
+    ),
+    "inverse_sqrt": ({"warmup_steps": 3}, lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, 3))),
+    "exponential": ({}, lambda step: 0.95 ** (step // 2).astype(jnp.float32)),
+    "constant": ({}, optax.constant_schedule(1.0)),
+}
+
+
+@pytest.mark.parametrize(
+    "optimizer, name", [*itertools.product(["adamw"], IN_THE_PROGRAM), ("adafactor", "cosine")]
+)
+def test_constants_that_are_arguments_change_no_bit_of_an_update(optimizer, name):
+    options, in_program = IN_THE_PROGRAM[name]
+    schedule = make_schedule(SCHEDULES[name](**options), total=TOTAL, epoch=2)
+    grads = [GRADS[i % 3] for i in range(TOTAL + 1)]
+    expected = run(make_optimizer(optimizer, in_program, EQUAL, weight_decay=0.1), grads)
+    tx = make_optimizer(optimizer, schedule, EQUAL, weight_decay=0.1)
+    for constants in ({}, {"constants": schedule.constants}):
+        found = run(tx, grads, **constants)
+        assert all(np.array_equal(found[part], expected[part]) for part in PARAMS)
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "constant"])
+def test_runs_of_other_lengths_have_the_same_program(name):
+    texts = set()
+    for total in (60, 97):
+        schedule = make_schedule(SCHEDULES[name](), total=total, epoch=total // 3)
+        tx = make_optimizer("adamw", schedule, EQUAL)
+        arguments = GRADS[0], tx.init(PARAMS), PARAMS
+        traced = jax.jit(tx.update).trace(*arguments, constants=schedule.constants)
+        for platform in ("cpu", "cuda", "tpu"):
+            texts.add((platform, traced.lower(lowering_platforms=(platform,)).as_text()))
+    assert len(texts) == 3
 
 
 @pytest.mark.parametrize(("fields", "first"), [
