@@ -8,7 +8,7 @@ from jaxprompt.files import dumps
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains, prints the scores on held-out text as JSON, and writes the backbone."""
+    """Trains, prints the scores on held-out text, and writes the backbone."""
     parser = Parser(__name__, __doc__, fields=True)
     parser.add_argument(
         "--score", action="store_true", help="only score the current weights on held-out text"

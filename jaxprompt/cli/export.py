@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     config = load_run(args, overrides)
     folder = args.output or Path(args.workdir) / "export"
     _check_paths(args, folder)
+    _note_unfinished(args.workdir)
 
     from jaxprompt.api.prompts import Prompt
     from jaxprompt.convert.hub import push_prompt
@@ -85,6 +86,14 @@ def _make_parser() -> Parser:
         "--push", metavar="OWNER/NAME", help="also push the export to the Hugging Face hub"
     )
     return parser
+
+
+def _note_unfinished(workdir: str) -> None:
+    """Logs that the run in a workdir has not finished."""
+    from jaxprompt.training.run_folder import read_result
+
+    if (Path(workdir) / "config.json").exists() and read_result(workdir) is None:
+        log(f"{workdir} has not finished; its best parameters so far are exported")
 
 
 def _check_paths(args: Any, folder: str | Path) -> None:

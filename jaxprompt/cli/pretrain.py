@@ -12,7 +12,7 @@ from jaxprompt.cli.show import print_result
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains, and prints the scores on held-out text as JSON; `export` writes the prompt.
+    """Trains, and prints the scores on held-out text; `export` writes the prompt.
 
     A grid of runs prints a table.
     """

@@ -125,7 +125,7 @@ def _state(workdir: Path, result: RunResult | None) -> str:
     saved = "before its first checkpoint" if step is None else f"saved at step {step}"
     if is_locked(workdir):
         return f"running, {saved}"
-    return f"stopped, {saved}; the same command resumes"
+    return f"stopped, {saved}; the same command {'starts it again' if step is None else 'resumes'}"
 
 
 def _data_rows(record: Document) -> list[tuple[str, object]]:

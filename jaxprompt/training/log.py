@@ -45,7 +45,7 @@ class RunLog:
         *,
         tracker: str = "tensorboard",
         enabled: bool = True,
-        total: int | None = None,
+        total: int = 0,
         steps_per_epoch: int = 1,
         every: float = 30.0,
     ):
@@ -55,7 +55,7 @@ class RunLog:
           workdir: directory of the run.
           tracker: name of a tracker, see `trackers`.
           enabled: whether this process writes.
-          total: number of steps; None for a log without a status.
+          total: number of steps; 0 for a log without a status.
           steps_per_epoch: steps of an epoch.
           every: seconds between status lines where stderr is not a terminal.
 
@@ -192,9 +192,7 @@ class RunLog:
         return "  ".join(filter(None, parts))
 
     def _position(self, step: int) -> list[str]:
-        """Returns the step, its epoch and the time left, as far as they are defined."""
-        if self._total is None:
-            return [f"step {step}"]
+        """Returns the step, its epoch and, once the speed is known, the time left."""
         last_epoch = f"{self._total / self._steps_per_epoch:.1f}"
         epoch = f"{step / self._steps_per_epoch:.1f}"
         parts = [

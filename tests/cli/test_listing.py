@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from jaxprompt.__main__ import commands
 from jaxprompt.api.choices import choice_names
 from jaxprompt.cli import listing
 from jaxprompt.cli.completion import parser_of
+from jaxprompt.cli.export import _note_unfinished
 from jaxprompt.cli.show import print_result
 from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.training.run_folder import lock_workdir, read_result
@@ -163,10 +165,21 @@ def test_a_run_is_shown_before_its_end(run, capsys):
     assert "stopped, saved at step 3; the same command resumes" in out
     with lock_workdir(run):
         assert "running, saved at step 3" in jaxprompt(capsys, "show", run)[1]
+    shutil.rmtree(run / "checkpoints")
+    out = jaxprompt(capsys, "show", run)[1]
+    assert "stopped, before its first checkpoint; the same command starts it again" in out
     (run / "error.txt").write_bytes(b"step 3 \xff")
-    assert (
-        "failed, will not be retried by its grid: step 3 \ufffd" in succeed(capsys, "show", run)[0]
-    )
+    out = succeed(capsys, "show", run)[0]
+    assert "failed, will not be retried by its grid: step 3 \ufffd" in out
+
+
+def test_the_export_of_an_unfinished_run_is_noted(run, tmp_path, capsys):
+    _note_unfinished(str(run))
+    _note_unfinished(str(tmp_path / "zero_shot"))
+    assert capsys.readouterr().err == ""
+    (run / "result.json").unlink()
+    _note_unfinished(str(run))
+    assert capsys.readouterr().err.startswith(f"{run} has not finished")
 
 
 @pytest.mark.parametrize("terminal, as_json", [(True, False), (True, True), (False, False)])
