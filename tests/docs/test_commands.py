@@ -309,7 +309,7 @@ def shrink(words, backbones):
     if c.demos.encoder:
         fields["demos.encoder"] = backbones["bert"]
     if c.demos.exact:
-        fields["demos.exact"] = 2  # which fit whole
+        fields |= {"demos.exact": 2, "demos.max_demo_tokens": 8, "demos.max_example_tokens": 8}
     if getattr(c.optim.schedule, "warmup_steps", 0):
         fields["optim.schedule.warmup_steps"] = 1
     if c.ppt.thresholds:
