@@ -18,6 +18,7 @@ from jaxprompt.cli import options
 from jaxprompt.config.load import load_config
 from jaxprompt.data.sources.splits import is_shipped
 from jaxprompt.data.tasks.registry import get_task
+from jaxprompt.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cli"))
@@ -88,6 +89,14 @@ def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8"))
     inside = [link for link in links if not link.startswith(("http", "mailto"))]
     assert [link for link in inside if not (page.parent / link).exists()] == []
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A reader's folder with the example files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    return tmp_path
 
 
 # -- commands -------------------------------------------------------------------------------------
@@ -187,11 +196,11 @@ def inputs_of(line: Command, args: argparse.Namespace, config) -> set[str]:
     return paths
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_commands_are_complete(page, tmp_path, monkeypatch):
-    """Flags and fields are accepted, and each input ships, is written before, or is announced."""
-    monkeypatch.chdir(tmp_path)  # a command that does run leaves nothing in the repository
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
+def missing_inputs(page: Path, monkeypatch) -> list[str]:
+    """Parses the commands of a page. Returns the inputs that a reader does not have.
+
+    These neither ship, nor does an earlier command write them, nor does a section announce them.
+    """
     lost, written = [], []
     for line in read_commands(page):
         if line.words[:1] in (["COMMAND"], ["--version"], ["--help"]) or "..." in line.words:
@@ -220,7 +229,67 @@ def test_commands_are_complete(page, tmp_path, monkeypatch):
         if getattr(args, "workdir", None):
             end = "/export" if line.words[0] == "export" and not args.output else ""
             written.append(args.workdir + end)
+    return lost
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_are_complete(page, reader, monkeypatch):
+    """Flags and fields are accepted, and the reader has what each command reads."""
+    lost = missing_inputs(page, monkeypatch)
     assert not lost, "\n".join(lost)
+
+
+TRAIN = "python -m jaxprompt train --config=base --workdir=runs/a --config.task.name=topics"
+EXPORT = "python -m jaxprompt export --workdir=runs/a"
+
+
+@pytest.mark.parametrize(
+    "text, lost",
+    [
+        ("> Needs the hub: `x/y`.\n\n", []),
+        ("", ["x/y"]),
+        ("> Needs the hub: `x/y`.\n\n## Another section\n", ["x/y"]),
+    ],
+)
+def test_a_section_announces_what_it_needs(text, lost, reader, monkeypatch):
+    page = reader / "page.md"
+    page.write_text(f"# Page\n## Section\n{text}```bash\n{TRAIN} --config.backbone.path=x/y\n```\n")
+    assert [line.partition(":")[0] for line in missing_inputs(page, monkeypatch)] == lost
+
+
+@pytest.mark.parametrize(
+    "command, lost",
+    [
+        (
+            f"{TRAIN} --config.backbone.path={MINILM}\npython -m jaxprompt export --workdir=runs/a",
+            [],
+        ),
+        ("python -m jaxprompt export --workdir=runs/a", ["runs/a"]),
+        ("python launch/accuracy run --workdir=runs/a --data=DATA", ["DATA"]),
+        ("python -m jaxprompt predict --prompt=hub:a/b --input=no.csv", ["hub:a/b", "no.csv"]),
+    ],
+)
+def test_inputs_that_a_reader_lacks(command, lost, reader, monkeypatch):
+    page = reader / "page.md"
+    page.write_text(f"```bash\n{command}\n```\n")
+    assert sorted(x.split(": ")[0] for x in missing_inputs(page, monkeypatch)) == lost
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m jaxprompt train --config=base --workdri=runs/a",
+        "python -m jaxprompt train --config=base --config.optim.lrr=1",
+        "python -m jaxprompt train --config=configs/none.py",
+        "python launch/bench step --outptu=x.json",
+        "bash launch/slurm.sh --node=2 train --config=base",
+    ],
+)
+def test_commands_that_do_not_parse(command, reader, monkeypatch):
+    page = reader / "page.md"
+    page.write_text(f"```bash\n{command}\n```\n")
+    with pytest.raises((InputError, SystemExit, AssertionError)):
+        missing_inputs(page, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -240,14 +309,6 @@ def test_python_lines_use_names_and_files_that_exist(page):
                 assert getattr(jp, node.attr) is not None
             if isinstance(node, ast.Constant) and str(node.value).startswith(("docs/", "tests/")):
                 assert (ROOT / node.value).exists()
-
-
-@pytest.fixture
-def reader(tmp_path, monkeypatch):
-    """A reader's folder with the example files."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
-    return tmp_path
 
 
 def pasted(block: str, backbone: Path, epochs: int) -> str:
