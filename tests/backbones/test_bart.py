@@ -23,9 +23,15 @@ from tiny import CONFIGS, jit
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.build.backbone import backbone_facts, backbone_from_config
+from jaxprompt.build.scorer import build_scorer
+from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
+from jaxprompt.convert.prompt_metadata import ExampleLayout
+from jaxprompt.data.tasks.registry import custom_task
+from jaxprompt.data.tasks.task import Example
+from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
 from jaxprompt.types import Injection, Prefix, Stream
 
@@ -195,6 +201,46 @@ def test_forced_tokens_are_those_of_generation(tmp_path):
         backbone = backbone_from_config(BackboneConfig(), tmp_path, hf, ("lm",))
         tokens.append((backbone_facts(backbone).first, backbone.module.cfg.last))
     assert tokens == [((4,), 2), ((0,), 5)]
+
+
+@pytest.fixture
+def make_scorer(shared):
+    """Returns a function that makes the scorer of a text head; it reads no weights."""
+    folder = shared / "tokenizers/roberta"
+    hf = CONFIGS["bart"] | dict(vocab_size=50265, model_type="bart", forced_bos_token_id=0)
+    backbone = backbone_from_config(BackboneConfig(), folder, hf, ("lm",))
+    task = custom_task(fields=("text",), target="answer")
+    prompt = OpenBlock.from_dict({"name": "prefix", "length": 2, "decoder": 3, "cross": 1})
+
+    def make(max_target):
+        layout = ExampleLayout(
+            form="text", max_len=24, max_target=max_target, multiple=8, padding_side="right",
+            choices=1, answer="", eos=True,
+        )  # fmt: skip
+        return build_scorer(
+            backbone, task, layout, prompt=prompt, head=OpenBlock("text"), template="{text}",
+            batch=2,
+        )  # fmt: skip
+
+    return make
+
+
+def test_texts_have_the_tokens_of_the_pre_training(make_scorer):
+    scorer = make_scorer(35)
+    example = Example({"text": "It rains"}, target="Take it")
+    (row,) = scorer.encode([example], targets=True).rows[0]
+    words = lambda text: scorer.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert row.ids.tolist() == [0, *words("It rains"), 2]
+    assert row.targets.tolist() == [*words("Take it"), 2]
+    assert row.decoder.ids.tolist() == [2, 0, *words("Take it")]
+    assert row.label_pos.tolist() == [1, 2, 3]
+    generated = scorer.encoder.with_generation(5).encode(example)[0]
+    assert generated.decoder.ids.tolist() == [2, 0]
+
+
+def test_a_target_fits_the_positions_of_the_decoder(make_scorer):
+    with pytest.raises(InputError, match="data.max_target=36 [+] 5 positions .* 40"):
+        make_scorer(36)
 
 
 def test_dims():
