@@ -51,6 +51,10 @@ KINDS = {
     "t5": ("t5", "T5ForConditionalGeneration", TIED),
     "t5-gated": ("t5", "T5ForConditionalGeneration", T5),
     "mt5": ("t5", "MT5ForConditionalGeneration", T5),
+    "bart": (
+        "bart", "BartForConditionalGeneration",
+        CONFIGS["bart"] | dict(encoder_attention_heads=4, decoder_attention_heads=4),
+    ),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
 }  # fmt: skip
 CARD = {

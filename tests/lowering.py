@@ -65,6 +65,15 @@ _SIZES = {
         vocab_size=VOCAB,
         max_position_embeddings=PLACES,
     ),
+    "bart": dict(
+        d_model=WIDTH,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=MLP,
+        decoder_ffn_dim=MLP,
+        vocab_size=VOCAB,
+        max_position_embeddings=PLACES,
+    ),
     "distilbert": dict(
         dim=WIDTH, n_heads=HEADS, hidden_dim=MLP, vocab_size=VOCAB, max_position_embeddings=PLACES
     ),

@@ -89,7 +89,7 @@ FAST = ("bert", "t5")
 # By default every method runs on the first of them, those with tokens in a decoder on the second
 # too, and a prefix on each kind of backbone: the rest is left to `launch/test.sh --all`.
 BESIDES = {
-    "prefix": ("t5", "gpt2", "albert", "deberta_v2", "modernbert", "glm", "llama"),
+    "prefix": ("t5", "bart", "gpt2", "albert", "deberta_v2", "modernbert", "glm", "llama"),
     "soft": ("t5", "gpt2"),
     "constant": ("t5",),
 }
@@ -177,6 +177,7 @@ def test_injects_the_declared_shapes(case):
         t5="compose constant soft",
         gpt2="prefix soft",
         albert="prefix",
+        bart="prefix",
         glm="prefix",
         modernbert="prefix",
     )
@@ -230,6 +231,7 @@ def test_what_is_masked_changes_nothing(case):
         t5="compose constant soft",
         albert="prefix",
         deberta_v2="prefix",
+        bart="prefix",
         glm="prefix",
         gpt2="prefix",
         modernbert="prefix",
@@ -266,6 +268,7 @@ def test_positions_that_no_head_reads_are_left_out(case):
         gpt2="prefix soft",
         albert="prefix",
         deberta_v2="prefix",
+        bart="prefix",
         glm="prefix",
         modernbert="prefix",
     )
@@ -325,6 +328,7 @@ def train(case, place):
         t5="compose constant prefix soft",
         albert="prefix",
         deberta_v2="prefix",
+        bart="prefix",
         glm="prefix",
         gpt2="prefix",
         llama="prefix",

@@ -54,7 +54,7 @@ def full_config(family: str) -> dict:
     names = {
         "bert": "Bert", "roberta": "Roberta", "electra": "Electra", "gpt2": "GPT2", "t5": "T5",
         "deberta": "Deberta", "deberta_v2": "DebertaV2", "albert": "Albert",
-        "modernbert": "ModernBert", "llama": "Llama", "distilbert": "DistilBert",
+        "modernbert": "ModernBert", "llama": "Llama", "distilbert": "DistilBert", "bart": "Bart",
     }  # fmt: skip
     hf = getattr(transformers, f"{names[family]}Config")(**CONFIGS[family]).to_dict()
     return hf | {"decoder_start_token_id": 0} if family == "t5" else hf
@@ -107,7 +107,7 @@ def test_a_config_json_of_any_content(folders, tmp_path, rng, monkeypatch):
         survive(monkeypatch, text, open_backbone, BackboneConfig(path=str(tmp_path)))
 
 
-@pytest.mark.long_cases("albert", "deberta", "distilbert", "modernbert")
+@pytest.mark.long_cases("albert", "bart", "deberta", "distilbert", "modernbert")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_damaged_weights(folders, tmp_path, rng, monkeypatch, family):
     hf, whole = full_config(family), (folders / family / FILE).read_bytes()

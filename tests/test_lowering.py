@@ -59,10 +59,10 @@ from jaxprompt.tree import flatten
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
-WRITERS = ("gpt2", "t5", "glm", "llama")
+WRITERS = ("gpt2", "t5", "glm", "llama", "bart")
 BARE = ("deberta", "deberta_v2")  # their scores no kernel computes
 # Those that came later come last: what each case is stays the same.
-LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama", "distilbert")
+LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama", "distilbert", "bart")
 FAMILIES = sorted(families(), key=LATER.__contains__)
 
 
@@ -72,7 +72,7 @@ def supports(family: str, work: str) -> bool:
         return family in WRITERS
     if family == "distilbert":  # otherwise as BERT
         return work == "train"
-    if family == "glm" and work == "adapt":
+    if family in ("glm", "bart") and work == "adapt":
         return False
     return work != "pretrain" or family != "roberta"  # as BERT
 

@@ -54,17 +54,24 @@ CONFIGS = {
         vocab_size=53, hidden_size=16, num_layers=2, num_attention_heads=2, max_sequence_length=40,
         block_position_encoding=True,
     ),
+    "bart": dict(
+        vocab_size=53, d_model=16, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=24, decoder_ffn_dim=24, encoder_layers=2, decoder_layers=3,
+        max_position_embeddings=40,
+    ),
     "t5": dict(
         vocab_size=53, d_model=16, d_kv=6, num_heads=2, d_ff=24, num_layers=2,
         num_decoder_layers=3, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
         relative_attention_num_buckets=8, relative_attention_max_distance=16, pad_token_id=0,
     ),
 }  # fmt: skip
-MODEL_HEADS = {"electra": ("mlm", "rtd"), "distilbert": ("mlm",)} | dict.fromkeys(
-    ("gpt2", "llama", "t5", "glm"), ("lm",)
-)
+MODEL_HEADS = {
+    "electra": ("mlm", "rtd"),
+    "distilbert": ("mlm",),
+    "bart": ("lm", "lm_bias"),
+} | dict.fromkeys(("gpt2", "llama", "t5", "glm"), ("lm",))
 CAUSAL = ("gpt2", "llama")
-FED = ("t5", "glm")  # what they write is read apart from the input
+FED = ("bart", "t5", "glm")  # what they write is read apart from the input
 # T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
 SCALES = {"t5": 0.2}
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids; text starts at FIRST
@@ -205,6 +212,10 @@ def assert_equal(actual, expected):
 # Sizes that blocks of 32 divide, by the names of each family; of encoders the last.
 _BLOCKS = {
     "gpt2": dict(n_embd=64, n_head=2, n_inner=128),
+    "bart": dict(
+        d_model=64, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+    ),
     "distilbert": dict(dim=64, n_heads=2, hidden_dim=128),
     "glm": dict(hidden_size=64, num_attention_heads=2),
     "t5": dict(d_model=32, d_kv=32, d_ff=64),

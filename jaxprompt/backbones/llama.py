@@ -41,7 +41,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import QuantizedTable
+from jaxprompt.layers.quantized import scale_table
 from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotate
 from jaxprompt.layers.stack import run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
@@ -296,13 +296,7 @@ class Backbone(Decoder):
 
     def words(self):
         """Returns the word embeddings as they enter the first layer. -> [V, H]"""
-        table, scale = self.embed.word.table, self.cfg.embed_scale
-        if scale == 1.0:
-            return table
-        # A quantized table is multiplied when it is looked up.
-        if not isinstance(table, QuantizedTable):
-            scale = jnp.asarray(scale, table.dtype)
-        return table * scale
+        return scale_table(self.embed.word.table, self.cfg.embed_scale)
 
     @nn.nowrap
     def _rotations(self, positions):

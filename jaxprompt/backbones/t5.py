@@ -92,52 +92,70 @@ class T5Config:
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
     skip: int = 0  # the first encoder layer to run, whose input is Batch.cached
+    positions: ClassVar[int] = NO_LIMIT
+    pre_norm: ClassVar[bool] = True  # norms are before the blocks of a layer, not after the sums
 
+    def norm(self) -> RMSNorm:
+        """Makes a norm."""
+        return RMSNorm(self.eps)
 
-def _attention(cfg: T5Config) -> Attention:
-    return Attention(
-        cfg.width,
-        cfg.heads,
-        cfg.head_dim,
-        cfg.attention_dropout,
-        cfg.attention,
-        cfg.dtype,
-        1.0,
-        use_bias=False,
-    )
+    def make_attention(self) -> Attention:
+        """Makes an attention without scale and biases."""
+        return Attention(
+            self.width,
+            self.heads,
+            self.head_dim,
+            self.attention_dropout,
+            self.attention,
+            self.dtype,
+            1.0,
+            use_bias=False,
+        )
+
+    def make_mlp(self) -> GatedMlp:
+        """Makes a feed-forward block."""
+        return GatedMlp(self.mlp, self.activation, self.gated, self.dropout, self.dtype)
 
 
 class EncoderLayer(nn.Module):
-    """One pre-norm layer. [B, T, H] -> [B, T, H]"""
+    """One layer, with the parts that its config makes. [B, T, H] -> [B, T, H]"""
 
-    cfg: T5Config
+    cfg: Any
 
     def setup(self):
         """Declares the parts."""
         cfg = self.cfg
-        self.attention = _attention(cfg)
-        self.mlp = GatedMlp(cfg.mlp, cfg.activation, cfg.gated, cfg.dropout, cfg.dtype)
-        self.attention_norm, self.mlp_norm = RMSNorm(cfg.eps), RMSNorm(cfg.eps)
+        self.attention, self.mlp = cfg.make_attention(), cfg.make_mlp()
+        self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
         self.drop = Dropout(cfg.dropout)
+
+    def _enter(self, norm, x):
+        """Returns the input of a block."""
+        return norm(x) if self.cfg.pre_norm else x
+
+    def _add(self, norm, x, y, deterministic: bool):
+        """Adds the output of a block to its input."""
+        x = x + self.drop(y, deterministic=deterministic)
+        return x if self.cfg.pre_norm else norm(x)
 
     def __call__(self, x, prefix: Prefix | None, mask: AttentionMask, bias, *, deterministic: bool):
         """Runs the layer."""
-        y = self.attention_norm(x)
+        y = self._enter(self.attention_norm, x)
         k, v = self.attention.keys(y)
         k, v, mask = prepend_prefix(prefix, k, v, mask)
         y = self.attention(y, k, v, mask, without_prefix(bias, k), deterministic=deterministic)
-        x = x + self.drop(y, deterministic=deterministic)
-        y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
-        return x + self.drop(y, deterministic=deterministic), None
+        x = self._add(self.attention_norm, x, y, deterministic)
+        y = self.mlp(self._enter(self.mlp_norm, x), deterministic=deterministic)
+        return self._add(self.mlp_norm, x, y, deterministic), None
 
 
 class DecoderLayer(EncoderLayer):
-    """One pre-norm layer that also attends to the encoder's output. [B, T, H] -> [B, T, H]"""
+    """One layer that also attends to the encoder's output. [B, T, H] -> [B, T, H]"""
 
     def setup(self):
         """Declares the parts."""
         super().setup()
-        self.cross, self.cross_norm = _attention(self.cfg), RMSNorm(self.cfg.eps)
+        self.cross, self.cross_norm = self.cfg.make_attention(), self.cfg.norm()
 
     def __call__(  # type: ignore[override]  # `run_stack` calls each kind as it is
         self,
@@ -157,21 +175,22 @@ class DecoderLayer(EncoderLayer):
         return_kv=True also returns the k, v of both attentions, without prefixes.
         """
         prefix, cross_prefix = prefixes
-        y = self.attention_norm(x)
+        y = self._enter(self.attention_norm, x)
         text_k, text_v = self.attention.keys(y)
         k, v, mask = prepend_prefix(prefix, text_k, text_v, mask)
         mask, x, y = select_queries(output_positions, mask, x, y)
         bias = select_bias(output_positions, without_prefix(bias, k))
         y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
-        x = x + self.drop(y, deterministic=deterministic)
+        x = self._add(self.attention_norm, x, y, deterministic)
         cross_k, cross_v = self.cross.keys(encoder_states)
         k, v, mask = prepend_prefix(cross_prefix, cross_k, cross_v, encoder_mask)
         (mask,) = select_queries(output_positions, mask)
         # Without a bias: T5 only has one for self-attention.
-        y = self.cross(self.cross_norm(x), k, v, mask, deterministic=deterministic)
-        x = x + self.drop(y, deterministic=deterministic)
-        y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
-        x = x + self.drop(y, deterministic=deterministic)
+        y = self._enter(self.cross_norm, x)
+        y = self.cross(y, k, v, mask, deterministic=deterministic)
+        x = self._add(self.cross_norm, x, y, deterministic)
+        y = self.mlp(self._enter(self.mlp_norm, x), deterministic=deterministic)
+        x = self._add(self.mlp_norm, x, y, deterministic)
         return x, (text_k, text_v, cross_k, cross_v) if return_kv else None
 
     def step(self, x, layer_cache: LayerCache, cross: LayerCache, bias, column):
@@ -179,12 +198,15 @@ class DecoderLayer(EncoderLayer):
 
         `cross` has B rows, or fewer: then consecutive rows share a source.
         """
-        y = self.attention_norm(x)
+        y = self._enter(self.attention_norm, x)
         k, v = self.attention.keys(y)
         layer_cache = write_token(layer_cache, k, v, column)
-        x = x + self.attention.attend_cached(y, layer_cache, bias)
-        x = x + self.cross.attend_cached(self.cross_norm(x), cross)
-        return x + self.mlp(self.mlp_norm(x), deterministic=True), layer_cache
+        y = self.attention.attend_cached(y, layer_cache, bias)
+        x = self._add(self.attention_norm, x, y, True)
+        y = self.cross.attend_cached(self._enter(self.cross_norm, x), cross)
+        x = self._add(self.cross_norm, x, y, True)
+        y = self.mlp(self._enter(self.mlp_norm, x), deterministic=True)
+        return self._add(self.mlp_norm, x, y, True), layer_cache
 
 
 class Embed(nn.Module):
@@ -198,24 +220,28 @@ class Embed(nn.Module):
         self.word = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
         self.drop = Dropout(cfg.dropout)
 
-    def __call__(self, tokens, slots, *, deterministic: bool):
-        """Embeds tokens, with slot vectors at their positions."""
+    def __call__(self, tokens, slots, *, deterministic: bool, decodes: bool = False):
+        """Embeds tokens, with slot vectors at their positions; both streams alike."""
         x = write_slots(self.word(tokens.ids), tokens.slot, slots)
         x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
 
+    def embed_token(self, ids, positions):
+        """Embeds one token of each row of the decoder. int [B] x 2 -> [B, H]"""
+        return self.word(ids)
 
-class Backbone(LanguageModel):
-    """Encoder, decoder and output table."""
 
-    cfg: T5Config
+class EncoderDecoder(LanguageModel):
+    """The computations of an encoder and a decoder, without norms after the last layers."""
+
+    cfg: Any
     STYLE: ClassVar[str] = "seq2seq"
 
     def setup(self):
         """Declares the parts in the checkpoint."""
         cfg = self.cfg
         x, mask = jnp.zeros((1, 2, cfg.width)), AttentionMask(jnp.ones((1, 2), bool))
-        self.embed = Embed(cfg)
+        self.embed = self.EMBED(cfg)
         self.layer = EncoderLayer(cfg, parent=None)
         init = init_stack(self.layer, cfg.layers, x, None, mask, None)
         self.layers = declare_param(self, "layers", init)
@@ -223,33 +249,13 @@ class Backbone(LanguageModel):
         example = (x, (None, None), mask, None, x, mask)
         init = init_stack(self.decoder_layer, cfg.decoder_layers, *example)
         self.decoder_layers = declare_param(self, "decoder_layers", init)
-        shape = (cfg.buckets, cfg.max_distance, cfg.heads)
-        # One table serves all layers of a stack (Raffel et al. 2020, section 2.1).
-        self.bias, self.decoder_bias = RelativeBias(*shape, True), RelativeBias(*shape, False)
-        self.norm, self.decoder_norm = RMSNorm(cfg.eps), RMSNorm(cfg.eps)
-        self.drop = Dropout(cfg.dropout)
         if not cfg.tied:
             self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need."""
-        cfg = self.cfg
-        return Dims(
-            cfg.vocab,
-            cfg.width,
-            cfg.width,
-            cfg.layers,
-            cfg.heads,
-            cfg.head_dim,
-            NO_LIMIT,
-            cfg.decoder_layers,
-        )
-
-    @property
-    def reads_prefix_positions(self) -> bool:
-        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
-        return True
+        return super().dims._replace(decoder_layers=self.cfg.decoder_layers)
 
     def __call__(
         self, batch: Batch, injection: Injection, *, deterministic: bool, output_positions=None
@@ -283,7 +289,7 @@ class Backbone(LanguageModel):
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         options = dict(first=self.cfg.skip, frozen_input=slots is None)
         x = self._encode(x, prefix, batch, deterministic, **options)
-        return self.drop(self.norm(x), deterministic=deterministic)
+        return self._finish(x, deterministic)
 
     def enter(self, batch: Batch, layer: int):
         """Computes the input of an encoder layer, or the output, with nothing injected below it.
@@ -326,65 +332,50 @@ class Backbone(LanguageModel):
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
-        x = self.embed.word(ids)
+        x = self.embed.embed_token(ids, positions)
         # Before the bias is computed: the token sees itself, at distance 0.
         cache = write_position(cache, positions, column)
-        bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
+        bias = self._token_bias(positions, cache)
         inputs = [(cross, bias, column) for cross in cache.cross or ()]
         x, layer_caches = step_layers(self.decoder_layer, layers, x, cache.self_attention, inputs)
-        return self.decoder_norm(x), cache._replace(self_attention=layer_caches)
+        return self._finish_decoder(x, True), cache._replace(self_attention=layer_caches)
 
-    def lm_features(self, x):
-        """Scales the decoder's states for the output table. [..., H] -> [..., H]"""
-        cfg = self.cfg
-        factor = cfg.width**-0.5 if cfg.scaled_output else 1.0
-        # A tied table is divided like the residual stream, but must not be as the output table.
-        return x * (factor * cfg.rescale if cfg.tied else factor)
+    def _encoder_bias(self, batch: Batch, prefix: Prefix | None):
+        """Computes the bias of the encoder's attention. -> [B|1, N, T, P+T] or None"""
+
+    def _decoder_bias(self, positions, prefix: Prefix | None):
+        """Computes the bias of the decoder's self-attention. -> [B, N, T, P+T] or None"""
+
+    def _token_bias(self, positions, cache: Cache):
+        """Computes the bias of the next token. -> [B, N, S] or None"""
+
+    def _finish(self, x, deterministic: bool):
+        """Computes the encoder's output from that of its last layer."""
+        return x
+
+    def _finish_decoder(self, x, deterministic: bool):
+        """Computes the decoder's output from that of its last layer."""
+        return x
 
     def _encode(
         self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, **layer_range: int
     ):
-        tokens = batch.encoder
-        # Distances in a text are those of columns, so all rows share one bias.
-        columns = jnp.arange(tokens.ids.shape[1])[None]
-        bias = self.bias(columns, columns)  # [1, N, T, T]
-        positions = tokens.positions
-        # All rows have the same positions, unless a row has several documents or prompts.
-        is_packed = tokens.segments is not None
-        shares_positions = tokens.lengths is not None and not is_packed and batch.prompt is None
-        if prefix is not None and shares_positions:
-            # Positions of padding do not matter.
-            positions = columns + prefix.k.shape[2]
-        bias = self._prepend_prefix_bias(self.bias, bias, positions, prefix)
         return run_stack(
             self.layer,
             self.layers,
             x,
             _without_positions(prefix),
-            bidirectional_mask(tokens, tokens),
-            bias,
+            bidirectional_mask(batch.encoder, batch.encoder),
+            self._encoder_bias(batch, prefix),
             **layer_range,
             **stack_options(self, deterministic),
         )[0]
 
     def _embed_decoder(self, tokens, injection: Injection, deterministic: bool):
-        """Embeds the decoder's tokens and tabulates their bias. -> [B, T, H], [B, N, T, P+T]"""
+        """Embeds the decoder's tokens. -> [B, T, H], the bias [B, N, T, P+T] or None"""
         slots, prefix, _ = injection.decoder
-        bias = self.decoder_bias(tokens.positions, tokens.positions)
-        bias = self._prepend_prefix_bias(self.decoder_bias, bias, tokens.positions, prefix)
-        return self.embed(tokens, slots, deterministic=deterministic), bias
-
-    def _prepend_prefix_bias(self, table, bias, positions, prefix: Prefix | None):
-        """Prepends the bias of a prefix. [B|1, N, T, S] -> [B|1, N, T, P+S]"""
-        if prefix is None:
-            return bias
-        length = prefix.k.shape[2]
-        # The bias of a prefix without positions is 0.
-        if prefix.positions is None:
-            return jnp.pad(bias, [(0, 0)] * 3 + [(length, 0)])
-        prefix_bias = table(positions, prefix.positions[None])  # [B|1, N, T, P]
-        text_bias = jnp.broadcast_to(bias, (*prefix_bias.shape[:3], bias.shape[3]))
-        return jnp.concatenate([prefix_bias, text_bias], axis=-1)
+        x = self.embed(tokens, slots, deterministic=deterministic, decodes=True)
+        return x, self._decoder_bias(tokens.positions, prefix)
 
     def _decode(
         self,
@@ -410,7 +401,80 @@ class Backbone(LanguageModel):
             **options,
             **stack_options(self, deterministic),
         )
-        return self.drop(self.decoder_norm(x), deterministic=deterministic), layer_kv
+        return self._finish_decoder(x, deterministic), layer_kv
+
+
+class Backbone(EncoderDecoder):
+    """The encoder, the decoder and the output table of a T5."""
+
+    cfg: T5Config
+    EMBED = Embed
+
+    def setup(self):
+        """Declares the parts in the checkpoint."""
+        super().setup()
+        cfg = self.cfg
+        shape = (cfg.buckets, cfg.max_distance, cfg.heads)
+        # One table serves all layers of a stack (Raffel et al. 2020, section 2.1).
+        self.bias, self.decoder_bias = RelativeBias(*shape, True), RelativeBias(*shape, False)
+        self.norm, self.decoder_norm = cfg.norm(), cfg.norm()
+        self.drop = Dropout(cfg.dropout)
+
+    @property
+    def dims(self) -> Dims:
+        """Returns the dimensions that methods and heads need."""
+        return super().dims._replace(head_dim=self.cfg.head_dim)
+
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
+        return True
+
+    def lm_features(self, x):
+        """Scales the decoder's states for the output table. [..., H] -> [..., H]"""
+        cfg = self.cfg
+        factor = cfg.width**-0.5 if cfg.scaled_output else 1.0
+        # A tied table is divided like the residual stream, but must not be as the output table.
+        return x * (factor * cfg.rescale if cfg.tied else factor)
+
+    def _finish(self, x, deterministic: bool):
+        return self.drop(self.norm(x), deterministic=deterministic)
+
+    def _finish_decoder(self, x, deterministic: bool):
+        return self.drop(self.decoder_norm(x), deterministic=deterministic)
+
+    def _token_bias(self, positions, cache: Cache):
+        return self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]
+
+    def _encoder_bias(self, batch: Batch, prefix: Prefix | None):
+        tokens = batch.encoder
+        # Distances in a text are those of columns, so all rows share one bias.
+        columns = jnp.arange(tokens.ids.shape[1])[None]
+        bias = self.bias(columns, columns)  # [1, N, T, T]
+        positions = tokens.positions
+        # All rows have the same positions, unless a row has several documents or prompts.
+        is_packed = tokens.segments is not None
+        shares_positions = tokens.lengths is not None and not is_packed and batch.prompt is None
+        if prefix is not None and shares_positions:
+            # Positions of padding do not matter.
+            positions = columns + prefix.k.shape[2]
+        return self._prepend_prefix_bias(self.bias, bias, positions, prefix)
+
+    def _decoder_bias(self, positions, prefix: Prefix | None):
+        bias = self.decoder_bias(positions, positions)
+        return self._prepend_prefix_bias(self.decoder_bias, bias, positions, prefix)
+
+    def _prepend_prefix_bias(self, table, bias, positions, prefix: Prefix | None):
+        """Prepends the bias of a prefix. [B|1, N, T, S] -> [B|1, N, T, P+S]"""
+        if prefix is None:
+            return bias
+        length = prefix.k.shape[2]
+        # The bias of a prefix without positions is 0.
+        if prefix.positions is None:
+            return jnp.pad(bias, [(0, 0)] * 3 + [(length, 0)])
+        prefix_bias = table(positions, prefix.positions[None])  # [B|1, N, T, P]
+        text_bias = jnp.broadcast_to(bias, (*prefix_bias.shape[:3], bias.shape[3]))
+        return jnp.concatenate([prefix_bias, text_bias], axis=-1)
 
 
 def _without_positions(prefix: Prefix | None) -> Prefix | None:

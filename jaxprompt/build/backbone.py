@@ -152,6 +152,7 @@ def backbone_facts(backbone: Backbone) -> BackboneInfo:
         module.cfg.types,
         getattr(module.cfg, "start", 0),
         backbone.config.sentinel,
+        tuple(token for token in [getattr(module.cfg, "first", -1)] if token >= 0),
     )
 
 

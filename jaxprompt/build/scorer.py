@@ -101,6 +101,29 @@ def check_fit(
     return method, head_kind
 
 
+def _start_answer(
+    backbone: Backbone, facts: BackboneInfo, head_layout: HeadLayout, method: Method
+) -> HeadLayout:
+    """Adds what decoder inputs begin with: the start token of the tokenizer or the backbone.
+
+    Raises InputError if a free text would exceed the positions of an encoder-decoder.
+    """
+    start = (answer_start(head_layout.specials, facts.start), *facts.first)
+    answer = head_layout.answer._replace(
+        stem=(*start, *head_layout.answer.stem),
+        num_start=len(start),
+        slots=method.num_decoder_slots(),
+    )
+    dims = backbone.module.dims
+    fixed = answer.slots + len(answer.stem) + method.decoder_shift()
+    if dims.decoder_layers and fixed + answer.max_tokens > dims.max_len:
+        raise InputError(
+            f"data.max_target={answer.max_tokens} + {fixed} positions before the target exceed the "
+            f"decoder's {dims.max_len}; lower data.max_target or the prompt's decoder"
+        )
+    return head_layout._replace(answer=answer)
+
+
 def example_layout(config: RunConfig, choices: int = 1) -> ExampleLayout:
     """Returns how a config formats examples, where an example has at most `choices` choices."""
     data, task = config.data, config.task
@@ -161,10 +184,7 @@ def build_scorer(
     if head_layout.verbalizer is not None:
         check_id(int(head_layout.verbalizer.ids.max()), backbone.module.dims.vocab, tokenizer)
     if facts.style in FED:
-        # Decoder inputs begin with the start token of the tokenizer or the backbone.
-        stem = (answer_start(head_layout.specials, facts.start), *head_layout.answer.stem)
-        answer = head_layout.answer._replace(stem=stem, slots=method.num_decoder_slots())
-        head_layout = head_layout._replace(answer=answer)
+        head_layout = _start_answer(backbone, facts, head_layout, method)
     encoder = _example_encoder(
         tokenizer, setup, head_kind, head_layout, facts, layout.max_len, slots, demos
     )

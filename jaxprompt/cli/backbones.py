@@ -52,8 +52,10 @@ def _sizes(checkpoint: Any) -> dict[str, object]:
 
     return {
         "width": first("hidden_size", "d_model", "n_embd", "dim"),
-        "layers": first("num_hidden_layers", "num_layers", "n_layer", "n_layers"),
-        "heads": first("num_attention_heads", "num_heads", "n_head", "n_heads"),
+        "layers": first("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers"),
+        "heads": first(
+            "num_attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads"
+        ),
         "vocabulary": hf["vocab_size"],
         "positions": first("max_position_embeddings", "n_positions", "max_sequence_length")
         or "relative",

@@ -16,6 +16,7 @@ from jaxprompt.files import read_json, user_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _GENERATION_CONFIG = "generation_config.json"
+_FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")  # BART's
 TOKENIZER_FILES = [
     "tokenizer*",
     "special_tokens_map.json",
@@ -91,11 +92,17 @@ def _is_backbone_path(path: Path) -> bool:
 
 
 def read_config(folder: str | Path) -> dict:
-    """Reads config.json of a backbone folder, or builds it from the metadata of a .gguf file."""
+    """Reads config.json of a backbone folder, or builds it from the metadata of a .gguf file.
+
+    The forced tokens of an encoder-decoder are those of generation_config.json if it has them.
+    """
     if is_gguf(folder):
         return read_gguf_config(folder)
     path = Path(folder) / "config.json"
     config = read_json(path, "a backbone folder as save_pretrained writes it")
+    if config.get("is_encoder_decoder"):
+        generation = _read_generation_config(path.parent)
+        config |= {name: generation[name] for name in _FORCED_TOKENS if name in generation}
     if "model_type" not in config and is_unnamed_bert(path.parent):
         return config | {"model_type": "bert"}
     return config
@@ -107,14 +114,17 @@ def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
     Raises:
       InputError: if the file cannot be read.
     """
-    path = folder / _GENERATION_CONFIG
-    generation = read_json(path, "what save_pretrained writes") if os.path.isfile(path) else {}
-    value = generation.get("eos_token_id")
+    value = _read_generation_config(folder).get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")
     if isinstance(value, list):
         return value
     return [] if value is None else [value]
+
+
+def _read_generation_config(folder: Path) -> dict:
+    path = folder / _GENERATION_CONFIG
+    return read_json(path, "what save_pretrained writes") if os.path.isfile(path) else {}
 
 
 def _hub_folder(repo: str, revision: str | None) -> Path:

@@ -24,6 +24,7 @@ from jaxprompt.tree import Flat, flatten, unflatten
 
 # The default padding id, whose rows are zero.
 _PAD_IDS = {
+    "bart": 1,
     "bert": 0,
     "distilbert": 0,
     "roberta": 1,
@@ -53,7 +54,8 @@ class Initializer(NamedTuple):
         N(0, 1).
         """
         if self.family != "t5":
-            base = read_positive(self.config, "initializer_range", 0.02)
+            field = "init_std" if self.family == "bart" else "initializer_range"
+            base = read_positive(self.config, field, 0.02)
             residual_writers = ["layers/attention/out/kernel", "layers/mlp/down/kernel"]
             if self.family == "modernbert":
                 residual_writers += ["mlm/dense/kernel", "mlm/table"]

@@ -42,6 +42,7 @@ class BackboneInfo(NamedTuple):
     types: int  # number of token types
     start: int  # id of the decoder's first token
     sentinel: str  # name of the n-th sentinel in its vocabulary
+    first: tuple[int, ...] = ()  # the token that follows it in every output, if there is one
 
 
 class TaskSetup(NamedTuple):

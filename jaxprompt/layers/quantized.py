@@ -195,6 +195,15 @@ class QuantizedTable:
 Table = QuantizedTable | Array
 
 
+def scale_table(table: Table, scale: float) -> Table:
+    """Multiplies a table; a quantised one is multiplied when it is looked up. -> [V, E]"""
+    if scale == 1.0:
+        return table
+    if not isinstance(table, QuantizedTable):
+        return table * jnp.asarray(scale, table.dtype)
+    return table * scale
+
+
 def score_table(features: Array, table: Table) -> Array:
     """Multiplies features by every row of a table. [..., E], [V, E] -> float32 [..., V]
 

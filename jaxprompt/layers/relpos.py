@@ -68,8 +68,8 @@ def without_prefix(bias, k):
 
 
 def select_bias(positions, bias):
-    """Selects the bias of queries. [B, M] or None, [B|1, N, T, S] -> [B, N, M, S]"""
-    if positions is None:
+    """Selects the bias of queries. [B, M] or None, [B|1, N, T, S] or None -> [B, N, M, S]"""
+    if positions is None or bias is None:
         return bias
     bias = jnp.broadcast_to(bias, (len(positions), *bias.shape[1:]))
     return jnp.take_along_axis(bias, positions[:, None, :, None], axis=2)

@@ -1,7 +1,7 @@
 """Text generation: greedy and beam search over a cache of static shape."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,8 @@ def generate(
     """Continues each row of `batch.read` from its last token, greedily or by beam search.
 
     Shapes are static: jit this function with the keywords bound. The loop ends with the last row.
-    Rows of weight 0 are padding and stay empty.
+    Rows of weight 0 are padding and stay empty. A BART's config may force the last of
+    `max_new_tokens` tokens, and the first token of every output, which the input ends with.
 
     Args:
       model: the model.
@@ -77,6 +78,7 @@ def generate(
     last = jnp.where(tokens.mask, columns, 0).max(1)[:, None]  # [B, 1]
     # Positions already include the shift of a prefix.
     start = jnp.take_along_axis(jnp.asarray(tokens.positions), last, axis=1) + 1  # [B, 1]
+    cfg = model.backbone.cfg
     state = jnp.take_along_axis(states, last[:, :, None], axis=1)[:, 0]  # [B, H]
 
     def read(ids, count, cache):
@@ -86,15 +88,16 @@ def generate(
         column = first_column + count
         weights = iterate_layers(layers, column)
         x, cache = inner.extend(weights, ids.ravel(), where.ravel(), cache, column)
-        return _score(inner, x), cache
+        return _force_end(cfg, _score(inner, x), count + 1 == num_free), cache
 
-    # By length, computed on the host in float64.
-    penalties = jnp.float32(np.arange(1, max_new_tokens + 1, dtype=np.float64) ** length_penalty)
+    # By length, computed on the host in float64. A forced first token counts, as in transformers.
+    lengths = np.arange(1, max_new_tokens + 1, dtype=np.float64) + _forces_first(cfg)
+    penalties = jnp.float32(lengths**length_penalty)
     # Length 0 is that of rows that only fill the batch.
     penalties = jnp.concatenate([jnp.ones(1), penalties])
     idle = jnp.asarray(batch.weights) == 0  # [B]
     ids = jnp.full((len(start), max_new_tokens), pad, jnp.int32)
-    scores = _score(backbone, state)
+    scores = _force_end(cfg, _score(backbone, state), num_free == 0)
     if num_beams == 1:
         return _greedy(read, scores, cache, ids, idle, ends, penalties)
     # The length by which the scores of open continuations are compared; 0 = their current one,
@@ -232,6 +235,19 @@ def _is_running(carry):
     return (state.count < state.ids.shape[-1]) & ~state.done.all()
 
 
+def _forces_first(cfg: Any) -> bool:
+    return getattr(cfg, "first", -1) >= 0
+
+
+def _force_end(cfg: Any, scores, is_last):
+    """Leaves only the token that the config forces at the maximum length, if there is one."""
+    token = getattr(cfg, "last", -1)
+    if token < 0:
+        return scores
+    only_end = jnp.where(jnp.arange(scores.shape[-1]) == token, 0.0, -jnp.inf)
+    return jnp.where(is_last, only_end, scores)
+
+
 def _score(backbone, x):
     """Multiplies states by the whole output table. [R, H] -> float32 [R, V]"""
     features, (table, bias) = backbone.lm_features(x), backbone.lm_table()
@@ -286,7 +302,9 @@ def check_new_tokens(model: Model, batch: Batch, max_new_tokens: int) -> None:
     is_traced = isinstance(mask, jax.core.Tracer)
     longest = mask.shape[1] if is_traced else int(np.asarray(mask).sum(1).max())
     shared = len(model.shared_prefix.ids) if model.shared_prefix else 0  # not part of rows
-    num_input, shift = shared + longest, model.prompt.position_shift()
+    prompt, num_input = model.prompt, shared + longest
+    decodes = model.backbone.dims.decoder_layers > 0
+    shift = prompt.decoder_shift() if decodes else prompt.position_shift()
     free = limit - num_input - shift
     if free < max_new_tokens:
         raise InputError(

@@ -32,9 +32,13 @@ _QUERY_AXES, _KEY_AXES = ("heads", "kv"), ("key_heads", "kv")
 # Logical axes of the backbone's parameters by name, without the leading axis of stacked layers.
 PARAMETERS = (
     (r"(embed/word|lm|mlm)/table", ("vocab", "embed")),
-    (r"(embed/position|embed/inner|embed/type|relative|mask_decoder)/table", (None, None)),
+    (
+        r"(embed/(decoder_)?position|embed/inner|embed/type|relative|mask_decoder)/table",
+        (None, None),
+    ),
     (r"(decoder_)?bias/table", ("relpos_buckets", "heads")),
     (r"mlm/bias", ("vocab",)),
+    (r"lm_bias", (None, "vocab")),
     (r".*norm/(scale|bias)", (None,)),
     (r"(.*/)?(attention|cross)/(position_)?query/kernel", ("embed", *_QUERY_AXES)),
     (r"(.*/)?(attention|cross)/(position_)?query/bias", _QUERY_AXES),

@@ -74,6 +74,23 @@ _DISTILBERT_VOCABS = {
     "distilbert-base-cased": 28996,
     "distilbert-base-multilingual-cased": 119547,
 }
+
+
+def _bart(width: int, layers: int, heads: int) -> dict[str, Any]:
+    stacks = {
+        f"{stack}_{name}": value
+        for stack in ("encoder", "decoder")
+        for name, value in dict(layers=layers, attention_heads=heads, ffn_dim=4 * width).items()
+    }
+    return stacks | dict(
+        model_type="bart", d_model=width, vocab_size=50265, max_position_embeddings=1024
+    )
+
+
+# Lewis et al. 2020, section 2.1: layers of each stack.
+_BART = {"facebook/bart-base": _bart(768, 6, 12), "facebook/bart-large": _bart(1024, 12, 16)}
+
+
 # He et al. 2021: both versions of DeBERTa, and mDeBERTa.
 _XLARGE = dict(conv_kernel_size=3, conv_act="gelu")
 _DEBERTA: dict[str, tuple[tuple[int, int, int], int, dict[str, Any]]] = {
@@ -112,7 +129,7 @@ def _glm(width: int, layers: int, heads: int) -> dict[str, Any]:
 
 
 # Du et al. 2022, and the release's settings.
-_GLM = {"2b": _glm(2048, 36, 32), "10b": _glm(4096, 48, 64)}
+_GLM = {"THUDM/glm-2b": _glm(2048, 36, 32), "THUDM/glm-10b": _glm(4096, 48, 64)}
 _ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
 
 
@@ -184,9 +201,7 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
             "modernbert", shape, 50368, intermediate_size=mlp, max_position_embeddings=8192
         )
         add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
-    for size, hf in _GLM.items():
-        add("THUDM", f"glm-{size}", hf, "lm", bare=False)
-    for name, hf in list_llamas().items():
+    for name, hf in (_BART | _GLM | list_llamas()).items():
         owner, _, repository = name.partition("/")
         add(owner, repository, hf, "lm", bare=False)
     return checkpoints

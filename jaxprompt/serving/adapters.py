@@ -26,7 +26,10 @@ from jaxprompt.models.scorer import Scorer
 # Families whose torch models read past keys and values, as which PEFT passes a prefix.
 _PREFIX_FAMILIES = ("bert", "roberta", "electra", "gpt2", "llama")
 _USE_EXPORT = "use prompt.safetensors, which export writes without --peft"
-_TASK_TYPES = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
+_TASK_TYPES = dict.fromkeys(("t5", "bart"), "SEQ_2_SEQ_LM") | {
+    "gpt2": "CAUSAL_LM",
+    "llama": "CAUSAL_LM",
+}
 
 
 class ImportedPrompt(NamedTuple):
@@ -231,7 +234,9 @@ def _check_supported(
         "demonstrations": scorer.demos is not None,
         "a prompt that is computed from each text": scorer.model.prompt.reads,
         "trained label rows": "prompt/rows" in tensors,
-        "the prompts of a T5, except soft tokens of its encoder": base.family == "t5" and is_deep,
+        f"the prompts of {with_article(base.family)}, except soft tokens of its encoder": (
+            base.dims.decoder_layers > 0 and is_deep
+        ),
         "soft tokens and a prefix in one adapter": has_soft and is_deep,
         "a run that has no prompt": not has_soft and not has_prefix,
         "a prefix that is not in every layer": has_prefix and layers != (0, base.dims.layers),

@@ -9,6 +9,7 @@ from tiny import CONFIGS
 from transformers import (
     AlbertConfig,
     AutoConfig,
+    BartConfig,
     BertConfig,
     DebertaConfig,
     DebertaV2Config,
@@ -53,7 +54,8 @@ CLASSES = {
     "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
     "deberta-v2": functools.partial(DebertaV2Config, **V2),
     "bert": BertConfig, "roberta": RobertaConfig, "xlm-roberta": XLMRobertaConfig,
-    "electra": ElectraConfig, "t5": T5Config, "mt5": MT5Config, "gpt2": GPT2Config,
+    "bart": BartConfig, "electra": ElectraConfig, "t5": T5Config, "mt5": MT5Config,
+    "gpt2": GPT2Config,
 }  # fmt: skip
 FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
 FAMILIES |= dict.fromkeys(MODEL_TYPES, "llama")
@@ -68,7 +70,7 @@ ELSEWHERE = {
     "classifier_dropout_prob", "classifier_pooling", "cls_token_id", "sep_token_id",
     "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index",
     "initializer_cutoff_factor", "pretraining_tp", "sinusoidal_pos_embds", "qa_dropout",
-    "seq_classif_dropout",
+    "seq_classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop",
 }  # fmt: skip
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}
@@ -175,6 +177,8 @@ BAD = [  # family, changes, what the message names
     ("t5", dict(num_layers=2**31 - 1), "num_layers=2147483647.* from 1 to 1,000"),
     ("t5", dict(num_decoder_layers=1001), "num_decoder_layers=1001.* from 1 to 1,000"),
     ("t5", dict(num_decoder_layers=-1), "num_decoder_layers=-1"),
+    ("bart", dict(decoder_attention_heads=4), "decoder_attention_heads=4"),
+    ("bart", dict(decoder_ffn_dim=12), "decoder_ffn_dim=12"),
     ("glm", dict(block_position_encoding=False), "block_position_encoding=false.*glm-2b"),
     ("glm", dict(relative_encoding=True), "relative_encoding=true"),
     ("glm", dict(spell_length=3), "spell_length"),

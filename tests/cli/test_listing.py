@@ -21,8 +21,8 @@ from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.training.run_folder import lock_workdir, read_result
 
 FAMILIES = (
-    "bert distilbert roberta electra t5 gpt2 albert deberta deberta_v2 modernbert glm llama".split()
-)
+    "albert bart bert deberta deberta_v2 distilbert electra glm gpt2 llama modernbert roberta t5"
+).split()
 
 
 @pytest.mark.parametrize(

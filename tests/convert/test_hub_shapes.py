@@ -30,6 +30,8 @@ COUNTS = {
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "openai-community/gpt2-xl": 1_557_611_200,
+    "facebook/bart-base": 139_420_416,
+    "facebook/bart-large": 406_291_456,
     "distilbert-base-uncased": 66_985_530,
     "distilbert/distilbert-base-cased": 65_812_036,
     # The trunk with its pooler, and the masked-language-model head beside the word table.

@@ -39,7 +39,15 @@ LLAMA = dict(
     num_key_value_heads=2, intermediate_size=30, max_position_embeddings=32, bos_token_id=1,
     eos_token_id=1, pad_token_id=PAD, tie_word_embeddings=True,
 )  # fmt: skip
+BART = dict(
+    vocab_size=V, d_model=24, encoder_layers=3, decoder_layers=2, encoder_attention_heads=3,
+    decoder_attention_heads=3, encoder_ffn_dim=30, decoder_ffn_dim=30, max_position_embeddings=32,
+    pad_token_id=PAD, decoder_start_token_id=START, forced_bos_token_id=None,
+    forced_eos_token_id=None, bos_token_id=1, eos_token_id=1,
+)  # fmt: skip
 KINDS = {
+    "bart": ("Bart", 3, BART),
+    "bart-forced": ("Bart", 3, BART | dict(forced_bos_token_id=2, forced_eos_token_id=6)),
     "t5": ("T5", 3, T5 | dict(num_layers=3, num_decoder_layers=2)),
     "t5-v1.1": (
         "T5", 2,
@@ -64,8 +72,9 @@ KINDS = {
     # A token of every other layer sees five.
     "gemma2": ("Gemma2", 6, LLAMA | dict(sliding_window=5, query_pre_attn_scalar=8)),
 }  # fmt: skip
-FED = ("t5", "t5-v1.1")
-EVERY = tuple(KINDS)
+FED = ("t5", "t5-v1.1", "bart", "bart-forced")
+# Those of transformers whose positions padding on the left does not move.
+EVERY = tuple(kind for kind in KINDS if "bart" not in kind)
 
 
 class Pair(NamedTuple):
@@ -90,7 +99,10 @@ def pairs(tmp_path_factory):
     def make(kind) -> Pair:
         name, seed, fields = KINDS[kind]
         torch.manual_seed(seed)
-        cls = {"T5": "T5ForConditionalGeneration", "GPT2": "GPT2LMHeadModel"}
+        cls = {
+            "T5": "T5ForConditionalGeneration", "GPT2": "GPT2LMHeadModel",
+            "Bart": "BartForConditionalGeneration",
+        }  # fmt: skip
         family = name.lower() if name in cls else "llama"
         cls = cls.get(name, f"{name}ForCausalLM")
         cls = getattr(transformers, cls)
@@ -99,13 +111,15 @@ def pairs(tmp_path_factory):
             for path, weight in model.named_parameters():
                 scale = "weight" in path and ("norm" in path or "ln_" in path)
                 weight.normal_(1.0 if scale else 0.0, spread(path))
+        forced = {field: x for field, x in fields.items() if field.startswith("forced")}
+        model.generation_config.update(**forced)
         model.save_pretrained(root / kind)
         model, config = type(model).from_pretrained(root / kind).eval(), read_config(root / kind)
         params, report = load_backbone(root / kind, family, config)
         module = make_backbone(family, config, report.heads, dropout=0.0)
         assert report.tied and module.cfg.tied  # transformers 5 ties every T5 that it makes
         pair = Pair(model, module, jax.tree.map(jnp.asarray, params), -1)
-        free = torch_ids(pair, make_batch(kind, "left"))
+        free = torch_ids(pair, make_batch(kind, "right" if name == "Bart" else "left"))
         # Written by most rows, but not by all: rows end at different steps, and at none.
         written = np.array([(free == token).any(1).sum() for token in range(V)])
         return pair._replace(eos=int(np.argmax(np.where(written < len(free), written, 0))))
@@ -117,8 +131,14 @@ def spread(path) -> float:
     """Chosen so that the texts vary and no two scores are near."""
     if "bias" in path and "relative" not in path:
         return 0.1
+    if path == "model.shared.weight":  # a BART's states stay near the embedding of their token
+        return 0.1
     return (
-        1.0 if "wpe" in path else 0.5 if any(x in path for x in ("wte", "shared", "embed")) else 0.8
+        1.0
+        if "wpe" in path or "positions" in path
+        else 0.5
+        if any(x in path for x in ("wte", "shared", "embed"))
+        else 0.8
     )
 
 
@@ -149,6 +169,10 @@ def make_batch(kind, side="right", *, stems=None, seed=0, **prompt) -> Batch:
     return Batch(tokens, index[:, None], index, np.ones(rows, np.float32), index, decoder)
 
 
+def inputs_width(batch: Batch, decodes: bool) -> int:
+    return 1 if decodes and batch.decoder is None else batch.read.ids.shape[1]
+
+
 def torch_generate(model, batch: Batch, eos, max_new_tokens=NEW, **how):
     """Runs torch's own loop. -> its output with scores, ids tidied to [B, max_new_tokens]"""
     inputs = dict(
@@ -165,7 +189,7 @@ def torch_generate(model, batch: Batch, eos, max_new_tokens=NEW, **how):
             eos_token_id=eos,
             pad_token_id=PAD, return_dict_in_generate=True, output_scores=True, **how,
         )  # fmt: skip
-    new = actual.sequences.numpy()[:, batch.read.ids.shape[1] :]
+    new = actual.sequences.numpy()[:, inputs_width(batch, model.config.is_encoder_decoder) :]
     ids = np.full((len(new), max_new_tokens), PAD)
     ids[:, : new.shape[1]] = new
     ends = np.isin(ids, [] if eos is None else eos)
@@ -230,6 +254,23 @@ def test_beam_search(pairs, kind, num_beams, penalty, stop):
     np.testing.assert_array_equal(actual.ids, ids)
     np.testing.assert_array_equal(actual.lengths, lengths_of(ids, pair.eos))
     assert_close(actual.scores, expected.sequences_scores.numpy(), MODEL)
+
+
+@pytest.mark.default_cases("3-2.0")
+@pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.0), (3, 0.6), (3, 2.0)])
+def test_forced_tokens_of_a_bart(pairs, num_beams, penalty):
+    """The first token counts in a beam's length, the last costs nothing."""
+    pair, batch = pairs("bart-forced"), make_batch("bart", stems=[2] * len(LENGTHS))
+    batch.decoder.ids[:, 1] = 2
+    how = dict(length_penalty=penalty) if num_beams > 1 else {}
+    expected, ids = torch_generate(
+        pair.torch, batch._replace(decoder=None), 6, NEW + 1, num_beams=num_beams, **how
+    )
+    assert (ids[:, 0] == 2).all() and len(set(lengths_of(ids, 6))) > 1 and 6 in ids[:, -1]
+    found = run(pair, batch, num_beams=num_beams, eos=6, **how)
+    np.testing.assert_array_equal(found.ids, ids[:, 1:])
+    if num_beams > 1:
+        assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
 
 
 @pytest.mark.long_cases("t5-3", "gpt2-1", "qwen3-1")
@@ -316,6 +357,9 @@ PROMPTS = {
     "prefix-gemma2-outside": ("gemma2", "prefix", dict(length=6, shift=False), {}),
     "prefix-t5": (
         "t5", "prefix", dict(length=2, decoder=3, cross=4), dict(shift=2, decoder_shift=3)
+    ),
+    "prefix-bart": (
+        "bart", "prefix", dict(length=2, decoder=3, cross=4), dict(shift=2, decoder_shift=3)
     ),
     "prefix-t5-outside": (
         "t5-v1.1", "prefix", dict(length=2, decoder=3, cross=4, cross_layers="1-1", shift=False), {}

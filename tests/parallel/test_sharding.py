@@ -158,7 +158,7 @@ COLUMNS = (
     r".*layers/.*(/(position_)?(query|key|value|out|up|gate|down)/kernel|/in_proj/kernel"
     r"|/(position_)?(query|key|value|up|gate)/bias)"
 )
-TABLES = r".*(word|lm|mlm|bias)/table|.*mlm/bias"
+TABLES = r".*(word|lm|mlm|bias)/table|.*mlm/bias|.*lm_bias"
 ROWS = r".*layers/.*kernel|.*(word|lm)/table"
 
 

@@ -40,6 +40,10 @@ T5 = dict(
     feed_forward_proj="gated-gelu", decoder_start_token_id=0,
     relative_attention_num_buckets=8, relative_attention_max_distance=12,
 )  # fmt: skip
+BART = dict(
+    vocab_size=VOCAB, d_model=24, encoder_attention_heads=4, decoder_attention_heads=4,
+    encoder_ffn_dim=40, decoder_ffn_dim=40, max_position_embeddings=32, pad_token_id=0,
+)  # fmt: skip
 GPT2 = dict(vocab_size=VOCAB, n_embd=24, n_layer=3, n_head=4, n_positions=32)
 FAMILIES = {
     "bert": ("Bert", "Model", ENCODER),
@@ -49,6 +53,7 @@ FAMILIES = {
     "gpt2": ("GPT2", "LMHeadModel", GPT2),
     "llama": ("Llama", "ForCausalLM", LLAMA),
     "t5": ("T5", "ForConditionalGeneration", T5),
+    "bart": ("Bart", "ForConditionalGeneration", BART),
 }
 ENCODERS = ("bert", "roberta", "electra", "electra-narrow")
 KEY_HEADS = {"gpt2": 4, "llama": 2}
@@ -295,11 +300,17 @@ def test_t5_soft_prompt(tmp_path, modules):
     np.testing.assert_array_equal(run_torch(loaded, ids, mask, **inputs).logits.numpy(), expected)
 
 
-@pytest.mark.long_cases("4-*")
-@pytest.mark.parametrize("layers, head_dim", [(4, 6), (3, 6), (4, 10)])
-def test_t5_prefix(tmp_path, layers, head_dim):
+@pytest.mark.long_cases("t5-4-*", "bart-4-6")
+@pytest.mark.parametrize(
+    "family, layers, head_dim",
+    [("t5", 4, 6), ("t5", 3, 6), ("t5", 4, 10), ("bart", 4, 6), ("bart", 3, 6)],
+)
+def test_prefix_of_an_encoder_decoder(tmp_path, family, layers, head_dim):
     """PEFT's prefix is a decoder-self prefix of ours, some of its rows used twice, some never."""
-    base = base_model(tmp_path / "base", "t5", num_layers=layers, d_kv=head_dim)
+    sizes = dict(num_layers=layers, d_kv=head_dim)
+    if family == "bart":
+        sizes = dict(encoder_layers=layers, decoder_layers=layers)
+    base = base_model(tmp_path / "base", family, **sizes)
     theirs = with_adapter(
         base, "prefix", "SEQ_2_SEQ_LM", tmp_path / "adapter", token_dim=4 * head_dim
     )

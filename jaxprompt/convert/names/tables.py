@@ -1,6 +1,7 @@
 """Tables of names, one per family: our parameters and their names in transformers (tensors.py)."""
 
 from jaxprompt.convert.names.albert import ALBERT
+from jaxprompt.convert.names.bart import BART
 from jaxprompt.convert.names.deberta import DEBERTA, DEBERTA_V2
 from jaxprompt.convert.names.distilbert import DISTILBERT
 from jaxprompt.convert.names.glm import GLM
@@ -219,6 +220,7 @@ FAMILIES = {
     "deberta_v2": DEBERTA_V2,
     "modernbert": MODERNBERT,
     "t5": _T5,
+    "bart": BART,
     "gpt2": _GPT2,
     "glm": GLM,
     "llama": LLAMA,

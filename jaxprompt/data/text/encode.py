@@ -43,6 +43,7 @@ class Answer(NamedTuple):
 
     plan: Branches | None = None  # of label words
     stem: tuple[int, ...] = ()  # decoder inputs before the scored positions
+    num_start: int = 1  # of them, those before every answer
     slots: int = 0  # soft tokens before the stem
     max_tokens: int = 0  # of a free text, with its end of sequence
 
@@ -126,8 +127,9 @@ class ExampleEncoder:
     def with_generation(self, max_tokens: int) -> "ExampleEncoder":
         """Returns an encoder that leaves room for `max_tokens` generated tokens."""
         other = copy.copy(self)
-        start = self._answer.stem[:1]
-        other._answer = Answer(stem=start, slots=self._answer.slots, max_tokens=max_tokens)
+        answer = self._answer
+        start = answer.stem[: answer.num_start]
+        other._answer = answer._replace(plan=None, stem=start, max_tokens=max_tokens)
         return other
 
     def with_list(self, index: int) -> "ExampleEncoder":

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 
-STYLES = ("masked", "seq2seq", "causal", "infilling")  # BERT and its kin; T5; GPT-2; GLM
+STYLES = ("masked", "seq2seq", "causal", "infilling")  # BERT and its kin; T5 and BART; GPT-2; GLM
 FED = ("seq2seq", "infilling")  # styles whose answer is a separate input
 INFILLING = ("[CLS]", "[MASK]", "[gMASK]", "<|startofpiece|>", "<|endofpiece|>")  # GLM's tokens
 SENTINEL = "<extra_id_{}>"
@@ -30,27 +30,26 @@ def read_specials(
     """Reads the special tokens of a tokenizer; a template with [mask] needs `num_masks` of them.
 
     T5's input ends with </s> if `eos`; its [mask] is the sentinel written by the pattern
-    `sentinel`. GPT-2 has no mask: [mask] is the end of its input, and the input of such a model
-    begins with <s> if the tokenizer adds it. GLM's blank is [MASK], or [gMASK] at the end of the
-    input if the template has none. Raises InputError if the vocabulary lacks a token.
+    `sentinel`. GPT-2 has no mask: [mask] is the end of its input. The input of these models begins
+    with <s> if the tokenizer adds it, as BART's does. GLM's blank is [MASK], or [gMASK] at the end
+    of the input if the template has none. Raises InputError if the vocabulary lacks a token.
     """
     if style == "masked":
         cls, sep, pad = (special_id(tokenizer, name) for name in ("cls", "sep", "pad"))
         mask = (special_id(tokenizer, "mask"),) if num_masks else ()
-        # RoBERTa has two separators between the texts of a pair; some tokenizers add none.
-        inner = max(1, tokenizer.num_special_tokens_to_add(pair=True) - 2)
-        return Specials(style, (cls,), (sep,), (sep,) * inner, mask, pad)
+        return Specials(style, (cls,), (sep,), (sep,) * _num_inner(tokenizer), mask, pad)
     # A GPT-2 or T5 with a BERT's tokenizer ends a text with [SEP].
     has_end = tokenizer.eos_token_id is not None or tokenizer.sep_token_id is None
     eos_id = special_id(tokenizer, "eos" if has_end else "sep")
     # Padding is masked, so any id will do where a tokenizer has none for it.
     pad = eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    bos_id = tokenizer.bos_token_id
+    if bos_id is None and style == "causal":
+        bos_id = tokenizer.cls_token_id
+    # Many tokenizers have a <s> that they do not add.
+    adds_bos = bos_id is not None and tokenizer("a")["input_ids"][:1] == [bos_id]
+    bos = (bos_id,) if bos_id is not None and adds_bos else ()
     if style == "causal":
-        bos_id = tokenizer.bos_token_id
-        bos_id = tokenizer.cls_token_id if bos_id is None else bos_id
-        # Many tokenizers have a <s> that they do not add.
-        adds_bos = bos_id is not None and tokenizer("a")["input_ids"][:1] == [bos_id]
-        bos = (bos_id,) if bos_id is not None and adds_bos else ()
         return Specials(style, bos, (), (eos_id,), (), pad, stop=eos_id)
     if style == "infilling":
         vocab = tokenizer.get_vocab()
@@ -63,7 +62,14 @@ def read_specials(
         blank = short_blank if num_masks else long_blank
         return Specials(style, (cls,), (eos_id,), (eos_id,), (blank,), pad, start, stop)
     sentinels = sentinel_ids(tokenizer, num_masks, sentinel)
-    return Specials(style, (), (eos_id,) if eos else (), (eos_id,), sentinels, pad, stop=eos_id)
+    end, inner = (eos_id,) if eos else (), (eos_id,) * _num_inner(tokenizer)
+    return Specials(style, bos, end, inner, sentinels, pad, stop=eos_id)
+
+
+def _num_inner(tokenizer: Tokenizer) -> int:
+    """Returns how many separators are between the texts of a pair: two in RoBERTa and BART."""
+    # Some tokenizers add none.
+    return max(1, tokenizer.num_special_tokens_to_add(pair=True) - 2)
 
 
 def answer_start(specials: Specials, default: int) -> int:
