@@ -17,10 +17,10 @@ def check_config(config: RunConfig) -> None:
         f"train.{name}": getattr(train, name)
         for name in ("total_steps", "total_epochs", "total_examples")
     }
-    given = ", ".join(f"{name}={value}" for name, value in totals.items())
+    values = ", ".join(f"{name}={value}" for name, value in totals.items())
     if sum(value > 0 for value in totals.values()) != 1:
         raise InputError(
-            f"exactly one total must be above 0, not {given}; set one above 0 and the others to 0"
+            f"exactly one total must be above 0, not {values}; set one above 0 and the others to 0"
         )
     if not (train.eval_steps or train.eval_epochs):
         raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")

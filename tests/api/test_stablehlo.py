@@ -174,12 +174,12 @@ def test_it_scores_batches_of_any_size_and_length(case, written, models, texts):
 def test_texts_are_encoded_with_what_is_in_the_folder(case, written, models, texts):
     """Short, empty and truncated ones, and one with the name of a special token."""
     model, folder = models(case), written(case)
-    given = [*texts[:3], "", "a cat " * 40, "the [SEP] </s> cat"]
-    found = run_scorer.load_scorer(folder)(run_scorer.make_inputs(folder, given))
+    inputs = [*texts[:3], "", "a cat " * 40, "the [SEP] </s> cat"]
+    logits = run_scorer.load_scorer(folder)(run_scorer.make_inputs(folder, inputs))
     expected = [
-        [*row["scores"].values()] for row in jp.predict(model, [{"text": x} for x in given])
+        [*row["scores"].values()] for row in jp.predict(model, [{"text": x} for x in inputs])
     ]
-    np.testing.assert_allclose(jax.nn.softmax(found), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(jax.nn.softmax(logits), expected, rtol=0, atol=1e-5)
 
 
 def test_it_names_no_path_of_this_machine(written):

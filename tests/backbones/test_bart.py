@@ -129,17 +129,21 @@ def test_states_logits_and_gradients(pairs, tmp_path, kind):
     )  # fmt: skip
     hidden, logits = run(pair, batch)
     bias = pair.module.bind({"params": pair.params}).lm_table()[1]
-    seen = batch.decoder.mask
-    assert_near(hidden, expected.decoder_hidden_states[-1].detach(), MODEL, seen)
-    assert_near(logits + bias, expected.logits.detach(), MODEL, seen)
+    visible = batch.decoder.mask
+    assert_near(hidden, expected.decoder_hidden_states[-1].detach(), MODEL, visible)
+    assert_near(logits + bias, expected.logits.detach(), MODEL, visible)
     assert expected.logits.std() > 0.3
-    weigh = np.random.default_rng(0).normal(size=logits.shape) * seen[..., None] / 10
+    weigh = np.random.default_rng(0).normal(size=logits.shape) * visible[..., None] / 10
     (expected.logits * torch.tensor(weigh).float()).sum().backward()
     # Saved in the weights' place, gradients come back by our names.
     (tmp_path / "config.json").write_text(json.dumps(pair.config))
     tensors = load_file(pair.folder / "model.safetensors")
-    found = {n: p.grad.numpy() for n, p in pair.torch.named_parameters() if p.grad is not None}
-    save_file({n: found.get(n, 0 * x) for n, x in tensors.items()}, tmp_path / "model.safetensors")
+    torch_grads = {
+        n: p.grad.numpy() for n, p in pair.torch.named_parameters() if p.grad is not None
+    }
+    save_file(
+        {n: torch_grads.get(n, 0 * x) for n, x in tensors.items()}, tmp_path / "model.safetensors"
+    )
     expected = flatten(load_backbone(tmp_path, "bart", pair.config).params)
 
     # One layer of each stack is compiled.

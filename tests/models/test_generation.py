@@ -267,10 +267,10 @@ def test_forced_tokens_of_a_bart(pairs, num_beams, penalty):
         pair.torch, batch._replace(decoder=None), 6, NEW + 1, num_beams=num_beams, **how
     )
     assert (ids[:, 0] == 2).all() and len(set(lengths_of(ids, 6))) > 1 and 6 in ids[:, -1]
-    found = run(pair, batch, num_beams=num_beams, eos=6, **how)
-    np.testing.assert_array_equal(found.ids, ids[:, 1:])
+    actual = run(pair, batch, num_beams=num_beams, eos=6, **how)
+    np.testing.assert_array_equal(actual.ids, ids[:, 1:])
     if num_beams > 1:
-        assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
+        assert_close(actual.scores, expected.sequences_scores.numpy(), MODEL)
 
 
 @pytest.mark.long_cases("t5-3", "gpt2-1", "qwen3-1")

@@ -68,23 +68,23 @@ def read(texts, seen):
 def test_rows_before_one_that_cannot_be_read_are_answered(
     predictor, last, on_error, answers, error
 ):
-    seen, sizes, found = [], [], []
+    rows_read, sizes, answered = [], [], []
     totals = Totals(predictor)
-    rows = predictor.read(read(["a", "b", "c", "d", "e", last], seen))
+    rows = predictor.read(read(["a", "b", "c", "d", "e", last], rows_read))
     try:
         for chunk, columns in answer_chunks(predictor, rows, 4, on_error):
-            assert len(seen) == min(4 * len(sizes) + 4, 6)  # no row is read ahead
+            assert len(rows_read) == min(4 * len(sizes) + 4, 6)  # no row is read ahead
             totals.add(chunk, columns)
             sizes.append(len(chunk))
-            found += [row["p"] for row in in_order(chunk, columns)]
+            answered += [row["p"] for row in in_order(chunk, columns)]
     except InputError as caught:
         assert error and str(caught).startswith(error)
     else:
         assert not error
-    assert found == list(answers) and sizes[0] == 4
+    assert answered == list(answers) and sizes[0] == 4
     assert totals.metrics() == {"": ({"sum": len(answers)}, len(answers), len(answers))}
     skipped = [f"1 of 6 lines cannot be read, the first is in:6: {'too ' * (last == 'long')}"]
-    said = list(totals.messages())
-    assert said[0] == f"texts cut to 8 tokens: 2 of {len(answers)}"
-    assert len(said) == 1 or said[1].startswith(skipped[0])
-    assert (len(said) == 2) == (on_error == "skip" and last != "stop")
+    messages = list(totals.messages())
+    assert messages[0] == f"texts cut to 8 tokens: 2 of {len(answers)}"
+    assert len(messages) == 1 or messages[1].startswith(skipped[0])
+    assert (len(messages) == 2) == (on_error == "skip" and last != "stop")

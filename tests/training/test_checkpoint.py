@@ -216,8 +216,8 @@ while True:
     position = {{"step": step, "best": {{"step": step // 3 * 3}}}}
     best = tree(step) if step % 3 == 0 else None
     state = tree(step) if step % 6 else None
-    told = functools.partial(print, step if state else step - 1, flush=True)
-    writer.save(step, position, state=state, best=best, on_complete=told)
+    report = functools.partial(print, step if state else step - 1, flush=True)
+    writer.save(step, position, state=state, best=best, on_complete=report)
 """
 
 

@@ -284,8 +284,8 @@ def test_constants_that_are_arguments_change_no_bit_of_an_update(optimizer, name
     expected = run(make_optimizer(optimizer, in_program, EQUAL, weight_decay=0.1), grads)
     tx = make_optimizer(optimizer, schedule, EQUAL, weight_decay=0.1)
     for constants in ({}, {"constants": schedule.constants}):
-        found = run(tx, grads, **constants)
-        assert all(np.array_equal(found[part], expected[part]) for part in PARAMS)
+        actual = run(tx, grads, **constants)
+        assert all(np.array_equal(actual[part], expected[part]) for part in PARAMS)
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "constant"])
