@@ -13,7 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxprompt.errors import InputError, list_differences
+from jaxprompt.errors import InputError, first_line, list_differences
 from jaxprompt.training.checkpoint_folders import (
     BEST,
     POSITION,
@@ -74,8 +74,7 @@ class Checkpoints:
         """
         if or_newer and step is not None and (self.best() or 0) >= step:
             step = None
-        best, position = self._read(BEST, step, lambda path: _restore(path, BEST, template))
-        return best, position["best"]
+        return self._read(BEST, step, lambda path: _restore_best(path, template))
 
     def restore_trainable(self, template: Tree, step: int) -> Tree:
         """Restores the trainable parameters of one of `steps`, without optimizer state.
@@ -98,13 +97,22 @@ class Checkpoints:
         """Reads one item of a step, the newest by default."""
         while True:
             newest = max(agreed_steps(self.folder, item), default=None)
+            path = self.folder
             try:
-                return read(find_checkpoint(self.folder, item, step))
-            except (InputError, OSError, ValueError):
+                path = find_checkpoint(self.folder, item, step)
+                return read(path)
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 # With several processes, the others do not know of this error.
                 is_last = newest == max(agreed_steps(self.folder, item), default=None)
-                if step is not None or jax.process_count() > 1 or is_last:
+                if step is None and jax.process_count() == 1 and not is_last:
+                    continue
+                if isinstance(error, InputError):
                     raise
+                # The files are those that were saved, so another version may have saved them.
+                raise InputError(
+                    f"checkpoint {path} cannot be read ({first_line(error)}); use the versions of "
+                    "jaxprompt and orbax that saved it, or another workdir"
+                ) from error
 
 
 def handlers() -> dict[str, ocp.CheckpointHandler]:
@@ -157,6 +165,12 @@ def _restore(path: Path, item: str, template: Tree, prefix: str = "") -> tuple[T
         restored = checkpointer.restore(path / item, args=args)
     leaves = [restored[name] for name in expected]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), _restore_position(path)
+
+
+def _restore_best(path: Path, template: Tree) -> tuple[Tree, dict]:
+    """Restores the best parameters of a step and their dev result."""
+    best, position = _restore(path, BEST, template)
+    return best, position["best"]
 
 
 def _check_same(path: Path, saved: dict, expected: dict) -> None:

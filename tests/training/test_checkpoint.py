@@ -419,6 +419,30 @@ def test_damage_to_any_file_is_found(tmp_path):
     assert checkpoints.restore(state)[1] == {"at": 1}
 
 
+@pytest.mark.parametrize(
+    "file, text",
+    [
+        ("best/_METADATA", "{}"),
+        ("best/_METADATA", "[]"),
+        ("best/manifest.ocdbt", "{}"),
+        ("position/metadata", "{"),
+        ("position/metadata", "{}"),
+        ("position/metadata", "[]"),
+    ],
+)
+def test_files_that_orbax_cannot_read_are_refused(tmp_path, file, text):
+    """Though their checksums are right, e.g. those of another version."""
+    best = {"table": jnp.arange(6.0)}
+    with CheckpointWriter(tmp_path, -1) as writer:
+        writer.save(1, {"best": {"step": 1}}, state=best, best=best)
+    path = tmp_path / "checkpoints/1"
+    (path / file).write_text(text)
+    checkpoint_folders.write_checksums(path)
+    for step in (1, None):
+        line = refuse_line(Checkpoints(tmp_path).restore_best, best, step)
+        assert f"checkpoint {path} cannot be read" in line
+
+
 def test_foreign_checkpoints_are_refused(tmp_path):
     state = make_state()
     checkpoints = Checkpoints(tmp_path)
