@@ -27,13 +27,13 @@ def main(argv: Sequence[str]) -> int:
     config = load_run(args, overrides)
     folder = args.output or Path(args.workdir) / "export"
     _check_paths(args, folder)
-    _note_unfinished(args.workdir)
 
     from jaxprompt.api.prompts import Prompt
     from jaxprompt.convert.hub import push_prompt
     from jaxprompt.serving.export import pack_run
 
     scorer, tensors, metadata = pack_run(config, args.workdir)
+    _note_unfinished(args.workdir)
     prompt = Prompt(tensors, metadata.to_json(), args.workdir)
     # Before anything is written: an array or PEFT may have no form for the prompt.
     tokens = _soft_tokens(prompt) if args.npy else None

@@ -280,7 +280,9 @@ def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkey
     # The line of an evaluation has the loss of its step.
     devs = [x["dev"]["accuracy"] for x in read_lines(tmp_path / "metrics.jsonl") if "dev" in x]
     marks = ["  best", "  best" if devs[1] > devs[0] else ""]
-    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("step ")]
+    err = capsys.readouterr().err
+    assert err.replace("\n", "").isprintable()  # no codes of a terminal
+    lines = [x for x in err.split("\n") if x.startswith("step ")]
     shown = [(line[:10], line[line.index("  loss") :]) for line in lines]
     assert shown == [
         (f"step {step:2}/10", f"  loss {loss:.4f}  dev accuracy {dev:.4f}{mark}")

@@ -119,7 +119,7 @@ def test_a_run_that_cannot_start_does_not_stop_the_others(sweep_flags, capsys, t
     code, out, err = jaxprompt(capsys, "sweep", *sweep_flags, "--run")
     assert code == 2 and "wrong.npy has shape [4, 16]; use [length, 32]" in err
     assert "1 of 3 runs failed: soft-" in err.splitlines()[-1]
-    assert "compiling the training step" in err and "| head_only | 1 |" in out
+    assert "  dev accuracy " in err and "| head_only | 1 |" in out
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2
     assert not list((tmp_path / "runs").glob("*wrong*"))
 
