@@ -217,11 +217,11 @@ def missing_inputs(page: Path, monkeypatch) -> list[str]:
         elif not path:
             fields = load_config("base").leaves()
             assert [name for name, _ in overrides if name not in fields] == []
-        held = [*PACKAGES, *written, *line.needs]
+        available = [*PACKAGES, *written, *line.needs]
         lost += [
             f"{path}: {shlex.join(line.words)}"
             for path in inputs_of(line, args, config)
-            if not any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in held)
+            if not any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in available)
             and not (path.startswith("docs/examples/") and Path(path).exists())
             and not any(one.startswith(f"{path}/") for one in written)
         ]
