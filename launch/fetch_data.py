@@ -51,12 +51,13 @@ def with_tag_names(rows: Rows) -> Iterable[dict[str, Any]]:
 def sample_rows(task: Task, rows: Rows) -> list[dict[str, Any]]:
     """Samples K training rows per class and K for dev, for each seed."""
     labelled = [i for i, row in enumerate(rows) if row[task.label] != -1]
-    labels = [task.label_table[str(rows[i][task.label])] for i in labelled]
+    spellings = [str(rows[i][task.label]) for i in labelled]
+    classes = {name: index for index, name in enumerate(sorted(set(spellings)))}
     samples = []
     for seed in SEEDS:
-        train, dev = kshot(labels, K, seed, names=task.labels)
-        rows_of = {"train": [labelled[i] for i in train], "dev": [labelled[i] for i in dev]}
-        samples.append({"k": K, "seed": seed, **rows_of})
+        train, dev = kshot([classes[name] for name in spellings], K, seed)
+        numbers = {"train": [labelled[i] for i in train], "dev": [labelled[i] for i in dev]}
+        samples.append({"k": K, "seed": seed, **numbers})
     return samples
 
 
