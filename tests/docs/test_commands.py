@@ -396,7 +396,10 @@ def check_evaluate(words, out):
 
 
 def check_annotate(words, out):
-    assert json.loads(out)["units"] == len(Annotations(flag(words, "output"))) == UNITS * DOCUMENTS
+    units = json.loads(out)["units"]
+    assert units == len(Annotations(flag(words, "output"))) > 0
+    if flag(words, "config.corpus.path") == "BOOKS":
+        assert units == UNITS * DOCUMENTS
 
 
 def check_tokenizer(words, out):
