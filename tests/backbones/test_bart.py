@@ -25,6 +25,7 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.build.backbone import backbone_facts, backbone_from_config
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.config.block import OpenBlock
+from jaxprompt.config.load import load_config
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
@@ -32,6 +33,8 @@ from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError
+from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.runs.adapt import open_adaptable
 from jaxprompt.tree import flatten
 from jaxprompt.types import Injection, Prefix, Stream
 
@@ -245,6 +248,12 @@ def test_texts_have_the_tokens_of_the_pre_training(make_scorer):
 def test_a_target_fits_the_positions_of_the_decoder(make_scorer):
     with pytest.raises(InputError, match="data.max_target=36 [+] 5 positions .* 40"):
         make_scorer(36)
+
+
+def test_no_objective_adapts_it(pairs):
+    config = load_config("adapt/prefix_lm").replace({"backbone.path": str(pairs("plain").folder)})
+    with pytest.raises(InputError, match="objective.name=prefix_lm does not work with a bart"):
+        open_adaptable(config, make_placement(1, 1))
 
 
 def test_dims():

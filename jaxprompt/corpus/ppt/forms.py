@@ -152,7 +152,7 @@ def make_forms(
             max_len=NO_LIMIT,  # `Form.fill` truncates, by the lengths of the real texts
             needs_mask=True,
             num_types=num_types,
-            answer=Answer(plan, stem, slots=decoder_slots),
+            answer=Answer(plan, stem, decoder_slots),
         )
         forms[count] = Form(encoder, template, max_len, count)
     return Forms(verbalizer, plan, forms, specials.pad)

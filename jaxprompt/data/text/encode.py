@@ -43,9 +43,9 @@ class Answer(NamedTuple):
 
     plan: Branches | None = None  # of label words
     stem: tuple[int, ...] = ()  # decoder inputs before the scored positions
-    num_start: int = 1  # of them, those before every answer
     slots: int = 0  # soft tokens before the stem
     max_tokens: int = 0  # of a free text, with its end of sequence
+    num_start: int = 1  # tokens of the stem before every answer
 
 
 class ExampleEncoder:
