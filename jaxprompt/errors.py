@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any
 
 _TYPE_NAMES = {
-    str: "text of Unicode characters", bool: "true or false", int: "a whole number",
+    str: "text (Unicode)", bool: "true or false", int: "a whole number",
     float: "a finite number of float32", tuple: "a list of texts",
 }  # fmt: skip
 _SURROGATE = re.compile("[\ud800-\udfff]")

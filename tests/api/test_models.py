@@ -389,7 +389,7 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
     for call, message in (
         (lambda: jp.attach(backbone, "runs/a"), "prompt='runs/a' is a str; give the result of jp."),
         (lambda: jp.attach("x", trained.prompt), "backbone='x' is a str; give jp.load_backbone"),
-        (lambda: jp.train(backbone, *rows, method="prefix"), "method='prefix' is not a method"),
+        (lambda: jp.train(backbone, *rows, method=5), "method=5 is not a method"),
         (lambda: jp.train(backbone, *rows, method=jp.linear()), "method=jp.linear() is not a "),
         (lambda: jp.train(backbone, *rows, head=jp.prefix(2)), "head=jp.prefix() is not a head"),
         (lambda: jp.predict(trained.prompt, ["a"]), "give the result of jp.attach"),
