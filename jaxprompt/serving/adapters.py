@@ -234,7 +234,7 @@ def _check_supported(
         "demonstrations": scorer.demos is not None,
         "a prompt that is computed from each text": scorer.model.prompt.reads,
         "trained label rows": "prompt/rows" in tensors,
-        f"the prompts of {with_article(base.family)}, except soft tokens of its encoder": (
+        f"the prompts of {with_article(base.family.upper())}, except soft tokens of its encoder": (
             base.dims.decoder_layers > 0 and is_deep
         ),
         "soft tokens and a prefix in one adapter": has_soft and is_deep,
