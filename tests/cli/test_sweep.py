@@ -1,6 +1,7 @@
 """A sweep prints commands that work, runs what has no result, and tabulates over seeds."""
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -27,7 +28,7 @@ def rewrite(folder, sweep):
 
 
 @pytest.fixture
-def given(tmp_path, backbone, data):
+def sweep_flags(tmp_path, backbone, data):
     """The flags of a sweep, of whose file `rewrite` writes another."""
     file = rewrite(tmp_path, SWEEP)
     fields = tiny_fields(backbone, data)
@@ -119,7 +120,7 @@ def test_a_run_that_cannot_start_does_not_stop_the_others(sweep_flags, capsys, t
     code, out, err = jaxprompt(capsys, "sweep", *sweep_flags, "--run")
     assert code == 2 and "wrong.npy has shape [4, 16]; use [length, 32]" in err
     assert "1 of 3 runs failed: soft-" in err.splitlines()[-1]
-    assert "  dev accuracy " in err and "| head_only | 1 |" in out
+    assert "  dev accuracy " in err and re.search(r"\| head_only +\| 1 +\|", out)
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2
     assert not list((tmp_path / "runs").glob("*wrong*"))
 
@@ -159,7 +160,7 @@ def test_the_table_of_a_folder_takes_nothing_of_a_sweep(sweep_flags, tmp_path, w
     line = refused("sweep", word, f"--table={tmp_path}")
     name = word.partition("=")[0]
     assert f"--table={tmp_path} shows the runs of that folder and does not use {name}; " in line
-    assert "does not use --config; " in refused("sweep", *given[:1], f"--table={tmp_path}")
+    assert "does not use --config; " in refused("sweep", *sweep_flags[:1], f"--table={tmp_path}")
 
 
 def test_the_name_of_a_folder_is_not_too_long(tmp_path):
