@@ -61,8 +61,8 @@ def test_they_are_those_of_transformers(family, tmp_path):
     outputs = {}
 
     def keep(name):
-        def hook(module, inputs, outputs):
-            outputs.setdefault(name, []).append(outputs[0].detach().numpy())
+        def hook(module, inputs, output):
+            outputs.setdefault(name, []).append(output[0].detach().numpy())
 
         return hook
 

@@ -164,11 +164,11 @@ def test_runs_with_fewer_label_words_are_filled_up(scores, two_parts):
     for i, label_words in enumerate(models):
         expected = jit(make_eval_step(label_words))(starts[i], frozen, batch)
         pairs = zip(actual, expected, strict=True) if two_parts else [(actual, expected)]
-        for actual, right in pairs:
+        for part, right in pairs:
             n = len(heads[i].rows)
-            assert_close(actual[i][:, :n], right[:, :n])
-            assert_close(actual[i][:, 3:], right[:, n:])  # the best of all other words
-            assert (actual[i][:, n:3] == ABSENT).all()
+            assert_close(part[i][:, :n], right[:, :n])
+            assert_close(part[i][:, 3:], right[:, n:])  # the best of all other words
+            assert (part[i][:, n:3] == ABSENT).all()
 
 
 def make_programs(case, mesh, runs, **options):
