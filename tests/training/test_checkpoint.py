@@ -299,7 +299,7 @@ def test_the_disk_is_checked_for_the_blocks_of_all_files(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def held(monkeypatch):
+def blocked(monkeypatch):
     """Lets no checkpoint become complete before an event is set."""
     sums, event = folder_checksums, threading.Event()
 
