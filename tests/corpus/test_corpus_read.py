@@ -166,7 +166,7 @@ def test_undecodable_bytes_of_a_text(tmp_path, documents):
 FLAWS = {
     '{"text": "x"': "broken JSON",
     "[1]": r"a row must be an object \{column: value\}, got \[1\]",
-    '{"txt": "x", "id": 3}': "there is no field 'text'; nearest: txt; set corpus.field",
+    '{"txt": "x", "id": 3}': "there is no field 'text'; nearest: txt, id; set corpus.field",
     '{"Ångström\\n": 1}': "there is no field 'text'; known: Ångström",
     '{"text": null}': "field 'text' must be a string, got None",
     '{"text": ["a"]}': "field 'text' must be a string, got",
