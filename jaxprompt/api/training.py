@@ -14,7 +14,7 @@ from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, infer_task, make_rows
 from jaxprompt.build.backbone import InMemoryInputs, LoadedBackbone
 from jaxprompt.build.examples import hold_out_dev, read_task
-from jaxprompt.errors import InputError, check_type
+from jaxprompt.errors import InputError, check_type, escape
 from jaxprompt.files import user_path
 from jaxprompt.parallel import processes
 from jaxprompt.runs import train as tune
@@ -87,7 +87,7 @@ def train(
     rows = {name: make_rows(x, name, requested_task) for name, x in splits.items() if x is not None}
     config, line = hold_out_dev(config, set_fields, rows)
     if line and processes.is_first():
-        print(line, file=sys.stderr)
+        print(escape(line), file=sys.stderr)
     inputs = InMemoryInputs(rows, backbone)
     with _folder(workdir) as folder, signals.handled(), signals.keeping(keep_files):
         result = tune.train_prompt(config, str(folder), inputs)

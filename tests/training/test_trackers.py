@@ -15,6 +15,7 @@ import pytest
 from refusing import refuse_line
 
 from jaxprompt.errors import InputError
+from jaxprompt.training import log as log_module
 from jaxprompt.training.log import RunLog, read_metrics
 from jaxprompt.training.trackers import TRACKERS
 
@@ -74,10 +75,10 @@ def test_events_can_be_read_at_each_evaluation(tmp_path):
 @pytest.mark.parametrize(
     "name, more", [("metrics.jsonl", {}), ("tensorboard", {}), ("tensorboard", {"dev": 1.0})]
 )
-def test_a_full_disk_is_one_error(name, more, tmp_path, capfd):
+def test_a_full_disk_is_one_error(name, more, tmp_path, capfd, monkeypatch):
     """In whichever file and write it shows first; nothing is printed, no closing masks it."""
     if name == "tensorboard":  # the records go elsewhere, the events alone meet the limit
-        (tmp_path / "metrics.jsonl").symlink_to("/dev/null")
+        monkeypatch.setattr(log_module, "open_regular", lambda _path, mode: open("/dev/null", mode))
     values = {f"value{i}": 1.0 for i in range(30)}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
