@@ -38,7 +38,7 @@ def test_a_pipe_has_lines_of_json(tmp_path):
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=['{"a": 1}\n\n{"a": 2}\n'])
     writer.start()
-    records = from_file(str(pipe))
+    records = list(from_file(str(pipe)))
     writer.join()
     assert [(record.origin, record.row) for record in records] == [
         (f"{pipe}:1", {"a": 1}), (f"{pipe}:2", None), (f"{pipe}:3", {"a": 2})
