@@ -63,9 +63,10 @@ def note(text: str) -> None:
     """Sets the text after "stopped by SIGTERM ", until the next call.
 
     A command that calls this can resume or has finished, so the exit code of SIGTERM is 0 from now
-    on.
+    on. Has no effect after a signal, which the command already ends with.
     """
-    _now.note, _now.can_resume = text, True
+    if not _now.ending:
+        _now.note, _now.can_resume = text, True
 
 
 @contextlib.contextmanager
@@ -227,8 +228,15 @@ def _raise_stopped() -> None:
         print_stopped()
         _silence_stderr()
         _end_children()
+        if _is_importing("jax"):
+            # An exception within the initialisation of jaxlib's C++ modules crashes the process.
+            os._exit(exit_code())
         _exit_later(_now.received)
     raise Stopped
+
+
+def _is_importing(name: str) -> bool:
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
 
 
 def _read_signals(read_end: int) -> None:

@@ -71,6 +71,13 @@ while True:
     try: time.sleep(20)
     except BaseException: pass
 """,
+    # An exception in the initialisation of its C++ modules would crash the process.
+    "an import of jax": """
+sys.path.insert(0, os.getcwd())
+open("jax.py", "w").write("import time\\nprint('up', flush=True)\\ntime.sleep(20)")
+try: import jax
+finally: open("unwound", "w").close()
+""",
     "a child": """
 import multiprocessing
 child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(20,))
@@ -81,6 +88,13 @@ up(); child.join()
 }
 
 
+def test_a_stopped_command_cannot_become_one_that_can_resume():
+    """An end that takes longer than PATIENCE has the exit code of the signal."""
+    code = "signals._now.can_resume = False\ntry:\n    up(); time.sleep(20)\n"
+    code += "finally:\n    signals.note('after the command had finished'); time.sleep(20)"
+    assert ended(code, signal.SIGTERM)[0] == 143
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("number", CODES)
 def test_one_line_and_the_exit_code(number, place, tmp_path):
@@ -89,6 +103,7 @@ def test_one_line_and_the_exit_code(number, place, tmp_path):
     is_group = place == "a child" and number == signal.SIGINT
     assert ended(code, number, group=is_group, folder=tmp_path) == (CODES[number], line(number))
     assert (tmp_path / "cleaned").exists() == (place == "python")
+    assert not (tmp_path / "unwound").exists()
     if place == "a child":
         child, until = (tmp_path / "child").read_text().strip(), time.monotonic() + 10
         while Path(f"/proc/{child}/cmdline").exists() and time.monotonic() < until:

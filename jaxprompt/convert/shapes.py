@@ -51,7 +51,7 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
                 "n_inner": 4 * sizes.get("H", 0),
                 "embedding_size": sizes.get("H"),
             }.get(field)
-        sizes[letter] = read_size({} if value is None else {field: value}, field)
+        sizes[letter] = read_size(config if value is None else {field: value}, field)
     derived = family.derive(config, sizes)
     # Most configs do not contain the size of a head.
     if "D" not in sizes | derived:

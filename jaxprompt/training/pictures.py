@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError, is_kind
-from jaxprompt.files import write_error
+from jaxprompt.files import open_atomic
 from jaxprompt.training.log import read_metrics
 from jaxprompt.training.run_folder import read_result
 from jaxprompt.training.run_result import RunResult
@@ -109,11 +109,14 @@ def mark_best(axis: Any, step: int, text: str, height: float) -> None:
 
 def save_figure(figure: Any, path: Path) -> Path:
     """Saves a figure. Raises InputError for an unknown format or a failed write."""
+    kind = path.suffix[1:] or "png"
     try:
-        # Without the date, so that equal runs write equal bytes.
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except OSError as error:
-        raise write_error(path, error) from error
+        with open_atomic(path) as file:
+            # Without the date, so that equal runs write equal bytes.
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(file, dpi=150, format=kind, metadata=metadata)
+    except InputError:
+        raise
     except ValueError as error:  # unknown format
         raise InputError(f"{path}: {error}; use the ending .png, .svg or .pdf") from error
     return path
