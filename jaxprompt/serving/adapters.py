@@ -235,7 +235,7 @@ def _check_supported(
         "a prompt that is computed from each text": scorer.model.prompt.reads,
         "trained label rows": "prompt/rows" in tensors,
         f"the prompts of {with_article(base.family.upper())}, except soft tokens of its encoder": (
-            base.dims.decoder_layers > 0 and is_deep
+            _TASK_TYPES.get(base.family) == "SEQ_2_SEQ_LM" and is_deep
         ),
         "soft tokens and a prefix in one adapter": has_soft and is_deep,
         "a run that has no prompt": not has_soft and not has_prefix,

@@ -399,7 +399,7 @@ BAD = [
     ("gpt2", dict(n_inner=40), r"h.0.mlp.c_fc.weight .* has shape \[12, 48\], .* says \[12, 40\]"),
     ("gpt2", dict(n_layer=3), "lacks 16 of the needed tensors: transformer.h.2.attn.c_attn.weight"),
     ("gpt2", dict(tie_word_embeddings=False), "lacks 1 of the needed tensors: lm_head.weight"),
-    ("gpt2", dict(model_type="t5"), "d_model=None, which must be an integer"),
+    ("gpt2", dict(model_type="t5"), "lacks d_model, which must be an integer"),
 ]
 
 
