@@ -24,7 +24,9 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
         "may be repeated, also as NAME=PATH: --column then selects the prompt of each row",
     )
     parser.add_argument(
-        "--input", type=path, help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin"
+        "--input",
+        type=path,
+        help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin: JSON lines, or a text per line",
     )
     parser.add_argument("--column", default="", help="column with the name of each row's prompt")
     parser.add_argument(
