@@ -348,13 +348,13 @@ def message(*args, **kwargs):
         return str(error)
 
 mine = custom_task(fields=["sentence"], labels=["negative", "positive"])
-known, rows = get_task("sst2"), read_split(get_task("sst2"), "test")
+task, rows = get_task("sst2"), read_split(get_task("sst2"), "test")
 results = {
     "known": list(rows),
     "origin": rows.origin(1),
-    "label": read_example(known, rows[1], rows.origin(1)).label,
-    "has": [has_split(known, "dev"), has_split(known, "test")],
-    "no_dev": message(known, "dev"),
+    "label": read_example(task, rows[1], rows.origin(1)).label,
+    "has": [has_split(task, "dev"), has_split(task, "test")],
+    "no_dev": message(task, "dev"),
     "mine": message(mine, "dev", source="hub:stanfordnlp/sst2"),
     "reversed": message(get_task("subj"), "train"),
     "mine_has": has_split(mine, "test", source="hub:stanfordnlp/sst2"),
