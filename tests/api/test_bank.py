@@ -17,9 +17,15 @@ WORDS = "cat bread saw".split()
 CLASSES = {"fields": "text", "label": "label"}
 
 
-@pytest.fixture(scope="module")
-def prompts(backbone, rows, small):
-    """Prompts of all kinds of heads, soft and deep, of unequal lengths, trained for a step or so.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param({"prefix", "soft", "tags", "spans", "choice"}, id="five"),
+        pytest.param(None, id="every", marks=pytest.mark.long),
+    ],
+)
+def prompts(request, backbone, rows, small):
+    """Prompts of several or all kinds of heads, of unequal lengths, trained for a step or so.
 
     -> name: prompt, its rows
     """
@@ -54,7 +60,8 @@ def prompts(backbone, rows, small):
         ),
     }  # fmt: skip
     results = {}
-    for name, (method, fields, (train, dev)) in cases.items():
+    for name in sorted(request.param or cases, key=list(cases).index):
+        method, fields, (train, dev) = cases[name]
         trained = jp.train(backbone, train, dev, method=method, **small | fields)
         results[name] = trained.prompt, dev
     return results

@@ -113,6 +113,7 @@ def test_dev_is_measured_as_in_training(model, trained, rows):
 # -- pure scores ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_scores_are_a_pure_function(model, rows):
     batch = model.encode(rows[1][:6])
     plain = jp.scores(model.params, model, batch)

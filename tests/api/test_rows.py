@@ -25,6 +25,7 @@ def numbered(rows):
 
 
 @pytest.mark.long
+@pytest.mark.long
 def test_the_numbers_of_a_data_set_are_its_own_classes(backbone, numbered, small):
     assert set(NAMES) == set(TOPICS)
     steps = {**small, "steps": 60, "multiple": 24}

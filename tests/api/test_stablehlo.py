@@ -309,6 +309,7 @@ def test_a_window_is_masked_at_any_length(backbones, tmp_path):
         np.testing.assert_allclose(actual, expected[:, : actual.shape[1]], rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_discriminators_scores_are_before_the_sigmoid_of_each(backbones, texts, tmp_path):
     task = jp.task("text", labels=LABELS, words=WORDS, template="[soft] {text} Class: [classes].")
     prompt, folder = soft_prompt(tmp_path, width=24), tmp_path / "x"
@@ -363,6 +364,7 @@ def test_the_rest_that_cannot_be(models, tmp_path, monkeypatch):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.long
 def test_files_of_others_stay(models, tmp_path):
     model = models("bert-prefix-linear")
     folder = tmp_path / "mine"

@@ -272,6 +272,7 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
     assert not (folder / "kept" / "train.states").exists()
 
 
+@pytest.mark.long
 def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused_config, tmp_path):
     """What one data seed takes would be allowed."""
     rows = rows_file(tmp_path, [(30, 7), (32, 3)])

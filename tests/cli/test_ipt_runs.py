@@ -62,7 +62,7 @@ def test_a_topic_classifier_learns_without_its_backbone(topics, data, capsys):
     assert tensors["prompt/words/table"].shape == (len(unpack_ids(record["seen"])), 32)
 
 
-@pytest.mark.long_cases("prefix")
+@pytest.mark.long
 @pytest.mark.parametrize("fields", [{}, {"prompt.on": "prefix"}], ids=["slots", "prefix"])
 def test_inspect_compares_the_words_of_a_text_with_its_prompt(
     fields, backbone, data, tmp_path, capsys

@@ -182,7 +182,7 @@ def test_every_method_is_run():
     assert set(METHODS.names()) - {"none", "constant"} <= {case.method for case in CASES.values()}
 
 
-@pytest.mark.default_cases("prefix", "ipt", "dart_bert", "llama_chat")
+@pytest.mark.default_cases("prefix", "ipt", "dart_bert")
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns_exports_and_predicts(name, folders, data, tmp_path, capsys):
     run = serve(capsys, tmp_path, prepare(folders, data, name), data / "test.jsonl")

@@ -226,6 +226,7 @@ def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsy
     assert (whole["dev"], whole["test"]) == (resumed["dev"], resumed["test"])
 
 
+@pytest.mark.long
 def test_a_task_whose_fields_were_edited_is_not_gone_on_with(
     backbone, folder, tmp_path, capsys, refused
 ):

@@ -106,6 +106,7 @@ def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
     assert "tuned with jaxprompt" in (place / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_tuned_weights_fit_every_mesh(tuned, whole, data, tmp_path, capsys):
     """Where the model axis does not divide the vocabulary its tables are filled up."""
     folder, root, command = tuned

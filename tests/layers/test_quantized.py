@@ -238,7 +238,7 @@ def test_what_is_quantized_has_no_gradient():
         )
 
 
-@pytest.mark.long_cases("llama")
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_attention_is_looked_at_through_codes(family):
     model, codes, numbers = make_both(family, 8)

@@ -157,6 +157,8 @@ def named_as_ours(theirs, folder):
     "class-full-0.0-None",
     "word-restricted-0.0-None",
     "word-full-0.0-None",
+    "word-restricted-2.5-None",
+    "class-full-2.5-None",
 )
 @pytest.mark.parametrize("weight, counts", [(0.0, None), (2.5, None), (0.0, (2, 2, 3, 1, 3))])
 @pytest.mark.parametrize("scores", ["restricted", "full"])

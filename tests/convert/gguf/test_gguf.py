@@ -164,6 +164,7 @@ def test_every_packed_type_is_read_in_parts_as_in_whole(kind, tmp_path):
             np.testing.assert_array_equal(block, whole[rows, columns])
 
 
+@pytest.mark.long
 def test_a_released_file_has_the_numbers_and_names_of_its_model(smollm):
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm).tensors}
     unpacked = lambda name: gguf.quants.dequantize(theirs[name].data, theirs[name].tensor_type)

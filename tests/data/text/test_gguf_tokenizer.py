@@ -47,6 +47,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "jaxprompt" / "tokenizers"
 
 
+@pytest.mark.long
 def test_ids_are_those_of_transformers_own(smollm, cache, monkeypatch):
     theirs = AutoTokenizer.from_pretrained(smollm.parent, gguf_file=smollm.name)
     ours = load_tokenizer(smollm)
