@@ -96,12 +96,6 @@ def brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
-def check_share(name: str, value: float) -> None:
-    """Raises InputError if a fraction is not in [0, 1)."""
-    if not 0 <= value < 1:
-        raise InputError(f"{name}={value} must be in [0, 1)")
-
-
 def check_known(name: str, value: Any, choices: Collection[str]) -> str:
     """Returns `value` if it is one of `choices`; `name` is a field, or words such as "the task".
 

@@ -32,7 +32,7 @@ from jaxprompt.config.run import (
 from jaxprompt.convert.load import Loaded, LoadReport
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import Corpus, check_unchanged, split_held_out
-from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
+from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, span_corruption
 from jaxprompt.corpus.denoise.batches import (
     DenoisingSamples,
     EvalBatches,
@@ -184,11 +184,14 @@ def make_denoiser(
     if isinstance(objective, CausalLM):
         return clm.make(tokenizer, length, separate=objective.separate_documents)
     if isinstance(objective, MaskedLM):
-        make = rtd.make if isinstance(objective, ReplacedTokens) else mlm.make
-        return make(
+        # The paper replaces every chosen token by the mask; its code leaves 15% as they are.
+        masks = (1.0, 0.0) if isinstance(objective, ReplacedTokens) else (0.8, 0.1)
+        return mlm.make(
             tokenizer,
             length,
             rate=objective.rate,
+            masked=masks[0],
+            random=masks[1],
             whole_words=objective.whole_words,
             separate=objective.separate_documents,
         )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import transformers
 from processes import Processes
+from replaced_tokens import replace_masks
 from spoil import BASE
 from tiny_adapt import (
     CASES,
@@ -30,7 +31,6 @@ from jaxprompt import rng
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.corpus.denoise import rtd
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.runs.replaced_tokens import make_pair, untie_embeddings
@@ -151,7 +151,7 @@ def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
     for number, batch in enumerate(held_out(workdir)):
         key = jax.random.fold_in(jax.random.fold_in(base, number), 0)
         sampled = np.asarray(draw(batch, key))
-        ids, labels = rtd.replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, sampled)
+        ids, labels = replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, sampled)
         logits = torch_logits(discriminator, batch, input_ids=ids)
         labels, mask = torch.tensor(labels).float(), torch.tensor(batch.encoder.mask)
         each = torch.nn.functional.binary_cross_entropy_with_logits(

@@ -12,7 +12,7 @@ from tiny_run import ROOT, flags, make_backbone, read_lines, sentences, write_ro
 
 from jaxprompt.__main__ import main
 from jaxprompt.corpus import TextSettings, index_corpus, split_held_out
-from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
+from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, span_corruption
 from jaxprompt.corpus.denoise.batches import DenoisingSamples, EvalBatches
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.types import Batch
@@ -142,7 +142,7 @@ def held_out(workdir: Path) -> Iterator[Batch]:
     tokenizer = load_tokenizer(workdir / "backbone")
     make, more = {
         "mlm": (mlm.make, {"whole_words": config["objective"].get("whole_words")}),
-        "rtd": (rtd.make, {}),
+        "rtd": (mlm.make, {"masked": 1.0, "random": 0.0}),
         "clm": (clm.make, {}),
         "prefix_lm": (prefix_lm.make, {"start": 0}),
         "span_corruption": (span_corruption.make, {"start": 0}),

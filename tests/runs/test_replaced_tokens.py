@@ -9,15 +9,19 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from replaced_tokens import replace_masks
 from tiny import assert_close, assert_equal, jit, make_batch, make_tiny
 
+from configs.adapt import rtd
 from jaxprompt import rng
 from jaxprompt.backbones import make_backbone
+from jaxprompt.config.load import to_run_config
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.corpus.denoise import rtd
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.errors import InputError
 from jaxprompt.layers.output import VocabScores
+from jaxprompt.runs.adapt import make_denoiser
 from jaxprompt.runs.replaced_tokens import (
     Pair,
     generator_config,
@@ -147,13 +151,13 @@ def torch_loss(torches, batch, sampled):
     rows = np.nonzero(there)[0]
     logits = torches.generator(**inputs(tokens.ids)).logits[rows, batch.label_pos[there]]
     mlm = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.targets[there]).long())
-    replaced = rtd.replace_masks(tokens.ids, batch.label_pos, batch.targets, sampled)
-    labels = torch.tensor(replaced.labels).float()
-    actual = torches.discriminator(**inputs(replaced.ids)).logits
+    shown, is_replaced = replace_masks(tokens.ids, batch.label_pos, batch.targets, sampled)
+    labels = torch.tensor(is_replaced).float()
+    actual = torches.discriminator(**inputs(shown)).logits
     each = torch.nn.functional.binary_cross_entropy_with_logits(actual, labels, reduction="none")
     right = ((actual > 0) == (labels > 0))[torch.tensor(tokens.mask)]
     hits = (logits.argmax(-1) == torch.tensor(batch.targets[there])).sum(), right.sum()
-    return mlm, each[torch.tensor(tokens.mask)].mean(), replaced.labels, [int(n) for n in hits]
+    return mlm, each[torch.tensor(tokens.mask)].mean(), is_replaced, [int(n) for n in hits]
 
 
 def test_loss_and_gradients_are_torchs(torches, tmp_path):
@@ -186,14 +190,22 @@ def test_loss_and_gradients_are_torchs(torches, tmp_path):
 # -- the parts ------------------------------------------------------------------------------------
 
 
+def test_every_chosen_token_becomes_the_mask(bert):
+    config = to_run_config(rtd.get_config())  # 128 tokens
+    ids = np.random.RandomState(0).randint(2000, 29000, 126)
+    sample = make_denoiser(config, bert, None)([ids], sample_rng(0, 0))
+    assert (sample.encoder.ids[sample.label_pos] == bert.mask_token_id).all()
+    np.testing.assert_array_equal(sample.targets, ids[sample.label_pos - 1])
+
+
 def test_replacing_is_that_of_the_data():
     batch = batch_of()
     draw = np.random.default_rng(1)
     sampled = np.where(draw.random((8, 3)) < 0.5, batch.targets, draw.integers(4, 53, (8, 3)))
-    expected = rtd.replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, sampled)
+    shown, is_replaced = replace_masks(batch.encoder.ids, batch.label_pos, batch.targets, sampled)
     actual = replace_tokens(batch, VocabScores(None, None, np.int32(sampled)))
-    assert_equal(actual.encoder.ids, expected.ids)
-    labels = np.where(batch.encoder.mask, expected.labels, -1)
+    assert_equal(actual.encoder.ids, shown)
+    labels = np.where(batch.encoder.mask, is_replaced, -1)
     assert_equal(actual.targets, labels)
     assert {-1, 0, 1} == set(labels.ravel())
     assert actual.encoder._replace(ids=None) == batch.encoder._replace(ids=None)
