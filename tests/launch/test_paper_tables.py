@@ -892,6 +892,25 @@ def test_the_estimate_says_what_it_leaves_out(tmp_path, capsys):
         assert lost == len(utilization.PERCENTS) == len(lines) / 2
 
 
+def listed_tables():
+    """Reads docs/papers.md. -> paper and table: the number of its runs"""
+    rows = re.findall(r"\| `(\w+) (\w+)` \| ([\d,]+) \|", (ROOT / "docs/papers.md").read_text())
+    return {(name, table): int(runs.replace(",", "")) for name, table, runs in rows}
+
+
+def test_the_list_of_commands_has_every_table():
+    tables = [(name, table) for name, paper_ in paper.PAPERS.items() for table in paper_.TABLES]
+    assert list(listed_tables()) == tables
+
+
+@pytest.mark.default_cases("ptuning_v2-figure3")
+@pytest.mark.parametrize("name, table", listed_tables())
+def test_listed_costs_are_those_of_the_estimate(name, table, tmp_path, capsys):
+    assert paper.main([name, table, "--estimate", f"--workdir={tmp_path / 'new'}"]) == 0
+    total = capsys.readouterr().out.splitlines()[-1]
+    assert total == f"total: {listed_tables()[name, table]} runs"
+
+
 # -- figures -------------------------------------------------------------------------------------
 
 
