@@ -111,11 +111,6 @@ def check_known(name: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
-def show_columns(row: Iterable[str]) -> str:
-    """Lists column names for a message, quoted where they start or end with white space."""
-    return "columns: " + ", ".join(name if name == name.strip() else repr(name) for name in row)
-
-
 def is_kind(value: Any, kind: type) -> bool:
     """Returns whether a value has type `kind`: bool, int, float, str, or tuple of str.
 

@@ -12,6 +12,7 @@ from jaxprompt.build.notes import (
     minus_one_notes,
     misplaced_answer_notes,
     moved_answer_notes,
+    numbered_label_notes,
     odd_example_notes,
 )
 from jaxprompt.build.word_list import (
@@ -337,7 +338,7 @@ def _train_splits(
     Returns train, and dev if it is made; where the examples of each are from; and notes.
     """
     examples = read_all(task, rows, rows.origin)
-    notes = moved_answer_notes(examples)
+    notes = moved_answer_notes(examples) + numbered_label_notes(config, task, rows)
     if not (config.task.labels or task.hub):
         notes += minus_one_notes(task, examples)
     split = _sample_split(config.data, task, examples, rows)

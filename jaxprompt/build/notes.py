@@ -5,7 +5,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from jaxprompt.build.demonstrations import has_demos
 from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.config.kinds import Value
-from jaxprompt.config.run import DataConfig, RunConfig
+from jaxprompt.config.run import DataConfig, RunConfig, TaskConfig
+from jaxprompt.data.rows import Rows
+from jaxprompt.data.tasks.cells import spelling
+from jaxprompt.data.tasks.readers.reading import custom_fields
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import brief
 from jaxprompt.heads import Kind
@@ -95,6 +98,18 @@ def odd_example_notes(
         inputs[name] = first
     notes = {"examples with empty texts": empty, "repeated examples": repeated}
     return [f"{kind}: {', '.join(lines)}" for kind, lines in notes.items() if lines]
+
+
+def numbered_label_notes(config: RunConfig, task: Task, rows: Rows) -> list[str]:
+    """Warns that the numbers in a file are read as labels of the default task, not as its own."""
+    is_default = task.name == TaskConfig().name and config.data.files.train
+    if not is_default or any(spelling(row[task.label]) in task.labels for row in rows):
+        return []
+    names = ", ".join(f"{i} = {name}" for i, name in enumerate(task.labels))
+    return [
+        f"{rows.path} is read as task {task.name}: {names}; for other labels set "
+        f"{custom_fields(task)}"
+    ]
 
 
 def minus_one_notes(task: Task, examples: Sequence[Example]) -> list[str]:

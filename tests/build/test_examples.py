@@ -135,6 +135,14 @@ def test_empty_and_repeated_examples_are_counted_with_the_place_of_the_first(tmp
     )
 
 
+@pytest.mark.parametrize("labels, count", [((0, 1), 1), (("food", 1), 0)])
+def test_numbers_that_the_default_task_reads_as_its_labels_are_noted(tmp_path, labels, count):
+    rows = [{"text": f"t{i}", "label": label} for i, label in enumerate(labels)]
+    config = make_config(tmp_path, train=rows).replace({"task.name": "topics", "task.fields": ()})
+    notes = read_examples(config, ("train",)).notes
+    assert sum("0 = business" in note and "task.name=custom" in note for note in notes) == count
+
+
 def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):
     """predict reads it for itself; one label is enough to score it."""
     config = make_config(tmp_path, dev=OTHER, test=HIDDEN)
