@@ -345,7 +345,7 @@ def _train_splits(
     if split is None:
         return {"train": examples}, {"train": rows.origin}, notes
     splits = {"train": [examples[i] for i in split.train]}
-    origins = {"train": lambda i: rows.origin(split.train[i])}
+    origins = {"train": lambda i: rows.origin(int(split.train[i]))}
     if split.dev is not None:
         dev, dev_rows = [examples[i] for i in split.dev], rows.select(split.dev.tolist())
         splits["dev"], origins["dev"] = scored_examples(task, dev_rows, dev), dev_rows.origin

@@ -196,8 +196,7 @@ def list_runs(
         or share a folder.
     """
     file = config.partition(":")[0]
-    module = None if file.endswith(".json") else load_module(file)
-    if not hasattr(module, "sweep"):
+    if file.endswith(".json") or not hasattr(module := load_module(file), "sweep"):
         raise InputError(f"{file} does not define sweep(); give a .py config with it: {_GRIDS}")
     runs: list[SweepRun] = []
     points: dict[Any, Any] = {}  # by what a run is, and by its folder
