@@ -51,21 +51,19 @@ _RELATED = {
     **dict.fromkeys(("prompt_tuning", "prompt-tuning"), ("soft",)),
     **dict.fromkeys(("prefix_tuning", "prefix-tuning", "p_tuning_v2", "ptuning_v2"), ("prefix",)),
 }
-_MAX_NAMES = 20
+_MAX_NEAR, _MAX_NAMES = 3, 20
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Suggests names for an unknown `name`: up to 20 of `choices`, the nearest first."""
+    """Suggests names for an unknown `name`: the nearest 3 of `choices`, or 20 if none is near."""
     choices = sorted(choices)
     related = [choice for choice in _RELATED.get(name.lower(), ()) if choice in choices]
-    is_near = bool(related or difflib.get_close_matches(name, choices, n=1, cutoff=0.5))
-    if is_near:  # in the order of similarity
-        similar = difflib.get_close_matches(name, choices, n=_MAX_NAMES, cutoff=0.0)
-        names = list(dict.fromkeys([*related, *similar]))[:_MAX_NAMES]
-    else:
-        names = choices[:_MAX_NAMES]
+    label, names = "known", choices[:_MAX_NAMES]
+    if related or difflib.get_close_matches(name, choices, n=1, cutoff=0.5):
+        similar = difflib.get_close_matches(name, choices, n=_MAX_NEAR, cutoff=0.0)
+        label, names = "nearest", list(dict.fromkeys([*related, *similar]))[:_MAX_NEAR]
     remainder = f", ... ({len(choices)} in all)" if len(names) < len(choices) else ""
-    return ("nearest: " if is_near else "known: ") + ", ".join(names) + remainder
+    return f"{label}: {', '.join(names)}{remainder}"
 
 
 def with_article(word: str) -> str:
@@ -105,11 +103,6 @@ def check_known(name: str, value: Any, choices: Collection[str]) -> str:
         equals = " " if " " in name else "="
         raise InputError(f"{name}{equals}{brief(value)} is unknown; {nearest(str(value), choices)}")
     return value
-
-
-def show_columns(row: Iterable[str]) -> str:
-    """Lists column names for a message, quoted where they start or end with white space."""
-    return "columns: " + ", ".join(name if name == name.strip() else repr(name) for name in row)
 
 
 def is_kind(value: Any, kind: type) -> bool:

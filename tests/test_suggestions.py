@@ -23,15 +23,14 @@ MANY = tuple(f"name_{i:03d}" for i in range(50))
         ("robert", BACKBONES.names(), "roberta"),
     ],
 )
-def test_the_nearest_name_is_first_and_the_others_follow(name, choices, first):
+def test_the_nearest_name_is_first(name, choices, first):
     label, _, names = nearest(name, choices).partition(": ")
     assert label == "nearest" and names.split(", ")[0] == first
-    assert sorted(names.split(", ")) == sorted(choices)
 
 
-@pytest.mark.parametrize("name, label", [("name_01", "nearest"), ("zzz", "known")])
-def test_at_most_20_names_are_listed(name, label):
+@pytest.mark.parametrize("name, label, count", [("name_01", "nearest", 3), ("zzz", "known", 20)])
+def test_3_names_are_listed_or_20_if_none_is_near(name, label, count):
     text = nearest(name, MANY)
     assert text.startswith(label) and text.endswith(", ... (50 in all)")
     names = text.partition(": ")[2].split(", ")[:-1]
-    assert len(names) == 20 and set(names) < set(MANY)
+    assert len(names) == count and set(names) < set(MANY)

@@ -1,7 +1,6 @@
 """Trains prompts on rows in memory."""
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,8 @@ from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, infer_task, make_rows
 from jaxprompt.build.backbone import InMemoryInputs, LoadedBackbone
 from jaxprompt.build.examples import hold_out_dev, read_task
-from jaxprompt.errors import InputError, check_type, escape
+from jaxprompt.errors import InputError, check_type
 from jaxprompt.files import user_path
-from jaxprompt.parallel import processes
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.serving.export import pack_run
@@ -85,9 +83,7 @@ def train(
     # From the config, because its label column must be known to read the class names of rows.
     requested_task = read_task(config.task)
     rows = {name: make_rows(x, name, requested_task) for name, x in splits.items() if x is not None}
-    config, line = hold_out_dev(config, set_fields, rows)
-    if line and processes.is_first():
-        print(escape(line), file=sys.stderr)
+    config = hold_out_dev(config, set_fields, rows)
     inputs = InMemoryInputs(rows, backbone)
     with _folder(workdir) as folder, signals.handled(), signals.keeping(keep_files):
         result = tune.train_prompt(config, str(folder), inputs)

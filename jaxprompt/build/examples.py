@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from jaxprompt.build.notes import (
     minus_one_notes,
     misplaced_answer_notes,
     moved_answer_notes,
+    numbered_label_notes,
     odd_example_notes,
 )
 from jaxprompt.build.word_list import (
@@ -21,7 +22,7 @@ from jaxprompt.build.word_list import (
     read_words,
     use_word_list,
 )
-from jaxprompt.config.run import DataConfig, Fraction, KFold, RunConfig, TaskConfig
+from jaxprompt.config.run import DataConfig, Fraction, HoldOut, KFold, RunConfig, TaskConfig
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, get_pattern, to_pretraining_form
 from jaxprompt.data.rows import Rows
@@ -225,7 +226,7 @@ def hold_out_dev(
     config: RunConfig,
     set_fields: Collection[str] = (),
     in_memory: Mapping[str, Rows] | None = None,
-) -> tuple[RunConfig, str]:
+) -> RunConfig:
     """Holds out a fifth of the training examples as dev if there is no dev split and no protocol.
 
     The batch of such a run is the largest power of two with at least 8 batches in an epoch, but at
@@ -237,26 +238,22 @@ def hold_out_dev(
       in_memory: rows by split, in place of the files in the config.
 
     Returns:
-      The config with the protocol and the batch, and a log line; or the same config, and "".
+      The config with the protocol and the batch, or the same config.
     """
     data, is_tuning = config.data, not (config.objective.name or config.shared.tasks)
     is_set = data.protocol.name or any(name.startswith("data.protocol") for name in set_fields)
     if is_set or config.ppt.task or config.task.vocabulary or not is_tuning:
-        return config, ""
+        return config
     task, data_set = read_task(config.task), _DataSet(config, in_memory)
     if data_set.has(task, "dev") or not data_set.has(task, "train"):
-        return config, ""
+        return config
     total, batch = len(data_set.read(task, "train")), data.batch
     size = max(1, round(total * _DEV_SHARE))
     if batch == DataConfig().batch and "data.batch" not in set_fields:
         while batch > _MIN_BATCH and batch * _MIN_BATCHES > total - size:
             batch //= 2
-    line = (
-        f"there is no dev split: {size} of {total} training examples become dev (data.protocol="
-        f"holdout, data.protocol.size={size}), and data.batch is {batch}"
-    )
     protocol = {"name": "holdout", "size": size}
-    return config.replace({"data.protocol": protocol, "data.batch": batch}), line
+    return config.replace({"data.protocol": protocol, "data.batch": batch})
 
 
 def read_examples(
@@ -286,6 +283,7 @@ def read_examples(
         )
     task = read_task(config.task) if record is None else record.task
     splits: dict[str, list[Example]] = {}
+    origins: dict[str, Callable[[int], str]] = {}
     notes = ineffective_field_notes(config)
     if config.task.vocabulary and record is None:
         vocabulary = _read_vocabulary(config, task)
@@ -305,7 +303,7 @@ def read_examples(
             f"{task.metric}"
         )
     if rows is not None:
-        splits, train_notes = _train_splits(config, task, rows)
+        splits, origins, train_notes = _train_splits(config, task, rows)
         notes += train_notes
     for name in wanted:
         if name not in splits and data_set.has(task, name):
@@ -319,11 +317,12 @@ def read_examples(
             # In dev and test, answers are only compared by their words.
             examples = read_all(task, rows, rows.origin, need_place=name == "train")
             notes += misplaced_answer_notes(name, examples) if task.kind == "spans" else []
-            splits[name] = scored_examples(task, rows, examples)
+            splits[name], origins[name] = scored_examples(task, rows, examples), rows.origin
     if "dev" in wanted and not splits.get("dev"):
         raise InputError(_no_dev_message(config, task, len(splits.get("train", ())), in_memory))
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
-    notes += odd_example_notes(splits)
+    if task.metric != "f1c":  # whose examples are turns, not rows
+        notes += odd_example_notes(splits, origins)
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
     if data_set.left_out:
         left_out = ", ".join(data_set.left_out)
@@ -333,20 +332,30 @@ def read_examples(
 
 def _train_splits(
     config: RunConfig, task: Task, rows: Rows
-) -> tuple[dict[str, list[Example]], list[str]]:
-    """Divides training rows by the protocol. Returns train, and dev if it is made, and notes."""
+) -> tuple[dict[str, list[Example]], dict[str, Callable[[int], str]], list[str]]:
+    """Divides training rows by the protocol.
+
+    Returns train, and dev if it is made; where the examples of each are from; and notes.
+    """
     examples = read_all(task, rows, rows.origin)
-    notes = moved_answer_notes(examples)
+    notes = moved_answer_notes(examples) + numbered_label_notes(config, task, rows)
     if not (config.task.labels or task.hub):
         notes += minus_one_notes(task, examples)
     split = _sample_split(config.data, task, examples, rows)
     if split is None:
-        return {"train": examples}, notes
+        return {"train": examples}, {"train": rows.origin}, notes
     splits = {"train": [examples[i] for i in split.train]}
+    origins = {"train": lambda i: rows.origin(int(split.train[i]))}
     if split.dev is not None:
-        dev = [examples[i] for i in split.dev]
-        splits["dev"] = scored_examples(task, rows.select(split.dev.tolist()), dev)
-    return splits, notes
+        dev, dev_rows = [examples[i] for i in split.dev], rows.select(split.dev.tolist())
+        splits["dev"], origins["dev"] = scored_examples(task, dev_rows, dev), dev_rows.origin
+        if isinstance(config.data.protocol, HoldOut):
+            notes.append(
+                f"{len(dev)} of {len(examples)} training examples become dev (data.protocol="
+                f"holdout, data.protocol.size={config.data.protocol.size}), and data.batch is "
+                f"{config.data.batch}"
+            )
+    return splits, origins, notes
 
 
 def _no_dev_message(

@@ -1,12 +1,14 @@
 """Log lines about a run's config and examples: fields without effect, and suspicious data."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from jaxprompt.build.demonstrations import has_demos
 from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.config.kinds import Value
-from jaxprompt.config.run import DataConfig, RunConfig
+from jaxprompt.config.run import DataConfig, RunConfig, TaskConfig
+from jaxprompt.data.rows import Rows
+from jaxprompt.data.tasks.cells import spelling
+from jaxprompt.data.tasks.readers.reading import custom_fields
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import brief
 from jaxprompt.heads import Kind
@@ -58,19 +60,56 @@ def _idle_field_notes(config: RunConfig, head: Kind) -> list[str]:
     ]
 
 
-def odd_example_notes(splits: Mapping[str, Sequence[Example]]) -> list[str]:
-    """Returns log lines: how many examples have no text, and which splits are equal."""
-    counts = {
-        name: sum(not any(map(str.strip, example.fields.values())) for example in examples)
-        for name, examples in splits.items()
-    }
-    empty_counts = ", ".join(
-        f"{name} {n} of {len(splits[name])}" for name, n in counts.items() if n
-    )
-    pairs = itertools.combinations(splits, 2)
-    duplicates = [f"{b} has the same examples as {a}" for a, b in pairs if splits[a] == splits[b]]
-    empty = [f"examples with empty texts: {empty_counts}"] if empty_counts else []
-    return empty + duplicates
+def odd_example_notes(
+    splits: Mapping[str, Sequence[Example]], origins: Mapping[str, Callable[[int], str]]
+) -> list[str]:
+    """Returns log lines: which examples have no text, and which repeat another one.
+
+    An example repeats another if the model reads the same; their labels may differ.
+
+    Args:
+      splits: the examples of each split.
+      origins: for each split, returns where example i was read from.
+    """
+    empty: list[str] = []
+    repeated: list[str] = []
+    inputs: dict[str, dict[Hashable, int]] = {}  # of each split -> the first example with them
+    for name, examples in splits.items():
+        first: dict[Hashable, int] = {}
+        keys = [
+            (*example.fields.values(), example.choices, example.entities, example.pair)
+            if any(map(str.strip, example.fields.values()))
+            else None
+            for example in examples
+        ]
+        for i, key in enumerate(keys):
+            first.setdefault(key, i)
+        counts = [
+            (empty, "", [i for i, key in enumerate(keys) if key is None]),
+            (repeated, "", [i for i, key in enumerate(keys) if key and first[key] < i]),
+        ]
+        for other, others in inputs.items():
+            both = [i for i, key in enumerate(keys) if key and key in others]
+            counts.append((repeated, f" also in {other}", both))
+        for lines, remark, indices in counts:
+            if indices:
+                count = f"{name} {len(indices)} of {len(examples)}{remark}"
+                lines.append(f"{count} (the first at {origins[name](indices[0])})")
+        inputs[name] = first
+    notes = {"examples with empty texts": empty, "repeated examples": repeated}
+    return [f"{kind}: {', '.join(lines)}" for kind, lines in notes.items() if lines]
+
+
+def numbered_label_notes(config: RunConfig, task: Task, rows: Rows) -> list[str]:
+    """Warns that the numbers in a file are read as labels of the default task, not as its own."""
+    is_default = task.name == TaskConfig().name and config.data.files.train
+    if not is_default or any(spelling(row[task.label]) in task.labels for row in rows):
+        return []
+    names = ", ".join(f"{i} = {name}" for i, name in enumerate(task.labels))
+    return [
+        f"{rows.path} is read as task {task.name}: {names}; for other labels set "
+        f"{custom_fields(task)}"
+    ]
 
 
 def minus_one_notes(task: Task, examples: Sequence[Example]) -> list[str]:

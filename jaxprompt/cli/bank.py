@@ -32,7 +32,12 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
     parser.add_argument(
         "--backbone", type=path, help="path of the backbone (default: as in the export)"
     )
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16"),
+        help="dtype of the frozen weights and the activations (default: float32)",
+    )
     parser.add_argument("--batch", type=whole, default=64, help="examples per batch (default: 64)")
     parser.add_argument("--mesh", default="1x1", help="device mesh, data x model (default: 1x1)")
     parser.add_argument(

@@ -218,5 +218,5 @@ def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()
     if args.config is not None and getattr(args, "split", "test") != "test":
         from jaxprompt.build.examples import hold_out_dev
 
-        config, _ = hold_out_dev(config, {field for field, _ in overrides})
+        config = hold_out_dev(config, {field for field, _ in overrides})
     return config

@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
         choices=("tpu", "cuda"),
         help="compile the plans with the compiler of the devices",
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text (default), or json"
+    )
     args, overrides = parser.read(argv)
     require_flags(args, "config")
     count, device = parse_devices(args.devices) if args.devices else (0, None)

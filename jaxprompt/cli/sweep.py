@@ -18,6 +18,7 @@ from jaxprompt.files import NAME
 from jaxprompt.inspection.tables import list_failures
 
 _MAX_PART = 40  # letters of a value in the name of a folder that would be too long
+_GRIDS = "`train --config.runs.seeds=0,1` trains several seeds without sweep()"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -158,7 +159,9 @@ def load_run_config(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     # In the order of the command that the sweep prints.
     config = load_config(run.config, [*overrides, *run.changes.items()])
     if is_grid(config):
-        raise InputError(f"{run.config} has both sweep() and config.runs; remove one of them")
+        raise InputError(
+            f"{run.config} has both sweep() and config.runs; remove one of them: {_GRIDS}"
+        )
     return config
 
 
@@ -193,11 +196,11 @@ def list_runs(
         or share a folder.
     """
     file = config.partition(":")[0]
-    if file.endswith(".json"):
-        raise InputError(f"{file} does not define sweep(); give a .py config")
+    if file.endswith(".json") or not hasattr(module := load_module(file), "sweep"):
+        raise InputError(f"{file} does not define sweep(); give a .py config with it: {_GRIDS}")
     runs: list[SweepRun] = []
     points: dict[Any, Any] = {}  # by what a run is, and by its folder
-    for point in _read_points(call_config(load_module(file), "sweep", file), file):
+    for point in _read_points(call_config(module, "sweep", file), file):
         changes = dict(point)
         argument = changes.pop("config", None)
         path = config if argument is None else f"{file}:{argument}"

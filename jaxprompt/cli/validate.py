@@ -1,6 +1,5 @@
 """Checks a config, its data and its backbone without training."""
 
-import itertools
 from collections.abc import Sequence
 
 from jaxprompt.cli import print_text
@@ -23,8 +22,8 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.build.examples import hold_out_dev
     from jaxprompt.runs.validate import validate
 
-    config, note = hold_out_dev(config, {field for field, _ in overrides})
-    for line in filter(None, itertools.chain([note], validate(config))):
+    config = hold_out_dev(config, {field for field, _ in overrides})
+    for line in validate(config):
         print_text(line)
     print_text("the config is valid")
     return 0

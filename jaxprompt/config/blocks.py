@@ -1,5 +1,6 @@
 """Replaces blocks that overrides name, and suggests fields for unknown ones."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from jaxprompt.errors import InputError, nearest
 
 # Block -> its module in configs/parts, and what its name selects.
 _PARTS = {"prompt": ("methods", "method"), "head": ("heads", "head")}
+_TYPO = 0.8  # similarity of a name and its misspelling
 
 
 def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> None:
@@ -75,7 +77,10 @@ def unknown_field(leaves: Mapping[str, Any], field: str) -> InputError:
     fields = dict.fromkeys([*leaves, *option_fields()])
     synonym = SYNONYMS.get(field, SYNONYMS.get(last.lower().replace("-", "_")))
     same_name = [name for name in fields if name.rpartition(".")[2] == last]
-    candidates = [synonym] if synonym in fields else same_name
+    block_fields = [name.rpartition(".")[2] for name in fields if name.rpartition(".")[0] == block]
+    typos = difflib.get_close_matches(last, block_fields, cutoff=_TYPO)
+    likely = [field.removesuffix(last) + name for name in typos]
+    candidates = [synonym] if synonym in fields else [*likely, *same_name]
     hint = f"nearest: {', '.join(candidates)}" if candidates else nearest(field, fields)
     return InputError(f"unknown config field {field!r}; {hint}")
 

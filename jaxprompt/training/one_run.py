@@ -246,7 +246,7 @@ class OneRun:
         # From disk: memory has the parameters of the last step.
         saved = self._checkpoints.saved
         trainable, best = saved.restore_best(self.state.trainable, progress.best.step)
-        time = {"seconds": seconds, "compilations": len(self._shapes)}
+        time = {"seconds": seconds, "step_programs": len(self._shapes)}
         return TrainOutcome(progress, Evaluation(**best), trainable, time)
 
     def _is_broken(self, counts: list[tuple[int, int, int]]) -> bool:

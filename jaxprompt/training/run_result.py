@@ -27,7 +27,8 @@ class RunResult(Document):
     dev: Scores | None = None  # at the best step, as all scores are
     held_out: Scores | None = None
     test: Scores | None = None
-    time: Scores = dataclasses.field(default_factory=dict)  # seconds; compilations
+    # Seconds, and step_programs: the programs of the training step, one per shape of a batch.
+    time: Scores = dataclasses.field(default_factory=dict)
 
     @property
     def selection(self) -> Scores:

@@ -230,7 +230,7 @@ def train_together(args: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         train_grid(c, args.workdir)
     results = [read_result(run.folder) for run in list_runs(c, args.workdir)]
-    answer([r.dev for r in results], programs=results[0].time["compilations"], **compilations)
+    answer([r.dev for r in results], programs=results[0].time["step_programs"], **compilations)
 
 
 def train_in_turn(args: argparse.Namespace) -> None:
@@ -247,7 +247,7 @@ def train_in_turn(args: argparse.Namespace) -> None:
         started = time.perf_counter()
         results.append(tune.train_prompt(grid[number].config, str(grid[number].folder)))
         seconds.append(time.perf_counter() - started)
-    programs = sum(result.time["compilations"] for result in results)
+    programs = sum(result.time["step_programs"] for result in results)
     answer([r.dev for r in results], seconds=seconds, programs=programs, **compilations)
 
 

@@ -238,7 +238,7 @@ def test_what_makes_no_bank_is_named(backbone, prompts, rows):
     with pytest.raises(jp.InputError, match="several prompts must be exports"):
         jp.attach(backbone, [first], task="topics")
     with pytest.raises(
-        jp.InputError, match="rows:1: no column 'prompt' with the name of the prompt"
+        jp.InputError, match="rows:1: there is no column 'prompt' with the name of the prompt"
     ):
         jp.predict(jp.attach(backbone, {"first": first}), rows[1])
 

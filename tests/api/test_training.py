@@ -98,7 +98,7 @@ def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
 
 
 def test_rows_alone_are_a_run_whose_config_has_task_dev_and_batch(
-    backbone, rows, tmp_path, capsys, monkeypatch
+    backbone, rows, tmp_path, monkeypatch
 ):
     configs = []
 
@@ -110,10 +110,8 @@ def test_rows_alone_are_a_run_whose_config_has_task_dev_and_batch(
     for given in (rows[0], str(write_rows(tmp_path / "rows.jsonl", rows[0]))):
         with pytest.raises(KeyboardInterrupt):
             jp.train(backbone, given, method="soft")
-        assert "10 of 48 training examples become dev" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         jp.train(backbone, rows[0], method="soft", protocol="holdout", size=10, bs=8)
-    assert "become dev" not in capsys.readouterr().err
     first = configs[0]
     assert all(config == first for config in configs)
     assert first.data.protocol == HoldOut(size=10) and first.data.batch == 8

@@ -102,12 +102,13 @@ def test_dev_is_needed_where_it_is_wanted(tmp_path):
 )
 def test_without_dev_a_fifth_of_train_is_held_out(tmp_path, count, set_fields, size, batch):
     rows = [{"t": f"t{i}", "label": "xy"[i % 2]} for i in range(count)]
-    config, line = hold_out_dev(make_config(tmp_path, train=rows), set_fields)
+    config = hold_out_dev(make_config(tmp_path, train=rows), set_fields)
     assert config == make_config(tmp_path, train=rows, protocol="holdout", size=size).replace(
         {"data.batch": batch}
     )
-    assert f"{size} of {count} " in line and f"data.batch is {batch}" in line
-    assert hold_out_dev(config) == (config, "")
+    (line,) = read_examples(config).notes
+    assert line.startswith(f"{size} of {count} ") and line.endswith(f"data.batch is {batch}")
+    assert hold_out_dev(config) == config
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,30 @@ def test_without_dev_a_fifth_of_train_is_held_out(tmp_path, count, set_fields, s
 )
 def test_nothing_is_held_out_where_dev_is_configured(tmp_path, options, set_fields):
     config = make_config(tmp_path, **options)
-    assert hold_out_dev(config, set_fields) == (config, "")
+    assert hold_out_dev(config, set_fields) == config
+
+
+def test_empty_and_repeated_examples_are_counted_with_the_place_of_the_first(tmp_path):
+    """Of a label that differs, too; the empty ones do not count as repeated."""
+    rows = [{"t": t, "label": "xy"[i % 2]} for i, t in enumerate(("a", "b", " ", "a", "", "a"))]
+    config = make_config(tmp_path, train=rows, dev=[OTHER[0], {"t": "b", "label": "x"}])
+    assert read_examples(config).notes == (
+        f"examples with empty texts: train 2 of 6 (the first at {tmp_path}/train.jsonl:3)",
+        f"repeated examples: train 2 of 6 (the first at {tmp_path}/train.jsonl:4), "
+        f"dev 1 of 2 also in train (the first at {tmp_path}/dev.jsonl:2)",
+    )
+    config = make_config(tmp_path, train=ROWS * 2, **listed(tmp_path, train=[3, 2], dev=[14, 4]))
+    assert read_examples(config).notes == (
+        f"repeated examples: dev 1 of 2 also in train (the first at {tmp_path}/train.jsonl:15)",
+    )
+
+
+@pytest.mark.parametrize("labels, count", [((0, 1), 1), (("food", 1), 0)])
+def test_numbers_that_the_default_task_reads_as_its_labels_are_noted(tmp_path, labels, count):
+    rows = [{"text": f"t{i}", "label": label} for i, label in enumerate(labels)]
+    config = make_config(tmp_path, train=rows).replace({"task.name": "topics", "task.fields": ()})
+    notes = read_examples(config, ("train",)).notes
+    assert sum("0 = business" in note and "task.name=custom" in note for note in notes) == count
 
 
 def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):

@@ -159,6 +159,7 @@ def test_reading_a_config_starts_no_devices():
         ("batch_size", "data.batch"),
         ("optim.lr-scheduler", "optim.schedule.name"),
         ("train.lr", "optim.lr, runs.lr"),
+        ("runs.seed", "runs.seeds, data.seed, seed"),  # the same block first
         ("backbone.once", "backbone.cache_shared_prefix"),
         ("data.protocol.scarce", "data.protocol.on_shortage"),
     ],

@@ -57,8 +57,7 @@ def test_a_file_without_dev_is_divided_by_train_and_by_evaluate(tmp_path, monkey
     configs = []
     monkeypatch.setattr(tune, "train_prompt", lambda config, _: configs.append(config))
     words = ["--config=base", f"--workdir={tmp_path}", *flags(fields)]
-    _, err = succeed(capsys, "train", *words)
-    assert "4 of 20 training examples become dev" in err
+    succeed(capsys, "train", *words)
     for split, size in (("dev", 4), ("train", 4), ("test", None)):
         args = argparse.Namespace(config="base", workdir=str(tmp_path), split=split)
         configs.append(load_run(args, [(name, str(x)) for name, x in fields.items()]))

@@ -119,8 +119,8 @@ def test_examples_are_checked(validate, data, tmp_path):
     assert "  f1: the positive class is beast\n" in validate(**fields, task__metric="f1")
     out = validate(**fields)
     assert "  task.positive='beast' has no effect: task.metric is accuracy\n" in out
-    assert f"  examples with empty texts: train 2 of {len(rows)}, dev 2 of" in out
-    assert "  dev has the same examples as train\n" in out
+    assert f"  examples with empty texts: train 2 of {len(rows)} (the first at" in out
+    assert f"  repeated examples: dev {len(rows) - 2} of {len(rows)} also in train" in out
 
 
 @pytest.mark.parametrize(

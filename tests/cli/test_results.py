@@ -1,17 +1,20 @@
 """Tables of any folder of runs, and a folder of several runs where one is asked for."""
 
+import ast
 import json
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_run import ROOT, jaxprompt, succeed
 
-from jaxprompt import __version__
+from jaxprompt import __version__, cli
 from jaxprompt.__main__ import commands
+from jaxprompt.cli import completion
 from jaxprompt.config.load import load_config
 from jaxprompt.config.open_blocks import NAMED
 
@@ -213,6 +216,14 @@ def test_help_lists_the_commands_in_groups(capsys, monkeypatch):
     assert max(map(len, lines)) <= 60 and "other" not in lines
     names = [line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "]
     assert sorted(names) == sorted(commands())
+
+
+def test_every_flag_of_a_command_has_a_help_text():
+    files = set(Path(cli.__file__).parent.glob("*.py")) - {Path(completion.__file__)}
+    calls = [x for file in files for x in ast.walk(ast.parse(file.read_text()))]
+    flags = [x for x in calls if getattr(getattr(x, "func", None), "attr", "") == "add_argument"]
+    assert len(flags) > 60
+    assert [x.args[0].value for x in flags if "help" not in {y.arg for y in x.keywords}] == []
 
 
 def test_help_lists_flags_and_blocks_then_the_fields_of_a_block(capsys, monkeypatch, refused):

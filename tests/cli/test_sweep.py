@@ -11,6 +11,7 @@ import pytest
 from tiny_run import METHOD_CONFIG, flags, jaxprompt, succeed, tiny_fields
 
 from jaxprompt.cli.sweep import list_runs, load_run_config
+from jaxprompt.errors import InputError
 
 SWEEP = """
 def sweep():
@@ -199,6 +200,15 @@ def test_points_that_are_wrong_are_refused_before_anything_runs(body, message, t
         "sweep", f"--config={file}", f"--workdir={tmp_path / 'runs'}", "--run"
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_without_a_sweep_the_command_for_several_seeds_is_named(tmp_path):
+    advice = r"`train --config\.runs\.seeds=0,1`"
+    with pytest.raises(InputError, match=rf"^base does not define sweep\(\).*{advice}"):
+        list_runs("base", tmp_path)
+    (run,) = list_runs(str(rewrite(tmp_path, "def sweep():\n    yield {'seed': 1}\n")), tmp_path)
+    with pytest.raises(InputError, match=advice):
+        load_run_config(run, [("runs.seeds", "0,1")])
 
 
 def test_an_argument_of_a_point_may_be_a_number(tmp_path):

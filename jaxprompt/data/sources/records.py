@@ -1,6 +1,7 @@
 """Records of the input and output of predictions: one per line or row, in order."""
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from jaxprompt.data.sources.splits import feature_names, label_namer
 from jaxprompt.data.tasks.readers.candidates import example_rows_or_errors
 from jaxprompt.data.tasks.readers.reading import has_label, read_example
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 from jaxprompt.files import json_line, user_path
 
 
@@ -92,12 +93,25 @@ def _from_lines(
             if not text:
                 yield Record(origin)
             elif fields and text[0] != "{":
+                if number == 1:
+                    _check_no_header(text, fields, origin)
                 yield Record(origin, _field_row(text, fields, "a plain line"))
             else:
                 yield Record(origin, parse_row(text, origin))
         except InputError as error:
             # A record for a broken line too, because the output has a line for each input line.
             yield Record(origin, error=str(error))
+
+
+def _check_no_header(line: str, fields: Sequence[str], where: str) -> None:
+    """Raises InputError for the header of a table, whose rows would be read as texts."""
+    cells = [cell.strip().strip('"') for cell in re.split("[,;\t]", line)]
+    if len(cells) > 1 and set(fields) & set(cells):
+        raise InputError(
+            f"{where}: {brief(line)} is the header of a table with the field {fields[0]!r}, but "
+            "stdin takes JSON lines, or one text per line; write the table to a .csv or .tsv file "
+            "and use --input=FILE"
+        )
 
 
 def _field_row(text: str, fields: Sequence[str], source: str) -> dict[str, str]:

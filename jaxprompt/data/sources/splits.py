@@ -11,11 +11,11 @@ from typing import Any
 
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.files import SUFFIXES, file_errors, read_file
-from jaxprompt.data.tasks.cells import spelling
+from jaxprompt.data.tasks.cells import missing_column, spelling
 from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import row_labels
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, brief, first_line, nearest, show_columns
+from jaxprompt.errors import InputError, brief, first_line, nearest
 from jaxprompt.files import open_regular, user_path
 
 _CONVERTED = "refs/convert/parquet"  # where the hub keeps what a data set's script makes
@@ -104,10 +104,8 @@ def _select_rows(rows: Rows, only: str) -> Rows:
     cells = []
     for number, row in enumerate(rows):
         if column not in row:
-            raise InputError(
-                f"{rows.origin(number)}: there is no column {column!r}, which data.only names; "
-                f"{show_columns(row)}"
-            )
+            where = rows.origin(number)
+            raise InputError(missing_column(row, column, where, ", which data.only names"))
         cells.append(spelling(row[column]))
     if value not in cells:
         suggestion = nearest(value, set(cells))

@@ -1,24 +1,41 @@
 """The values of single cells: which are text, and how labels are written."""
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxprompt.errors import InputError, show_columns
+from jaxprompt.errors import InputError
 
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(\.0+)?")
+_TABLE = re.compile(r"(?<=\.[ct]sv):\d+$|(?<=\.[ct]sv\.gz):\d+$")  # line in a table's "file:line"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def get_cell(row: Mapping[str, Any], column: str, where: str) -> Any:
-    """Returns a cell of a row. Raises InputError, starting with `where`, if there is no column."""
+    """Returns a cell of a row. Raises InputError if there is no column."""
     if column not in row:
         raise InputError(
-            f"{where}: there is no column {column!r}; {show_columns(row)}; rename one, or set "
-            "task.fields, task.label etc. of task.name=custom to the columns of your file"
+            f"{missing_column(row, column, where)}; rename one, or set task.fields, task.label "
+            "etc. of task.name=custom to the columns of your file"
         )
     return row[column]
+
+
+def missing_column(row: Iterable[str], column: str, where: str, remark: str = "") -> str:
+    """Returns the beginning of a message: which column is missing where, and which there are.
+
+    The place is that of the row, or for CSV and TSV the header. The columns are quoted where they
+    start or end with white space.
+    """
+    columns = {name: name if name == name.strip() else repr(name) for name in row}
+    near = difflib.get_close_matches(column, columns, n=1)
+    nearest = f"; nearest: {columns[near[0]]}" if near else ""
+    return (
+        f"{_TABLE.sub(', header', where)}: there is no column {column!r}{remark}; "
+        f"columns: {', '.join(columns.values())}{nearest}"
+    )
 
 
 def describe_non_text(value: Any) -> str:

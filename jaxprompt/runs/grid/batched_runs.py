@@ -389,7 +389,7 @@ class BatchedRuns:
             dev=None if pretrains else best.dev,
             held_out=best.dev if pretrains else None,
             test=test,
-            time={"seconds": seconds, "compilations": len(self.programs.compiled)},
+            time={"seconds": seconds, "step_programs": len(self.programs.compiled)},
         )
 
     def _write_error(self, index: int, error: str) -> None:

@@ -1,6 +1,7 @@
 """Records as lines of JSON."""
 
 import dataclasses
+import io
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from jaxprompt.data.sources.records import (
     UnknownLabels,
     from_file,
     from_rows,
+    from_stdin,
     output_lines,
     with_examples,
 )
@@ -43,6 +45,18 @@ def test_a_pipe_has_lines_of_json(tmp_path):
     assert [(record.origin, record.row) for record in records] == [
         (f"{pipe}:1", {"a": 1}), (f"{pipe}:2", None), (f"{pipe}:3", {"a": 2})
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line, is_header",
+    [("text,label", True), ('"id"\t"text"', True), ("a text, b", False), ("text", False)],
+)
+def test_a_table_on_stdin_is_not_read_as_texts(line, is_header, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{line}\n{line}\n"))
+    first, second = from_stdin(["text"])
+    assert second.row == {"text": line}
+    assert first.row == (None if is_header else second.row)
+    assert ("--input=FILE" in first.error) == is_header
 
 
 def test_scores_that_are_not_finite_are_none_of_a_row():

@@ -129,6 +129,17 @@ def test_rows_that_a_task_cannot_read(fields, row, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "where, place",
+    [("a.csv:2", "a.csv, header"), ("b.tsv.gz:9", "b.tsv.gz, header"), ("a.jsonl:2", "a.jsonl:2")],
+)
+def test_a_missing_column_is_that_of_the_header_and_has_a_nearest(where, place):
+    with pytest.raises(InputError) as error:
+        read_example(custom_task(**CLASSES), {"txt ": "a", "label": "x"}, where)
+    message = f"{place}: there is no column 'text'; columns: 'txt ', label; nearest: 'txt '; "
+    assert str(error.value).startswith(message)
+
+
 @pytest.mark.parametrize("text", [
     "no <e1>a</e1> here", "<e1>a</e1> <e2>b", "<e1>a</e1> <e1>b</e1> <e2>c</e2>",
     "<e1>a <e2>b</e1></e2>", "<e1></e1> <e2>b</e2>",

@@ -169,9 +169,15 @@ def read_example(
 
 def _unknown_label_error(task: Task, value: Any, labels: Sequence[str], where: str) -> InputError:
     listing = ", ".join(labels[:20]) + (f", ... ({len(labels)} in all)" if len(labels) > 20 else "")
+    advice = "" if task.name == "custom" else f"; for other labels set {custom_fields(task)}"
     return InputError(
-        f"{where}: label {value!r} is not a label of task {task.name}; labels: {listing}"
+        f"{where}: label {value!r} is not a label of task {task.name}; labels: {listing}{advice}"
     )
+
+
+def custom_fields(task: Task) -> str:
+    """Returns the config fields of a custom task with the columns of a built-in one."""
+    return f"task.name=custom, task.fields={','.join(task.fields)} and task.label={task.label}"
 
 
 def read_all(
