@@ -24,6 +24,7 @@ from jaxprompt.files import (
     acquire_lock,
     add_checksum,
     dumps,
+    is_run,
     make_folder,
     pop_checksum,
     read_json,
@@ -101,8 +102,9 @@ def check_workdir(
     """Compares a resolved config with config.json of `workdir`, if it exists.
 
     `ignored` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with
-    the fields that differ, for a path that orbax cannot write to, and for a folder with files of a
-    run but no config.json. Any other folder without one is accepted.
+    the fields that differ, for a path that orbax cannot write to, for a folder inside the
+    checkpoints of another run, and for one with files of a run but no config.json. Any other folder
+    without one is accepted.
     """
     full_path, path = os.path.abspath(workdir), Path(workdir) / CONFIG
     if forbidden := [part for part in _FORBIDDEN if part in full_path]:
@@ -110,6 +112,9 @@ def check_workdir(
             f"{full_path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
             "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
         )
+    for folder in (Path(full_path), *Path(full_path).parents):
+        if folder.name == "checkpoints" and is_run(folder.parent):
+            raise InputError(f"{workdir} belongs to the run {folder.parent}; use another workdir")
     if not os.path.exists(path):
         # A run writes config.json before these files.
         if foreign := [name for name in _RUN_FILES if os.path.exists(path.with_name(name))]:

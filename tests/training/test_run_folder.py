@@ -122,6 +122,16 @@ def test_checkpoints_below_any_other_path(tmp_path):
     assert position == {"step": 3} and (workdir / "checkpoints/3").is_dir()
 
 
+@pytest.mark.parametrize("inner", ["checkpoints", "checkpoints/3/best"])
+def test_the_checkpoints_of_another_run_are_refused(tmp_path, inner):
+    """A run there would be in no table."""
+    bind_workdir(tmp_path, CONFIG)
+    check_workdir(tmp_path / inner, CONFIG)
+    (tmp_path / "lock").touch()
+    assert f"the run {tmp_path};" in refuse_line(check_workdir, tmp_path / inner, CONFIG)
+    check_workdir(tmp_path / "new", CONFIG)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "record.json", "checkpoints"])
 def test_a_folder_of_someone_else_is_refused(tmp_path, name):
     (tmp_path / name).write_text("precious\n")
