@@ -34,7 +34,7 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in read_metrics(workdir):
         values = {"loss": record["loss"]} if "loss" in record else {}
-        for name, value in list(record.get("dev", {}).items())[:1]:  # the task's metric
+        for name, value in list(record.get("dev", {}).items())[:1]:  # the one that selects
             values[f"dev {name}"] = value
         for name, value in values.items():
             if is_kind(value, float):
