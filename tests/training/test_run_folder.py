@@ -18,7 +18,7 @@ from refusing import refuse_line
 from jaxprompt.data.sources.digest import SplitRecord
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
-from jaxprompt.files import is_locked
+from jaxprompt.files import add_checksum, is_locked
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.run_folder import (
@@ -160,6 +160,13 @@ def test_a_record_names_what_differs(tmp_path):
     for text in (path.read_text().replace('"good"', '"fine"'), "{}"):
         path.write_text(text)
         assert "record.json was changed" in refuse_line(check_record, tmp_path, changed)
+
+
+def test_a_record_whose_task_no_run_has_is_refused(tmp_path):
+    values = json.loads(json.dumps(RECORD.to_json()))
+    values["task"]["words"] = [["a"], []]
+    (tmp_path / "record.json").write_text(json.dumps(add_checksum(values)))
+    assert "record.json: task.labels" in refuse_line(check_record, tmp_path, RECORD)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"best_step": "3"}', '{"best', "null"])
