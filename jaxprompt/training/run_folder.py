@@ -4,6 +4,7 @@
     <workdir>/config.json  resolved config of the run
     <workdir>/record.json  what the run was trained on: task, label names, digests, backbone
     <workdir>/result.json  the scores; a run that has it is finished
+    <workdir>/error.txt    why a run of a grid failed
 
 Several processes share the folder and call every function together: process 0 writes and decides.
 """
@@ -27,6 +28,7 @@ from jaxprompt.files import (
     is_run,
     make_folder,
     pop_checksum,
+    read_bytes,
     read_json,
     remove_scratch,
     write_atomic,
@@ -38,6 +40,7 @@ from jaxprompt.training.run_result import RunResult
 
 Record = TypeVar("Record", bound=RunRecord)
 RECORD, RESULT = "record.json", "result.json"
+FAILURE = "error.txt"  # instead of the result, of a run of a grid
 _RUN_FILES = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
 # Characters that break checkpoints below a path. Orbax searches it by patterns: [ab] and ** match
 # nothing, * and ? also the files of other runs. tensorstore reads a backslash as a slash, and etils
@@ -216,6 +219,19 @@ def read_result(workdir: str | os.PathLike) -> RunResult | None:
     path = Path(workdir) / RESULT
     values = _read_object(path, f"or {RunResult.FIX}")
     return None if values is None else RunResult.from_json(values, path)
+
+
+def read_failure(workdir: str | os.PathLike) -> str | None:
+    """Reads why a run of a grid failed, None if it has not. Raises InputError if that fails."""
+    path = Path(workdir) / FAILURE
+    try:
+        return read_bytes(path).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); delete it to train the run again"
+        ) from error
 
 
 def _read_object(path: Path, advice: str) -> dict[str, object] | None:

@@ -26,6 +26,7 @@ from jaxprompt.training.run_folder import (
     check_record,
     check_workdir,
     lock_workdir,
+    read_failure,
     read_result,
     write_record,
 )
@@ -176,6 +177,12 @@ def test_only_a_result_is_a_result(tmp_path, text):
     assert "result.json" in refuse_line(read_result, tmp_path)
     (tmp_path / "result.json").write_text('{"best_step": 3}')
     assert read_result(tmp_path) == RunResult(best_step=3)
+
+
+def test_a_failure_is_read_from_a_regular_file(tmp_path):
+    assert read_failure(tmp_path) is None
+    os.mkfifo(tmp_path / "error.txt")  # would be waited for
+    assert "error.txt cannot be read" in refuse_line(read_failure, tmp_path)
 
 
 # -- lock -----------------------------------------------------------------------------------------
