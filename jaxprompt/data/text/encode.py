@@ -94,6 +94,10 @@ class ExampleEncoder:
             entities=entities,
             lists_classes=bool(lists),
         )
+        if num_slots > max_len:  # before lists of this length are made
+            raise InputError(
+                f"the prompt has {num_slots} slots, over max_len {max_len}; use fewer slots"
+            )
         self._entities = entities
         self._markers = tuple(markers) or default_markers(entities)
         self._whole_fields = {f"entity{i}" for i in range(1, 1 + entities)}  # never cut
