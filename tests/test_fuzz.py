@@ -54,7 +54,7 @@ from jaxprompt.training.run_record import BackboneRecord, TaskRecord
 from jaxprompt.training.run_result import RunResult
 
 COUNTS = {"config": 900, "mutated": 150, "header": 250, "torch": 60, "npy": 400, "peft": 250}
-COUNTS |= {"data": 900, "corpus": 200, "records": 150}
+COUNTS |= {"data": 900, "corpus": 200, "records": 190}
 FILE = "model.safetensors"
 
 
@@ -249,17 +249,18 @@ def test_damaged_records(tmp_path, rng, monkeypatch):
     write(tmp_path / "metrics.jsonl", json.dumps(METRICS) + "\n")
     write_artifact(tmp_path / "export", {"head/bias": np.zeros(2)}, make_metadata())
     assert survive(monkeypatch, "undamaged", read_records, tmp_path) == 0
-    names = ["config.json", "record.json", "result.json", "metrics.jsonl", "export/prompt.json"]
+    names = ["record.json", "result.json", "metrics.jsonl", "export/prompt.json"]
     whole, ends = {name: (tmp_path / name).read_bytes() for name in names}, set()
-    for name, value in sample(rng, names, VALUES, count=COUNTS["records"]):
-        document = json.loads(whole[name])
-        paths = list(leaves(document))
-        changed = replaced(document, paths[int(rng.integers(0, len(paths)))], value)
-        if "checksum" in document and depth(changed) < 400:
+    fields = [(name, path) for name in names for path in leaves(json.loads(whole[name]))]
+    for (name, path), value in sample(rng, fields, VALUES, count=COUNTS["records"]):
+        changed = replaced(json.loads(whole[name]), path, value)
+        if "checksum" in changed and depth(changed) < 400:
             changed = add_checksum(changed)
-        data = mutated(whole[name], rng) if rng.random() < 0.3 else dump(changed) + "\n"
-        write(tmp_path / name, data)
-        ends.add(survive(monkeypatch, (name, data), read_records, tmp_path))
+        is_cut = rng.random() < 0.2
+        write(
+            tmp_path / name, data := mutated(whole[name], rng) if is_cut else dump(changed) + "\n"
+        )
+        ends.add(survive(monkeypatch, (name, path, data), read_records, tmp_path))
         write(tmp_path / name, whole[name])
     assert ends == {0, 2}
 
