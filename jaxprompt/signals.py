@@ -15,6 +15,7 @@ therefore ends the process PATIENCE seconds after a signal, and at a second Ctrl
 written such that this is safe, like SIGKILL.
 """
 
+import atexit
 import contextlib
 import contextvars
 import os
@@ -210,6 +211,13 @@ def watch() -> None:
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     threading.Thread(target=_read_signals, args=(read_end,), daemon=True).start()
+    atexit.register(_ignore_signals)  # it runs after the functions that are registered later
+
+
+def _ignore_signals() -> None:
+    """Keeps the exit code while Python ends, for which it would restore the default handlers."""
+    for number in CODES:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _on_signal(number: int, _frame: object) -> None:

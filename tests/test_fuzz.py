@@ -7,14 +7,30 @@ import json
 import numpy as np
 import pyarrow.parquet
 import pytest
-from fuzz import SEED, TEXTS, VALUES, dump, mutated, sample, survive, write
+from exports import make_metadata
+from fuzz import (
+    SEED,
+    TEXTS,
+    VALUES,
+    depth,
+    dump,
+    leaves,
+    mutated,
+    replaced,
+    sample,
+    survive,
+    write,
+)
 from safetensors.numpy import save_file
 from tiny import CONFIGS, MODEL_HEADS
 
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.new_backbone import open_untrained
+from jaxprompt.build.prompt_artifact import read_export
+from jaxprompt.cli import results, show
+from jaxprompt.config.load import load_config
 from jaxprompt.config.run import BackboneConfig
-from jaxprompt.convert.artifact import import_npy, write_npy
+from jaxprompt.convert.artifact import import_npy, write_artifact, write_npy
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
 from jaxprompt.convert.shapes import (
@@ -26,13 +42,19 @@ from jaxprompt.convert.shapes import (
     select_tensors,
 )
 from jaxprompt.corpus.read import DOCUMENTS, DocumentSource, TextSettings
+from jaxprompt.data.sources.digest import SplitRecord
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
+from jaxprompt.data.tasks.task import Task
+from jaxprompt.files import add_checksum
+from jaxprompt.training import run_folder
+from jaxprompt.training.run_record import BackboneRecord, TaskRecord
+from jaxprompt.training.run_result import RunResult
 
 COUNTS = {"config": 900, "mutated": 150, "header": 250, "torch": 60, "npy": 400, "peft": 250}
-COUNTS |= {"data": 900, "corpus": 200}
+COUNTS |= {"data": 900, "corpus": 200, "records": 190}
 FILE = "model.safetensors"
 
 
@@ -196,6 +218,51 @@ def test_a_damaged_adapter(tmp_path, rng, monkeypatch):
     ):
         save_file({"prompt_embeddings": array}, folders[1] / "adapter_model.safetensors")
         survive(monkeypatch, array, read_peft, folders[1])
+
+
+# -- records --------------------------------------------------------------------------------------
+
+TASK = Task("topics", ("text",), labels=("a", "b"), words=(("a",), ("b", "c")))
+RECORD = TaskRecord(
+    task=TASK, choices=1, splits={"train": SplitRecord(3, {"a": 1, "b": 2}, "x")},
+    identity={"tokenizer": "t"}, template="{text}", backbone=BackboneRecord("bert", "f"),
+)  # fmt: skip
+RESULT = RunResult(
+    method="prefix", seed=0, trained=10, total=1000, steps=3, best_step=2,
+    dev={"accuracy": 0.5}, test={"accuracy": 0.25}, time={"seconds": 3.0},
+)  # fmt: skip
+METRICS = {"step": 2, "loss": 1.5, "dev": {"accuracy": 0.5}, "time": {"seconds": 1.0}}
+
+
+def read_records(folder) -> None:
+    """Reads the files of a run, and its export."""
+    read_export(str(folder / "export"))
+    show.format_run(folder)
+    results.print_table(results.read_folder(folder), {})
+
+
+def test_damaged_records(tmp_path, rng, monkeypatch):
+    config = load_config("base", [("backbone.path", "x")])
+    write(tmp_path / "config.json", config.to_json())
+    run_folder.write_record(tmp_path, RECORD)
+    run_folder.write_result(tmp_path, RESULT)
+    write(tmp_path / "metrics.jsonl", json.dumps(METRICS) + "\n")
+    write_artifact(tmp_path / "export", {"head/bias": np.zeros(2)}, make_metadata())
+    assert survive(monkeypatch, "undamaged", read_records, tmp_path) == 0
+    names = ["record.json", "result.json", "metrics.jsonl", "export/prompt.json"]
+    whole, ends = {name: (tmp_path / name).read_bytes() for name in names}, set()
+    fields = [(name, path) for name in names for path in leaves(json.loads(whole[name]))]
+    for (name, path), value in sample(rng, fields, VALUES, count=COUNTS["records"]):
+        changed = replaced(json.loads(whole[name]), path, value)
+        if "checksum" in changed and depth(changed) < 400:
+            changed = add_checksum(changed)
+        is_cut = rng.random() < 0.2
+        write(
+            tmp_path / name, data := mutated(whole[name], rng) if is_cut else dump(changed) + "\n"
+        )
+        ends.add(survive(monkeypatch, (name, path, data), read_records, tmp_path))
+        write(tmp_path / name, whole[name])
+    assert ends == {0, 2}
 
 
 # -- rows -----------------------------------------------------------------------------------------

@@ -95,6 +95,18 @@ def test_a_stopped_command_cannot_become_one_that_can_resume():
     assert ended(code, signal.SIGTERM)[0] == 143
 
 
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_at_the_end_of_python_does_not_change_the_exit_code(number):
+    """Python restores the default handlers, which end the process, before it frees modules."""
+    code = """
+class Last:
+    def __del__(self, up=up, sleep=time.sleep): up(); sleep(0.3)
+last = Last()
+sys.exit(5)
+"""
+    assert ended(code, number, number) == (5, "")
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("number", CODES)
 def test_one_line_and_the_exit_code(number, place, tmp_path):

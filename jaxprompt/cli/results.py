@@ -193,11 +193,11 @@ def print_table(
     if rows:
         rows |= best_on_dev(runs)
         rows = add_best(rows, best) if best else rows
-        print_text(format_table(rows))
         if plot:
             draw_chart(
                 {row: [run.result for run in row_runs] for row, row_runs in rows.items()}, plot
             )
+        print_text(format_table(rows))
     if failed:
         raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
 

@@ -111,12 +111,12 @@ def _output(workdir: Path, record: RunRecord | None) -> tuple[str, object]:
 
 def _state(workdir: Path, result: RunResult | None) -> str:
     from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.run_folder import read_failure
 
     if result:
         return f"finished after {result.steps} steps, best at step {result.best_step}"
-    if (error := workdir / "error.txt").is_file():
-        message = error.read_text(errors="replace").strip()
-        return f"failed, will not be retried by its grid: {message}"
+    if (failure := read_failure(workdir)) is not None:
+        return f"failed, will not be retried by its grid: {failure}"
     step, grid = Checkpoints(workdir).latest(), Checkpoints(workdir.parent)
     # The runs of a grid that train at once have one checkpoint.
     if step is None and grid.latest() is not None:

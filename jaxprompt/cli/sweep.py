@@ -45,9 +45,10 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     at_least("--best", args.best, 0)
     if args.plot:
-        from jaxprompt.training.pictures import require_matplotlib
+        from jaxprompt.training.pictures import check_picture, require_matplotlib
 
         require_matplotlib("--plot")
+        check_picture(Path(args.plot))
     if args.table:
         unused = [f"--{name}" for name in ("run", "config", "workdir") if getattr(args, name)]
         if unused := unused + [f"--config.{field}" for field, _ in overrides]:

@@ -14,7 +14,7 @@ from jaxprompt.errors import InputError, brief, is_kind, nearest
 T = TypeVar("T")
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # floats that `files.dumps` writes as strings
-_SHOWN = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+_SHOWN = {str: "text", bool: "true or false", int: "a whole number below 2**63", float: "a number"}
 
 
 class Document:
@@ -129,6 +129,7 @@ def _read(name: str, hint: type, value: object) -> object:
     if hint is float and value in _NOT_FINITE:
         return float(cast(str, value))
     is_float = hint is float and isinstance(value, float)
-    if hint is not object and not is_float and not is_kind(value, hint):
+    is_huge = hint is int and isinstance(value, int) and abs(value) >= 2**63
+    if hint is not object and not is_float and (is_huge or not is_kind(value, hint)):
         raise ValueError(f"{name}={brief(value)} must be {_SHOWN[hint]}")
     return value

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from jaxprompt.config import kinds
 from jaxprompt.config.block import Block, OpenBlock
@@ -12,7 +11,6 @@ from jaxprompt.config.documents import Document
 from jaxprompt.config.run import BackboneConfig, DataConfig, DemosConfig, GenerateConfig, TaskConfig
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError
 from jaxprompt.types import Dims
 
 Metrics = Mapping[str, Mapping[str, float | None] | None]  # by split; None = it was not scored
@@ -130,20 +128,6 @@ class PromptMetadata(Document):
     FIX = "export the prompt again"
     OPEN = True  # those of later versions
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, object], path: str | Path) -> Self:
-        """Reads the metadata of an export, which is untrusted input.
-
-        Args:
-          values: the parsed JSON.
-          path: the export, for messages.
-
-        Raises:
-          InputError: if a field is missing, of another type, or out of range.
-        """
-        metadata = super().from_json(values, path)
-        try:
-            check_task(metadata.task)
-        except InputError as error:
-            raise InputError(f"{path}: {error}; {cls.FIX}") from error
-        return metadata
+    def __post_init__(self) -> None:
+        """Raises InputError if the parts of the task do not fit together."""
+        check_task(self.task)

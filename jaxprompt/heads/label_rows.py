@@ -40,7 +40,7 @@ class Head(LabelWordHead):
         if form == "text":
             raise InputError(
                 f"head.name={self.name} reads one position, but task.form=text has several; use "
-                "task.form=cloze"
+                "task.form=cloze, or head.name=verbalizer and prompt.labels=False"
             )
 
     def lay_out(self, facts: BackboneInfo, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:

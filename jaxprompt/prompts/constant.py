@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.prefix import make_prefix
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
@@ -35,7 +35,10 @@ class Prompt(Method):
     rows: int = 0
 
     def check(self) -> None:
-        """Raises InputError if the prompt does not fit the backbone."""
+        """Raises InputError for a negative count, and if the prompt does not fit the backbone."""
+        for field, value in self.block().items():
+            if isinstance(value, int):
+                at_least(f"prompt.{field}", value, 0)
         self.check_decoder("decoder_slots", "decoder_length", "cross_length")
         for stream, name in PARTS.items():
             first, last, layers = *self._span(name), self._layers(stream)

@@ -150,6 +150,8 @@ def run_stages(work: RunStages[Record, P, J]) -> RunResult | None:
         if result is not None:
             message = f"already {work.DONE}, nothing to do: {workdir} (delete it to start again)"
             print(escape(message), file=sys.stderr)
+            if not (Path(workdir) / pictures.CURVES).exists():  # a kill came before it
+                _draw_curves(work)
             return result
         job = work.build(prepared)
         schedule = build_schedule(config, prepared.milestones, prepared.steps_per_epoch)
@@ -172,13 +174,18 @@ def run_stages(work: RunStages[Record, P, J]) -> RunResult | None:
             with log.activity(f"finishing with step {outcome.best.step}, the best one"):
                 result = work.finish(prepared, job, outcome)
         run_folder.write_result(workdir, result)
-        if config.train.plot and processes.is_first() and pictures.has_matplotlib():
-            title = f"{work.DONE}: {Path(workdir).resolve().name}"
-            try:
-                pictures.draw_curves(workdir, title)
-            except InputError as error:  # e.g. a full disk; the run is finished anyway
-                print(escape(f"{pictures.CURVES} was not drawn: {error}"), file=sys.stderr)
+        _draw_curves(work)
         return result
+
+
+def _draw_curves(work: RunStages[Record, P, J]) -> None:
+    """Draws the curves of a finished run, if its config says so."""
+    if work.config.train.plot and processes.is_first() and pictures.has_matplotlib():
+        title = f"{work.DONE}: {Path(work.workdir).resolve().name}"
+        try:
+            pictures.draw_curves(work.workdir, title)
+        except InputError as error:  # e.g. a full disk; the run is finished anyway
+            print(escape(f"{pictures.CURVES} was not drawn: {error}"), file=sys.stderr)
 
 
 def format_start(resume_step: int | None) -> str:

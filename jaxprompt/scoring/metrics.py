@@ -251,13 +251,13 @@ def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def score_classes(sums: Mapping[str, float], majority: float) -> dict[str, float]:
-    """Returns accuracy and loss of classes, from sums over examples, and a constant's accuracy.
+    """Returns loss and accuracy of classes, from sums over examples, and a constant's accuracy.
 
     `sums`: loss, n and hits, each summed over batches. Without an example the first are NaN.
     """
     n = float(sums["n"]) or math.nan
-    accuracy, loss = (float(sums[name]) / n for name in ("hits", "loss"))
-    return {"accuracy": accuracy, "loss": loss, "majority": majority}
+    loss, accuracy = (float(sums[name]) / n for name in ("loss", "hits"))
+    return {"loss": loss, "accuracy": accuracy, "majority": majority}
 
 
 def score_detection(sums: Mapping[str, float]) -> dict[str, float]:

@@ -1,9 +1,11 @@
 """Plots of runs: curves.png of one run, a chart of several. They need matplotlib, an extra."""
 
 import importlib.util
+import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jaxprompt.errors import InputError, is_kind
 from jaxprompt.files import open_atomic
@@ -32,7 +34,7 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in read_metrics(workdir):
         values = {"loss": record["loss"]} if "loss" in record else {}
-        for name, value in list(record.get("dev", {}).items())[:1]:  # the task's metric
+        for name, value in list(record.get("dev", {}).items())[:1]:  # the one that selects
             values[f"dev {name}"] = value
         for name, value in values.items():
             if is_kind(value, float):
@@ -107,16 +109,25 @@ def mark_best(axis: Any, step: int, text: str, height: float) -> None:
     axis.annotate(text, (0.98, height), ha="right", xycoords="axes fraction")
 
 
+def check_picture(path: Path) -> None:
+    """Raises InputError if no picture can be saved at `path`, before what it shows is computed."""
+    _write_figure(new_figure(1, 1), io.BytesIO(), path)
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write {path}; give a file in a folder that you can write to")
+
+
 def save_figure(figure: Any, path: Path) -> Path:
     """Saves a figure. Raises InputError for an unknown format or a failed write."""
+    with open_atomic(path) as file:
+        _write_figure(figure, file, path)
+    return path
+
+
+def _write_figure(figure: Any, file: BinaryIO, path: Path) -> None:
     kind = path.suffix[1:] or "png"
+    # Without the date, so that equal runs write equal bytes.
+    metadata = {"Date": None} if kind == "svg" else None
     try:
-        with open_atomic(path) as file:
-            # Without the date, so that equal runs write equal bytes.
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(file, dpi=150, format=kind, metadata=metadata)
-    except InputError:
-        raise
+        figure.savefig(file, dpi=150, format=kind, metadata=metadata)
     except ValueError as error:  # unknown format
         raise InputError(f"{path}: {error}; use the ending .png, .svg or .pdf") from error
-    return path

@@ -4,6 +4,7 @@
     <workdir>/config.json  resolved config of the run
     <workdir>/record.json  what the run was trained on: task, label names, digests, backbone
     <workdir>/result.json  the scores; a run that has it is finished
+    <workdir>/error.txt    why a run of a grid failed
 
 Several processes share the folder and call every function together: process 0 writes and decides.
 """
@@ -24,8 +25,10 @@ from jaxprompt.files import (
     acquire_lock,
     add_checksum,
     dumps,
+    is_run,
     make_folder,
     pop_checksum,
+    read_bytes,
     read_json,
     remove_scratch,
     write_atomic,
@@ -37,6 +40,7 @@ from jaxprompt.training.run_result import RunResult
 
 Record = TypeVar("Record", bound=RunRecord)
 RECORD, RESULT = "record.json", "result.json"
+FAILURE = "error.txt"  # instead of the result, of a run of a grid
 _RUN_FILES = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
 # Characters that break checkpoints below a path. Orbax searches it by patterns: [ab] and ** match
 # nothing, * and ? also the files of other runs. tensorstore reads a backslash as a slash, and etils
@@ -101,8 +105,9 @@ def check_workdir(
     """Compares a resolved config with config.json of `workdir`, if it exists.
 
     `ignored` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with
-    the fields that differ, for a path that orbax cannot write to, and for a folder with files of a
-    run but no config.json. Any other folder without one is accepted.
+    the fields that differ, for a path that orbax cannot write to, for a folder inside the
+    checkpoints of another run, and for one with files of a run but no config.json. Any other folder
+    without one is accepted.
     """
     full_path, path = os.path.abspath(workdir), Path(workdir) / CONFIG
     if forbidden := [part for part in _FORBIDDEN if part in full_path]:
@@ -110,6 +115,9 @@ def check_workdir(
             f"{full_path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
             "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
         )
+    for folder in (Path(full_path), *Path(full_path).parents):
+        if folder.name == "checkpoints" and is_run(folder.parent):
+            raise InputError(f"{workdir} belongs to the run {folder.parent}; use another workdir")
     if not os.path.exists(path):
         # A run writes config.json before these files.
         if foreign := [name for name in _RUN_FILES if os.path.exists(path.with_name(name))]:
@@ -211,6 +219,19 @@ def read_result(workdir: str | os.PathLike) -> RunResult | None:
     path = Path(workdir) / RESULT
     values = _read_object(path, f"or {RunResult.FIX}")
     return None if values is None else RunResult.from_json(values, path)
+
+
+def read_failure(workdir: str | os.PathLike) -> str | None:
+    """Reads why a run of a grid failed, None if it has not. Raises InputError if that fails."""
+    path = Path(workdir) / FAILURE
+    try:
+        return read_bytes(path).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); delete it to train the run again"
+        ) from error
 
 
 def _read_object(path: Path, advice: str) -> dict[str, object] | None:

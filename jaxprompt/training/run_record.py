@@ -7,6 +7,7 @@ from pathlib import Path
 from jaxprompt.config.documents import Document
 from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.sources.digest import SplitRecord
+from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
@@ -30,6 +31,10 @@ class TaskData(Document):
     seen: str = ""  # words of the examples that the method has vectors for
     identity: Mapping[str, str]  # of the tokenizer and the layers, see data.text.identity
     template: str
+
+    def __post_init__(self) -> None:
+        """Raises InputError if the parts of the task do not fit together."""
+        check_task(self.task)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

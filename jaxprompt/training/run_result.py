@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from jaxprompt.config.documents import Document
 
-Scores = Mapping[str, float]  # by metric, that of the task first
+Scores = Mapping[str, float]  # by metric, first the one that selects the best step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,21 @@ def test_pre_training_and_tuning_share_a_table(tmp_path, capsys):
     assert rows["soft"][5:] == ["-", "-", "0.250", "1.500", "-"]
 
 
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_table(tmp_path, refused):
+    pytest.importorskip("matplotlib")
+    write_run(tmp_path / "mine")
+    write_run(tmp_path / "other", "quickstart:soft")
+    for plot in ("chart.xyz", "nowhere/chart.png", "mine"):
+        # Before the runs are looked at: with --run they would be trained.
+        line = refused("sweep", f"--table={tmp_path / 'absent'}", f"--plot={tmp_path / plot}")
+        assert str(tmp_path / plot) in line
+    result = {"method": "soft", "best_step": 1, "held_out": {"loss": 1.0}}
+    (tmp_path / "other/result.json").write_text(json.dumps(result))
+    assert "no score in common" in refused(
+        "sweep", f"--table={tmp_path}", f"--plot={tmp_path / 'chart.png'}"
+    )
+
+
 def test_the_best_runs_of_a_row_are_added(tmp_path, capsys):
     """Where a row has more runs than that."""
     for seed in range(4):

@@ -70,15 +70,21 @@ def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
 
 
 def test_a_picture_that_cannot_be_drawn_fails_no_run(backbone, data, tmp_path, monkeypatch, capsys):
+    """The same command draws it later, once."""
     pytest.importorskip("matplotlib")
 
     def full(*_, **__):
         raise InputError("no space left")
 
-    monkeypatch.setattr("jaxprompt.training.pictures.draw_curves", full)
     config = make_config(backbone, data, "prefix", train__plot=True, train__total_steps=1)
-    assert train_prompt(config, str(tmp_path / "run"))
+    picture = tmp_path / "run/curves.png"
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxprompt.training.pictures.draw_curves", full)
+        result = train_prompt(config, str(tmp_path / "run"))
     assert "curves.png was not drawn: no space left" in capsys.readouterr().err
+    assert train_prompt(config, str(tmp_path / "run")) == result and picture.exists()
+    picture.write_text("mine")
+    assert train_prompt(config, str(tmp_path / "run")) == result and picture.read_text() == "mine"
 
 
 # -- profile -------------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ def test_numbers_that_json_lacks_are_read():
         ({}, "step"),
         ({"step": "3"}, "step='3'"),
         ({"step": True}, "step=True"),
+        ({"step": 2**63}, f"step={2**63} "),
+        ({"step": -(10**5000)}, "step=a int too long"),
         ({"step": 1.0}, "step=1.0"),
         ({"step": 1, "steps": 2}, "'steps'"),
         ({"step": 1, "name": None}, "name=None"),

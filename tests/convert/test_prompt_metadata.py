@@ -67,7 +67,7 @@ def test_blocks_are_typed_and_absent_fields_have_their_defaults():
         ("created", 5), ("step", "7"), ("pretrained", []), ("sha256", 1), ("init", {}),
         ("init.more", [{}]), ("init.init.seed", "1"), ("demos", {}), ("demos.samples", 0),
         ("demos.examples", [{"fields": {}}]),
-        ("task.labels", ["one"]),
+        ("task.labels", ["one"]), ("task.words", [["a"], []]),
     ],
 )  # fmt: skip
 def test_a_field_of_another_kind_is_named(field, value):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprompt.heads.label_rows import LabelRows
+from jaxprompt.errors import InputError
+from jaxprompt.heads.label_rows import Head, LabelRows
 from jaxprompt.types import Batch, Injection
 
 RNG = np.random.default_rng(0)
@@ -53,3 +54,9 @@ def test_a_class_is_the_mean_of_its_words():
     each = np.asarray(jax.nn.log_softmax(logits))
     expected = np.stack([(each[:, 0] + each[:, 1]) / 2, each[:, 2]], axis=1)
     np.testing.assert_allclose(score(LabelRows((2, 1)), BIAS[:2]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_answer_of_several_tokens_is_refused():
+    """As a BART's; the message names what it supports of DART."""
+    with pytest.raises(InputError, match="task.form=text .*prompt.labels=False"):
+        Head().check_form("text", "seq2seq")

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from tiny import assert_equal, draw_params, make_batch
 
+from jaxprompt.errors import InputError
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Dims, Injection
 
@@ -60,3 +61,10 @@ def test_each_stream_of_an_encoder_decoder_has_its_own(shift_decoder):
 def test_nothing_is_nothing():
     _, params, injection = make()
     assert not params and injection == Injection()
+
+
+@pytest.mark.parametrize("field", ["length", "slots", "shift_decoder", "rows"])
+def test_a_negative_count_is_refused(field):
+    """Of an edited export; shapes would be negative."""
+    with pytest.raises(InputError, match=f"prompt.{field}=-1 "):
+        make_prompt("constant", DIMS, **{field: -1})

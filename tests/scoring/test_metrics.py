@@ -165,6 +165,12 @@ def test_a_language_models_scores_by_hand():
     assert all(np.isnan(value) for value in empty.values())
 
 
+def test_the_loss_that_selects_a_pre_trained_prompt_is_its_first_score():
+    """Which `show` and the plots show."""
+    actual = metrics.score_classes({"loss": 3.0, "n": 4.0, "hits": 1.0}, 0.5)
+    assert list(actual.items()) == [("loss", 0.75), ("accuracy", 0.25), ("majority", 0.5)]
+
+
 def test_replaced_tokens_scores_are_sklearns():
     gold, pred = np.array([0, 0, 0, 0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 0, 1, 0, 1])
     sums = {

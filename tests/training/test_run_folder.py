@@ -18,7 +18,7 @@ from refusing import refuse_line
 from jaxprompt.data.sources.digest import SplitRecord
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
-from jaxprompt.files import is_locked
+from jaxprompt.files import add_checksum, is_locked
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.run_folder import (
@@ -26,6 +26,7 @@ from jaxprompt.training.run_folder import (
     check_record,
     check_workdir,
     lock_workdir,
+    read_failure,
     read_result,
     write_record,
 )
@@ -122,6 +123,16 @@ def test_checkpoints_below_any_other_path(tmp_path):
     assert position == {"step": 3} and (workdir / "checkpoints/3").is_dir()
 
 
+@pytest.mark.parametrize("inner", ["checkpoints", "checkpoints/3/best"])
+def test_the_checkpoints_of_another_run_are_refused(tmp_path, inner):
+    """A run there would be in no table."""
+    bind_workdir(tmp_path, CONFIG)
+    check_workdir(tmp_path / inner, CONFIG)
+    (tmp_path / "lock").touch()
+    assert f"the run {tmp_path};" in refuse_line(check_workdir, tmp_path / inner, CONFIG)
+    check_workdir(tmp_path / "new", CONFIG)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "record.json", "checkpoints"])
 def test_a_folder_of_someone_else_is_refused(tmp_path, name):
     (tmp_path / name).write_text("precious\n")
@@ -152,6 +163,13 @@ def test_a_record_names_what_differs(tmp_path):
         assert "record.json was changed" in refuse_line(check_record, tmp_path, changed)
 
 
+def test_a_record_whose_task_no_run_has_is_refused(tmp_path):
+    values = json.loads(json.dumps(RECORD.to_json()))
+    values["task"]["words"] = [["a"], []]
+    (tmp_path / "record.json").write_text(json.dumps(add_checksum(values)))
+    assert "record.json: task.labels" in refuse_line(check_record, tmp_path, RECORD)
+
+
 @pytest.mark.parametrize("text", ["[]", "{}", '{"best_step": "3"}', '{"best', "null"])
 def test_only_a_result_is_a_result(tmp_path, text):
     assert read_result(tmp_path) is None
@@ -159,6 +177,12 @@ def test_only_a_result_is_a_result(tmp_path, text):
     assert "result.json" in refuse_line(read_result, tmp_path)
     (tmp_path / "result.json").write_text('{"best_step": 3}')
     assert read_result(tmp_path) == RunResult(best_step=3)
+
+
+def test_a_failure_is_read_from_a_regular_file(tmp_path):
+    assert read_failure(tmp_path) is None
+    os.mkfifo(tmp_path / "error.txt")  # would be waited for
+    assert "error.txt cannot be read" in refuse_line(read_failure, tmp_path)
 
 
 # -- lock -----------------------------------------------------------------------------------------

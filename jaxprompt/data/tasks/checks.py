@@ -108,7 +108,7 @@ def _check_classes(task: Task) -> None:
             "the answer; remove it"
         )
     words = [word for group in task.words for word in group]
-    if not all(name.strip() for name in (*task.labels, *words)):
+    if not all(task.words) or not all(name.strip() for name in (*task.labels, *words)):
         raise InputError(
             f"task.labels={task.labels!r} and task.words={task.words!r} must not have empty names"
         )

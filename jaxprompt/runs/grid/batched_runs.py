@@ -25,7 +25,13 @@ from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import format_runs
 from jaxprompt.training.one_run import Feed
 from jaxprompt.training.progress import Evaluation, Metrics, Progress, log_step, score_key
-from jaxprompt.training.run_folder import bind_workdir, lock_workdir, write_record, write_result
+from jaxprompt.training.run_folder import (
+    FAILURE,
+    bind_workdir,
+    lock_workdir,
+    write_record,
+    write_result,
+)
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import nonfinite_message
@@ -393,7 +399,7 @@ class BatchedRuns:
         )
 
     def _write_error(self, index: int, error: str) -> None:
-        write_atomic(self.members[index].run.folder / "error.txt", error + "\n")
+        write_atomic(self.members[index].run.folder / FAILURE, error + "\n")
 
 
 def _best_of(progress: Progress) -> Evaluation:

@@ -55,9 +55,12 @@ from jaxprompt.training.checkpoint_folders import checkpoint_folder, rewind
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import format_runs
 from jaxprompt.training.run_folder import (
+    FAILURE,
+    RESULT,
     bind_workdir,
     check_workdir,
     lock_workdir,
+    read_failure,
     read_result,
     require_record,
 )
@@ -415,13 +418,13 @@ class _Work:
         """Returns the results and errors of the runs."""
         results = {}
         for run in self.runs:
-            result, error = read_result(run.folder), run.folder / "error.txt"
+            result, failure = read_result(run.folder), read_failure(run.folder)
             if result is not None:
                 results[run.name] = result
-            elif error.exists():
-                self.failed[run.name] = error.read_text().strip()
+            elif failure is not None:
+                self.failed[run.name] = failure
         return Outcome(results, self.failed)
 
 
 def _is_finished(run: GridRun) -> bool:
-    return any((run.folder / name).exists() for name in ("result.json", "error.txt"))
+    return any((run.folder / name).exists() for name in (RESULT, FAILURE))

@@ -219,6 +219,8 @@ def test_truncation_takes_fields_only(tokenizer, max_len):
 def test_no_room_for_text(bert):
     with pytest.raises(InputError, match="takes 12 tokens .10 for slots.*max_len 12"):
         make_encoder(bert, "{a}", num_slots=10, max_len=12)
+    with pytest.raises(InputError, match="1099511627776 slots.*max_len 12"):  # 8 TiB as a list
+        make_encoder(bert, "{a}", num_slots=2**40, max_len=12)
     make_encoder(bert, "{a}", num_slots=10, max_len=13)
     tight = make_encoder(bert, "{a} {choice}", max_len=6)
     with pytest.raises(InputError, match="takes 7 tokens .*max_len 6"):

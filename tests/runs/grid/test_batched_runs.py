@@ -10,8 +10,9 @@ import pytest
 
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
-from jaxprompt.runs.grid import batched_runs
+from jaxprompt.runs.grid import batched_runs, runner
 from jaxprompt.runs.grid.batched_runs import BatchedRuns, Chunk, GroupStart
+from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.progress import Evaluation, Progress
@@ -73,3 +74,11 @@ def test_an_ended_run_whose_best_is_lost_is_refused_before_the_others_resume(tmp
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(InputError, match=f"delete {run} and {tmp_path}/checkpoints to train"):
         batched_runs._check_best(run, 2, grid)
+
+
+def test_the_failure_of_a_run_is_reported_whatever_its_file_holds(tmp_path):
+    run = GridRun("a", {}, None, tmp_path / "a")
+    run.folder.mkdir()
+    (run.folder / "error.txt").write_bytes(b"step 3 \xff\n")
+    outcome = runner._Work([run], tmp_path, 0, int).outcome()
+    assert outcome == ({}, {"a": "step 3 \ufffd"})
