@@ -61,8 +61,13 @@ def pairs(values: Mapping[str, Any]) -> str:
 # -- methods and heads ----------------------------------------------------------------------------
 
 
-def _block_table(block: str) -> str:
-    return columns((name, first_line(block, name)) for name in choice_names(block))
+def _block_listing(command: str, block: str) -> Listing:
+    return Listing(
+        f"Lists the {command}, or shows one with its fields.",
+        partial(choice_names, block),
+        lambda: columns((name, first_line(block, name)) for name in choice_names(block)),
+        partial(show_block, block),
+    )
 
 
 def show_block(block: str, name: str) -> str:
@@ -230,18 +235,8 @@ def _sizes(checkpoint: PublishedCheckpoint) -> dict[str, object]:
 
 
 LISTINGS = {
-    "methods": Listing(
-        "Lists the methods, or shows one with its fields.",
-        partial(choice_names, "prompt"),
-        partial(_block_table, "prompt"),
-        partial(show_block, "prompt"),
-    ),
-    "heads": Listing(
-        "Lists the heads, or shows one with its fields.",
-        partial(choice_names, "head"),
-        partial(_block_table, "head"),
-        partial(show_block, "head"),
-    ),
+    "methods": _block_listing("methods", "prompt"),
+    "heads": _block_listing("heads", "head"),
     "backbones": Listing(
         "Lists the backbone families, or shows one with its published checkpoints and their sizes.",
         _backbone_names,
