@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 
+from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.text.encoded import MetricData, Split
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
-from jaxprompt.scoring import metrics
+from jaxprompt.models.scorer import Scorer
 
 
 def make_split(labels, counts):
@@ -33,26 +34,27 @@ def test_examples_whose_answer_is_hidden_are_not_measured():
     assert head.measure_labelled("accuracy", []) == ({}, 0)
 
 
-@pytest.mark.parametrize("metric", metrics.METRICS)
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(
+    "metric, classes", [("accuracy", 2), ("f1", 2), ("matthews", 2), ("macro_f1", 3)]
+)
 def test_pairs_of_classes_have_the_metrics_of_the_examples(metric, classes):
     """To the last bit, in parts, one without a label; an example may have two right classes."""
-    rng, head = np.random.default_rng(0), make_head("linear")
-    size = 999
-    scores = rng.normal(size=(size, classes))
-    gold = rng.integers(-1, classes, size)
+    names, size, head = tuple("abc"[:classes]), 999, make_head("linear")
+    task = custom_task(fields=("text",), label="label", labels=names, metric=metric)
+    scorer = Scorer(task, head, "", *[None] * 6)
+    rng = np.random.default_rng(0)
+    scores, gold = rng.normal(size=(size, classes)), rng.integers(-1, classes, size)
     gold[:9] = -1
-    right = [tuple(dict.fromkeys((int(c), int(rng.integers(classes))))) for c in gold]
-    data = MetricData(tuple("abc"[:classes]), -1, right, [()] * size, [-1] * size, positive=0)
-    parts = []
-    for part in (slice(9), slice(9, 500), slice(500, size)):
-        chosen = np.arange(size)[part]
-        split = make_split(gold[part], [classes] * len(chosen))
-        split = split._replace(metric_data=data.select(np.isin(np.arange(size), chosen)))
-        parts.append(head.labelled(split, scores[part], classes))
-    counted = [head.count_pairs(metric, part) for part in parts]
+    right = [(int(label), int(rng.integers(classes))) for label in gold]
+    data = MetricData(names, -1, right, [()] * size, [-1] * size, positive=0)
+    examples, counted = [], []
+    for part in np.split(np.arange(size), [9, 500]):
+        split = make_split(gold[part], [classes] * len(part))
+        split = split._replace(metric_data=data.select(np.isin(np.arange(size), part)))
+        examples.append(head.labelled(split, scores[part], classes))
+        counted.append(scorer.labelled(split, scores[part]))
     assert sum(len(part.gold) for part in counted) <= 2 * classes**2
-    assert head.measure_labelled(metric, counted) == head.measure_labelled(metric, parts)
+    assert scorer.measure_labelled(counted) == head.measure_labelled(metric, examples)
 
 
 def test_an_answer_outside_the_classes_is_wrong_and_counted():
