@@ -206,9 +206,10 @@ def _write_records(
     scores: "Predictions",
     prefix: str,
 ) -> None:
-    examples = [record.example for record in records]
-    if split.size > len(records):  # f1c is scored turn by turn; a row is answered by its last one
-        ends = indices_of_last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
+    rows = [(r.origin, r.row, r.example) for r in records if r.row is not None and r.example]
+    if split.size > len(rows):  # f1c is scored turn by turn; a row is answered by its last one
+        assert not isinstance(scores, list)  # which texts are
+        ends = indices_of_last_turns(scorer.task, rows)
         split, scores = split._replace(counts=split.counts[ends]), scores[ends]
-    answers = scorer.answers(examples, split, scores)
+    answers = scorer.answers([example for *_, example in rows], split, scores)
     write_output(path, output_lines(records, answers, prefix))
