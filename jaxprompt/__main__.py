@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import os
-import pkgutil
 import shutil
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from jaxprompt import cli, hidden, signals
+from jaxprompt.cli import Command, commands
 from jaxprompt.errors import (
     InputError,
     escape,
@@ -36,17 +36,6 @@ _MEMORY_ADVICE = (
     "optim.accumulate, or set backbone.remat=full. To estimate the memory of a config: "
     "python -m jaxprompt plan"
 )
-
-
-def commands() -> dict[str, str]:
-    """Returns the commands (modules with a main()) and the first line of their docstrings."""
-    names = [module.name for module in pkgutil.iter_modules(cli.__path__)]
-    modules = {name: importlib.import_module(f"{_CLI}.{name}") for name in names}
-    return {
-        name: (module.__doc__ or "").partition("\n")[0]
-        for name, module in modules.items()
-        if hasattr(module, "main")
-    }
 
 
 def _shorten(message: str) -> str:
@@ -136,25 +125,27 @@ def _is_stdout_error(error: OSError) -> bool:
     return error.filename is None and frame.f_globals["__name__"].startswith((__name__, _CLI))
 
 
-def _overview(descriptions: Mapping[str, str]) -> str:
+def _overview(by_name: Mapping[str, Command]) -> str:
     """Returns the commands in groups, wrapped to the width of the terminal."""
     lines = ["usage: jaxprompt COMMAND [--help]", "       jaxprompt --version"]
     listed = {name for names in _GROUPS.values() for name in names}
-    others = {"other": [name for name in descriptions if name not in listed]}
+    others = {"other": [name for name in by_name if name not in listed]}
     width = shutil.get_terminal_size().columns
     for group, names in (_GROUPS | others).items():
         lines += ["", group] if names else []
         lines += [
-            textwrap.fill(f"  {name:11s}{descriptions[name]}", width, subsequent_indent=" " * 13)
+            textwrap.fill(
+                f"  {name:11s}{by_name[name].description}", width, subsequent_indent=" " * 13
+            )
             for name in names
         ]
     return "\n".join(lines)
 
 
 def _command(argv: list[str]) -> int:
-    descriptions = commands()
+    by_name = commands()
     if not argv or argv[0] in ("-h", "--help"):
-        print(_overview(descriptions))
+        print(_overview(by_name))
         return 0 if argv else 2
     if argv[0] == "--version":
         version = importlib.import_module(__package__).__version__
@@ -165,9 +156,9 @@ def _command(argv: list[str]) -> int:
         " ".join(argv).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"the arguments are not UTF-8 ({error}); convert them") from error
-    if command not in descriptions:
-        raise InputError(f"unknown command {command!r}; {nearest(command, descriptions)}")
-    return importlib.import_module(f"{_CLI}.{command}").main(rest) or 0
+    if command not in by_name:
+        raise InputError(f"unknown command {command!r}; {nearest(command, by_name)}")
+    return by_name[command].main(rest) or 0
 
 
 def entry() -> None:
@@ -175,7 +166,7 @@ def entry() -> None:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         from jaxprompt.cli.completion import complete
 
-        complete(commands())
+        complete()
     _open_streams()
     hidden.hide("torch")  # from transformers, whose advice to install it would mislead the user
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

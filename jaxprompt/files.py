@@ -118,7 +118,7 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys)
+        value = _JSON.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if "\\u" in text:
@@ -133,6 +133,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         duplicate = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {brief(duplicate)} appears twice in one object; keep one")
     return mapping
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique_keys)  # json.loads would make one per call
 
 
 def dumps(value: Any, **options: Any) -> str:

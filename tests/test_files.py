@@ -356,7 +356,7 @@ def test_other_os_errors_are_raised(monkeypatch):
     def fail(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("jaxprompt.cli.tasks.get_task", fail)
+    monkeypatch.setattr("jaxprompt.cli.listing.get_task", fail)
     with pytest.raises(OSError, match="Input/output error"):
         main(["tasks", "sst2"])
 

@@ -10,7 +10,7 @@ from jaxprompt import registry
 from jaxprompt.api.choices import choice_names, find_choice
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.build.prompt_artifact import check_plugins, plugins_of
-from jaxprompt.cli import reference
+from jaxprompt.config import reference
 from jaxprompt.config.load import load_config
 from jaxprompt.config.open_blocks import block_names
 from jaxprompt.convert import shapes

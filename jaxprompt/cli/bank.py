@@ -2,12 +2,18 @@
 
 import os
 import re
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxprompt.cli.options import Parser, path, whole
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.errors import InputError, at_least, brief
+
+if TYPE_CHECKING:
+    from jaxprompt.build.prompt_artifact import LoadedPrompt
+    from jaxprompt.parallel.sharding import Placement
+    from jaxprompt.serving.bank import PromptBank
 
 SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags beside the prompts
 _PROMPT_FLAG = "--prompt=NAME=PATH"
@@ -47,7 +53,7 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
     )
 
 
-def check_serving_flags(args: Any) -> None:
+def check_serving_flags(args: Namespace) -> None:
     """Raises InputError for flags that cannot be combined."""
     if len(args.prompt or ()) > 1 and not args.column:
         raise InputError(
@@ -61,8 +67,8 @@ def check_serving_flags(args: Any) -> None:
     at_least("--batch", args.batch, 1)
 
 
-def open_bank(args: Any) -> Any:
-    """Loads the backbone and the prompts of a command line. Returns a PromptBank."""
+def open_bank(args: Namespace) -> "PromptBank":
+    """Loads the backbone and the prompts of a command line."""
     from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
     from jaxprompt.build.prompt_artifact import backbone_from_metadata, read_export
     from jaxprompt.parallel.compilation import enable_compilation_cache
@@ -85,7 +91,9 @@ def open_bank(args: Any) -> Any:
     return bank.make_bank(backbone, exports, batch=args.batch, force=args.force)
 
 
-def open_export(args: Any, path: str, **dependencies: str) -> tuple[Any, Any]:
+def open_export(
+    args: Namespace, path: str, **dependencies: str
+) -> "tuple[LoadedPrompt, Placement]":
     """Loads one export with its backbone.
 
     Args:
@@ -112,6 +120,13 @@ def open_export(args: Any, path: str, **dependencies: str) -> tuple[Any, Any]:
     return exported, placement
 
 
+def chunk_size(args: Namespace) -> int:
+    """Returns the number of rows that are read, answered and written at a time."""
+    from jaxprompt.serving.stream import CHUNK_BATCHES
+
+    return CHUNK_BATCHES * args.batch
+
+
 def _split_name(value: str) -> tuple[str, str]:
     """Splits NAME=PATH. Without a name, also for paths such as runs/seed=0/export, it is ""."""
     name, equals, path = value.partition("=")
@@ -120,7 +135,7 @@ def _split_name(value: str) -> tuple[str, str]:
     return ("", value) if is_path else (name, path)
 
 
-def refuse_flags(parser: Parser, args: Any, names: Sequence[str], reason: str) -> None:
+def refuse_flags(parser: Parser, args: Namespace, names: Sequence[str], reason: str) -> None:
     """Raises InputError, with the reason, for the first flag that is not at its default."""
     for name in names:
         if getattr(args, name) != parser.get_default(name):
@@ -128,12 +143,12 @@ def refuse_flags(parser: Parser, args: Any, names: Sequence[str], reason: str) -
             raise InputError(f"--{flag}={getattr(args, name)} {reason}; remove it")
 
 
-def backbone_config(args: Any) -> Any:
+def backbone_config(args: Namespace) -> BackboneConfig:
     """Returns the config block of the backbone that the flags name."""
     return BackboneConfig.from_dict({"path": args.backbone or "", "dtype": args.dtype}, "backbone.")
 
 
-def make_mesh(mesh: str, batch: int) -> Any:
+def make_mesh(mesh: str, batch: int) -> "Placement":
     """Returns the placement of --mesh.
 
     Raises:

@@ -6,13 +6,12 @@ With `pip install argcomplete`, in bash or zsh:
 """
 
 import argparse
-import importlib
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxprompt import cli
+from jaxprompt.cli import commands
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.load import load_config
@@ -25,7 +24,7 @@ class _Caught(Exception):
     """Carries the parser of a command."""
 
 
-def complete(commands: Iterable[str]) -> None:
+def complete() -> None:
     """Prints completions and exits; does nothing if argcomplete is not installed."""
     try:
         import argcomplete
@@ -36,18 +35,18 @@ def complete(commands: Iterable[str]) -> None:
         words = shlex.split(line, posix=False)
     except ValueError:  # a quote that is still open
         words = line.split()
-    argcomplete.autocomplete(make_parser(commands, words[1] if len(words) > 1 else ""))
+    argcomplete.autocomplete(make_parser(words[1] if len(words) > 1 else ""))
 
 
-def make_parser(commands: Iterable[str], command: str) -> argparse.ArgumentParser:
+def make_parser(command: str) -> argparse.ArgumentParser:
     """Returns the parser of all commands, with flags and fields only for `command`."""
     parser = argparse.ArgumentParser(prog="jaxprompt")
     subparsers = parser.add_subparsers(dest="command")
-    for name in commands:
+    for name in commands():
         if name != command:
             subparsers.add_parser(name)
             continue
-        # Only for the command that is typed: each import takes time, and the shell waits.
+        # Only for the command that is typed: its fields take time, and the shell waits.
         flags = parser_of(name)
         subparsers.add_parser(name, parents=[flags], add_help=False)
         if any(action.dest == "config" for action in flags._actions):
@@ -65,7 +64,7 @@ def parser_of(command: str) -> Parser:
     read = Parser.read
     Parser.read = catch  # type: ignore[method-assign]  # main makes the parser, none can be given
     try:
-        importlib.import_module(f"{cli.__name__}.{command}").main([])
+        commands()[command].main([])
     except _Caught as caught:
         return caught.args[0]
     finally:

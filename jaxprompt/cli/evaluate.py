@@ -5,9 +5,10 @@ selects the prompt of each row, and the prompts share batches.
 """
 
 import itertools
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli import bank, log
 from jaxprompt.cli.options import SPLITS, Parser, add_process_flags, join_processes, load_run, path
@@ -22,6 +23,11 @@ from jaxprompt.data.sources.records import (
 from jaxprompt.data.tasks.readers.dialogues import indices_of_last_turns
 from jaxprompt.errors import InputError
 from jaxprompt.files import check_output, dumps, write_output
+
+if TYPE_CHECKING:
+    from jaxprompt.data.text.encoded import Predictions, Split
+    from jaxprompt.models.scorer import Scorer
+    from jaxprompt.serving.stream import Predictor
 
 _RUN_FLAGS = (
     "config", "workdir", "split", "majority", "output", "prefix",
@@ -102,7 +108,7 @@ def evaluate(
     return {"split": split, "examples": examples.size, **metrics}
 
 
-def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
+def evaluate_exports(args: Namespace, overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Scores rows with one export or several.
 
     Returns:
@@ -125,13 +131,13 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     return metrics
 
 
-def _read_input(args: Any, columns: Sequence[str] = ()) -> Iterator[Record]:
+def _read_input(args: Namespace, columns: Sequence[str] = ()) -> Iterator[Record]:
     """Reads the first record at once, and the others when they are requested."""
     records = from_stdin(()) if args.input == "-" else from_file(args.input, columns)
     return itertools.chain(list(itertools.islice(records, 1)), records)
 
 
-def _measure_bank(args: Any) -> dict[str, Any]:
+def _measure_bank(args: Namespace) -> dict[str, Any]:
     from jaxprompt.serving.stream import several_prompts
 
     inputs = _read_input(args)
@@ -139,7 +145,7 @@ def _measure_bank(args: Any) -> dict[str, Any]:
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 
 
-def _measure_export(args: Any) -> dict[str, Any]:
+def _measure_export(args: Namespace) -> dict[str, Any]:
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.serving.stream import one_prompt
 
@@ -155,12 +161,13 @@ def _measure_export(args: Any) -> dict[str, Any]:
     return metrics if metrics.get("examples") else {}
 
 
-def _measure(args: Any, predictor: Any, inputs: Iterator[Record]) -> dict[str, dict[str, Any]]:
+def _measure(
+    args: Namespace, predictor: "Predictor", inputs: Iterator[Record]
+) -> dict[str, dict[str, Any]]:
     """Returns the metrics of each prompt and the number of its labelled examples."""
-    from jaxprompt.serving.stream import CHUNK_BATCHES, Totals, answer_chunks
+    from jaxprompt.serving.stream import Totals, answer_chunks
 
-    totals = Totals(predictor)
-    size = CHUNK_BATCHES * args.batch
+    totals, size = Totals(predictor), bank.chunk_size(args)
     for chunk, answers in answer_chunks(predictor, predictor.read(inputs), size):
         totals.add(chunk, answers)
     for line in totals.messages():
@@ -182,7 +189,7 @@ def majority(config: RunConfig, split: str, output: str | None) -> dict[str, Any
     return measure_majority(config, split)
 
 
-def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
+def _read_records(config: RunConfig, scorer: "Scorer", split: str, prefix: str) -> list[Record]:
     """Reads the rows for --output; none may have a column with the name of a new column."""
     from jaxprompt.build.examples import read_split_rows
 
@@ -192,12 +199,17 @@ def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> li
 
 
 def _write_records(
-    path: Path, scorer: Any, records: Sequence[Any], split: Any, scores: Any, prefix: str
+    path: Path,
+    scorer: "Scorer",
+    records: Sequence[Record],
+    split: "Split",
+    scores: "Predictions",
+    prefix: str,
 ) -> None:
-
-    examples = [record.example for record in records]
-    if split.size > len(records):  # f1c is scored turn by turn; a row is answered by its last one
-        ends = indices_of_last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
+    rows = [(r.origin, r.row, r.example) for r in records if r.row is not None and r.example]
+    if split.size > len(rows):  # f1c is scored turn by turn; a row is answered by its last one
+        assert not isinstance(scores, list)  # which texts are
+        ends = indices_of_last_turns(scorer.task, rows)
         split, scores = split._replace(counts=split.counts[ends]), scores[ends]
-    answers = scorer.answers(examples, split, scores)
+    answers = scorer.answers([example for *_, example in rows], split, scores)
     write_output(path, output_lines(records, answers, prefix))

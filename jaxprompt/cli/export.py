@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,7 @@ def _note_unfinished(workdir: str) -> None:
         log(f"{workdir} has not finished; its best parameters so far are exported")
 
 
-def _check_paths(args: Any, folder: str | Path) -> None:
+def _check_paths(args: Namespace, folder: str | Path) -> None:
     """Raises InputError for outputs that cannot be written, before minutes of work on the run."""
     from jaxprompt.convert.hub import check_repo_name
     from jaxprompt.convert.model_card import check_model_card, check_peft_folder

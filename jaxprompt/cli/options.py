@@ -39,7 +39,7 @@ class _Help(argparse.Action):
         if values is None:
             parser.print_help()
         else:
-            from jaxprompt.cli.reference import list_fields
+            from jaxprompt.config.reference import list_fields
 
             print(list_fields(str(values)))
         parser.exit()
@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
         """Returns the help: the flags, then the blocks of the config."""
         if not self._fields:
             return super().format_help()
-        from jaxprompt.cli.reference import list_blocks
+        from jaxprompt.config.reference import list_blocks
 
         return f"{super().format_help()}\n{list_blocks()}\n"
 

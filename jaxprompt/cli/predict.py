@@ -11,9 +11,10 @@ selects the prompt of each row; the prompts share one backbone and batches.
 import dataclasses
 import itertools
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxprompt.cli import bank, log
 from jaxprompt.cli.options import Parser, path, whole
@@ -81,7 +82,7 @@ def _make_parser() -> Parser:
     return parser
 
 
-def _check_flags(args: Any) -> None:
+def _check_flags(args: Namespace) -> None:
     """Raises InputError for flags that are missing or cannot be combined."""
     if not (args.prompt or args.workdir):
         raise InputError("--prompt or --workdir is missing; see --help")
@@ -95,11 +96,11 @@ def _check_flags(args: Any) -> None:
         )
 
 
-def _is_submission(args: Any) -> bool:
+def _is_submission(args: Namespace) -> bool:
     return args.format != "jsonl"
 
 
-def _predict(args: Any) -> int:
+def _predict(args: Namespace) -> int:
     """Answers the input with one prompt, and writes the answers."""
     from jaxprompt.serving.stream import one_prompt
 
@@ -133,7 +134,7 @@ def _predict(args: Any) -> int:
 
 
 def _answer_submission(
-    args: Any, predictor: "Predictor", inputs: Iterable[Record]
+    args: Namespace, predictor: "Predictor", inputs: Iterable[Record]
 ) -> Iterator[str]:
     """Yields the file of a benchmark, which needs all answers at once."""
     from jaxprompt.serving.stream import Totals, answer_chunks, in_order, stop_at_errors
@@ -150,13 +151,13 @@ def _answer_submission(
     _log_totals(totals)
 
 
-def _answer(args: Any, predictor: "Predictor", rows: Iterable[Record]) -> Iterator[str]:
+def _answer(args: Namespace, predictor: "Predictor", rows: Iterable[Record]) -> Iterator[str]:
     """Yields the lines of a chunk at a time, and logs the progress and what was counted."""
     from jaxprompt.serving.stream import Totals, answer_chunks, in_order
     from jaxprompt.training.pace import ProgressReporter
 
     totals, progress = Totals(predictor), ProgressReporter(log, "predicted", None, "rows")
-    for chunk, answers in answer_chunks(predictor, rows, _chunk_size(args), args.on_error):
+    for chunk, answers in answer_chunks(predictor, rows, bank.chunk_size(args), args.on_error):
         totals.add(chunk, answers)
         yield "".join(records.output_lines(chunk, in_order(chunk, answers), args.prefix))
         progress.add(len(chunk))
@@ -173,13 +174,7 @@ def _log_totals(totals: "Totals") -> None:
             log(f"{name}: {message}" if name else message)
 
 
-def _chunk_size(args: Any) -> int:
-    from jaxprompt.serving.stream import CHUNK_BATCHES
-
-    return CHUNK_BATCHES * args.batch
-
-
-def _read_metadata(args: Any) -> tuple[str, PromptMetadata]:
+def _read_metadata(args: Namespace) -> tuple[str, PromptMetadata]:
     """Returns the path of the export, from --prompt or --workdir, and its metadata."""
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.serving.export import check_newest
@@ -193,7 +188,9 @@ def _read_metadata(args: Any) -> tuple[str, PromptMetadata]:
     return prompt, metadata
 
 
-def _make_head(args: Any, prompt: str, metadata: PromptMetadata) -> "tuple[Kind, GenerateConfig]":
+def _make_head(
+    args: Namespace, prompt: str, metadata: PromptMetadata
+) -> "tuple[Kind, GenerateConfig]":
     """Returns the head, and the generation config with --max-new-tokens applied."""
     from jaxprompt.heads import make_head, make_text_head
 
@@ -212,7 +209,7 @@ def _make_head(args: Any, prompt: str, metadata: PromptMetadata) -> "tuple[Kind,
     return head, generation
 
 
-def _predict_by_bank(parser: Parser, args: Any) -> int:
+def _predict_by_bank(parser: Parser, args: Namespace) -> int:
     """Answers the input with several prompts, each for the rows that name it."""
     from jaxprompt.serving.stream import several_prompts
 
@@ -231,7 +228,7 @@ def _predict_by_bank(parser: Parser, args: Any) -> int:
 
 
 def _check_bank_columns(
-    args: Any, predictor: "Predictor", rows: Iterable[Record]
+    args: Namespace, predictor: "Predictor", rows: Iterable[Record]
 ) -> Iterator[Record]:
     """Yields rows; raises InputError if the columns of a row's prompt would overwrite its own."""
     for row in rows:
@@ -240,11 +237,11 @@ def _check_bank_columns(
         yield from records.check_columns([row], columns + _error_columns(args), args.prefix)
 
 
-def _error_columns(args: Any) -> tuple[str, ...]:
+def _error_columns(args: Namespace) -> tuple[str, ...]:
     return ("error",) if args.on_error == "skip" else ()
 
 
-def _check_output(args: Any, name: str = "") -> Path | None:
+def _check_output(args: Namespace, name: str = "") -> Path | None:
     """Returns the path of the output, None for stdout; in a folder the file is called `name`."""
     if not args.output:
         return None
@@ -256,7 +253,7 @@ def _check_output(args: Any, name: str = "") -> Path | None:
     return check_output(args.output, sources, name)
 
 
-def _reads_file(args: Any) -> bool:
+def _reads_file(args: Namespace) -> bool:
     return bool(args.input) and args.input != "-"
 
 
@@ -271,7 +268,7 @@ def _write(output: Path | None, texts: Iterable[str]) -> None:
 
 
 def _read_inputs(
-    args: Any,
+    args: Namespace,
     output: Path | None,
     fields: Sequence[str],
     names: Sequence[str] = (),
@@ -289,7 +286,7 @@ def _read_inputs(
     """
     from jaxprompt.serving.stream import in_chunks, stop_at_errors
 
-    is_file, size = _reads_file(args), _chunk_size(args)
+    is_file, size = _reads_file(args), bank.chunk_size(args)
     inputs: Iterable[Record]
     if args.text:
         inputs = records.from_texts(args.text, fields, "--text")

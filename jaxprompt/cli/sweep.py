@@ -4,7 +4,7 @@ import hashlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxprompt import signals
 from jaxprompt.cli import log
@@ -12,10 +12,13 @@ from jaxprompt.cli.options import Parser, require_flags, whole
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.load import load_config
-from jaxprompt.config.run import CHANGEABLE_FIELDS
+from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.errors import InputError, at_least, brief
 from jaxprompt.files import NAME
 from jaxprompt.inspection.tables import list_failures
+
+if TYPE_CHECKING:
+    pass
 
 _MAX_PART = 40  # letters of a value in the name of a folder that would be too long
 _GRIDS = "`train --config.runs.seeds=0,1` trains several seeds without sweep()"
@@ -153,7 +156,7 @@ def execute(
     return failed
 
 
-def load_run_config(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
+def load_run_config(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> RunConfig:
     """Loads the config of a run. Raises InputError if it is itself a grid."""
     from jaxprompt.runs.grid.expand import is_grid
 
@@ -166,7 +169,9 @@ def load_run_config(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     return config
 
 
-def split_runs(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def split_runs(
+    runs: Sequence[SweepRun], configs: Sequence[RunConfig]
+) -> tuple[list[Any], list[Any]]:
     """Divides runs into those that train together and those that train alone.
 
     A run that was started alone resumes alone; a run that no grid supports trains alone, too.

@@ -76,6 +76,13 @@ class Labelled(NamedTuple):
     pred: Any  # predictions: scores [examples, C], numbers [examples], or a list
     metric_data: MetricData | None = None
     has_predicates: bool = False  # tags are roles
+    # How often each pair of classes in gold and pred occurs, see `Kind.count_pairs`; None = once.
+    counts: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of examples."""
+        return len(self.gold) if self.counts is None else int(self.counts.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,15 +257,28 @@ class Kind:
     ) -> tuple[dict[str, float], int]:
         """Computes metrics over the results of `labelled`. -> metrics, the number of examples"""
         labelled = join_labelled(parts)
-        measured = self.compare(metric, labelled) if len(labelled.gold) else {}
-        return measured, len(labelled.gold) if measured else 0
+        measured = self.compare(metric, labelled) if labelled.size else {}
+        return measured, labelled.size if measured else 0
+
+    def count_pairs(self, metric: str, labelled: Labelled) -> Labelled:
+        """Counts the pairs of a right and a predicted class, if the metric needs nothing else.
+
+        The results for all parts of a long input then take little memory.
+        """
+        if metric not in metrics.METRICS or type(self).compare is not Kind.compare:
+            return labelled
+        best = labelled.pred.argmax(-1)
+        right = metrics.right_classes(labelled.gold, best, labelled.metric_data)
+        pairs = np.array([right, best], np.int32)  # [2, N]
+        (gold, pred), counts = np.unique(pairs, axis=1, return_counts=True)
+        metric_data = labelled.metric_data and labelled.metric_data.select([])
+        return Labelled(gold, pred, metric_data, counts=counts)
 
     def compare(self, metric: str, labelled: Labelled) -> dict[str, float]:
         """Computes metrics over at least one example; {} if all answers turn out to be unknown."""
-        best = labelled.pred.argmax(-1)
-        return metrics.score_predictions(
-            metric, labelled.gold, best, labelled.metric_data, labelled.pred
-        )
+        gold, pred, metric_data, _, counts = labelled
+        best = pred if counts is not None else pred.argmax(-1)
+        return metrics.score_predictions(metric, gold, best, metric_data, pred, counts)
 
     def gold_labels(self, split: Split) -> np.ndarray:
         """Returns the correct class of each example, -1 = unknown; only for classes."""
@@ -350,6 +370,7 @@ def join_labelled(parts: Sequence[Labelled]) -> Labelled:
         gold=join([part.gold for part in parts]),
         pred=join([part.pred for part in parts]),
         metric_data=join_metric_data(data) if data else None,
+        counts=None if parts[0].counts is None else join([part.counts for part in parts]),
     )
 
 

@@ -145,7 +145,8 @@ class Scorer(NamedTuple):
     def labelled(self, split: Split, outputs: Any) -> Labelled:
         """Returns what metrics need of the examples with known answers."""
         outputs, split = split.average(outputs), split.without_samples()
-        return self.head.labelled(split, outputs, self.classes)
+        labelled = self.head.labelled(split, outputs, self.classes)
+        return self.head.count_pairs(self.task.metric, labelled)
 
     def measure_labelled(self, parts: Sequence[Labelled]) -> tuple[dict[str, float], int]:
         """Computes metrics over the results of `labelled`. -> metrics, the number of examples"""

@@ -86,8 +86,11 @@ def score_predictions(
     pred: ArrayLike,
     metric_data: MetricData | None = None,
     scores: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
 ) -> dict[str, float]:
     """Returns the metric `name` first, and accuracy, as fractions. gold, pred: [examples]
+
+    With `counts` of METRICS, gold and pred are pairs of classes instead, and how often each occurs.
 
     RANKINGS need `scores` [examples, C], and are all returned, without accuracy; see `score_ranks`.
 
@@ -111,11 +114,12 @@ def score_predictions(
     if name in questions.METRICS:
         assert metric_data is not None
         return questions.score_questions(name, metric_data, gold, pred, scores)
-    gold = right_classes(gold, pred, metric_data)
-    measured = {"accuracy": float(np.mean(gold == pred))}
+    if counts is None:  # of several right classes, the pairs have one
+        gold = right_classes(gold, pred, metric_data)
+    measured = {"accuracy": float(np.average(gold == pred, weights=counts))}
     if name != "accuracy":
         positive = metric_data.positive if metric_data else 1
-        measured = {name: float(_sklearn_score(name, gold, pred, positive)), **measured}
+        measured = {name: float(_sklearn_score(name, gold, pred, positive, counts)), **measured}
     return measured
 
 
@@ -282,7 +286,9 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values))
 
 
-def _sklearn_score(name: str, gold: np.ndarray, pred: np.ndarray, positive: int) -> float:
+def _sklearn_score(
+    name: str, gold: np.ndarray, pred: np.ndarray, positive: int, counts: np.ndarray | None
+) -> float:
     from sklearn import metrics
 
     if name == "matthews":
@@ -290,10 +296,12 @@ def _sklearn_score(name: str, gold: np.ndarray, pred: np.ndarray, positive: int)
             pred = np.where(pred < 0, 1 - gold, pred)
         if len(np.union1d(gold, pred)) < 2:  # scikit-learn warns, and gives 0 as well
             return 0.0
-        return metrics.matthews_corrcoef(gold, pred)
+        return metrics.matthews_corrcoef(gold, pred, sample_weight=counts)
     classes = [positive] if name == "f1" else np.setdiff1d(np.union1d(gold, pred), [-1])
     # The macro average over one class is its F1.
-    return metrics.f1_score(gold, pred, labels=classes, average="macro", zero_division=0)
+    return metrics.f1_score(
+        gold, pred, labels=classes, average="macro", sample_weight=counts, zero_division=0
+    )
 
 
 class _RougeTokenizer:

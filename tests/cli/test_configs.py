@@ -22,11 +22,11 @@ from jaxprompt.build.task import (
     scorer_from_config,
     train_batches,
 )
-from jaxprompt.cli.reference import write_page
 from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.files import load_module
 from jaxprompt.config.load import load_config
 from jaxprompt.config.open_blocks import OPEN, block_names, declared_fields
+from jaxprompt.config.reference import write_page
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.tasks.registry import custom_task, get_task, task_names
 from jaxprompt.errors import InputError
@@ -314,7 +314,7 @@ def test_every_field_is_explained():
 
 def test_the_page_of_fields_is_that_of_the_code():
     page = (CONFIGS.parent / "docs/config.md").read_text()
-    assert page == write_page(), "run: python -m jaxprompt.cli.reference > docs/config.md"
+    assert page == write_page(), "run: python -m jaxprompt.config.reference > docs/config.md"
 
 
 def test_dart_decays_all_but_biases():

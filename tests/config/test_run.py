@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from jaxprompt.cli.reference import list_fields, write_page
 from jaxprompt.config import kinds
 from jaxprompt.config.load import load_config, read_config, with_overrides
+from jaxprompt.config.reference import list_fields, write_page
 from jaxprompt.config.run import (
     HoldOut,
     OptimConfig,

@@ -5,9 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.tasks.registry import custom_task
+from jaxprompt.data.text.encoded import MetricData, Split
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
+from jaxprompt.models.scorer import Scorer
 
 
 def make_split(labels, counts):
@@ -20,16 +22,39 @@ def test_examples_whose_answer_is_hidden_are_not_measured():
     actual = np.array([[3, 1, 9], [1, 3, 9], [1, 3, 9], [3, 1, 9]], np.float32)
     head = make_head("linear")
     split = make_split([0, -1, 1, 1], [2] * 4)
-    metrics, count = head.measure_labelled("accuracy", [head.labelled(split, actual, 2)])
-    assert metrics == {"accuracy": pytest.approx(2 / 3)} and count == 3
+    measured, count = head.measure_labelled("accuracy", [head.labelled(split, actual, 2)])
+    assert measured == {"accuracy": pytest.approx(2 / 3)} and count == 3
     hidden = head.labelled(make_split([-1] * 4, [2] * 4), actual, 2)
     assert head.measure_labelled("accuracy", [hidden]) == ({}, 0)
     parts = [
         head.labelled(make_split(labels, [2] * len(labels)), rows, 2)
         for labels, rows in (([0], actual[:1]), ([-1], actual[1:2]), ([1, 1], actual[2:]))
     ]
-    assert head.measure_labelled("accuracy", parts) == (metrics, count)
+    assert head.measure_labelled("accuracy", parts) == (measured, count)
     assert head.measure_labelled("accuracy", []) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    "metric, classes", [("accuracy", 2), ("f1", 2), ("matthews", 2), ("macro_f1", 3)]
+)
+def test_pairs_of_classes_have_the_metrics_of_the_examples(metric, classes):
+    """To the last bit, in parts, one without a label; an example may have two right classes."""
+    names, size, head = tuple("abc"[:classes]), 999, make_head("linear")
+    task = custom_task(fields=("text",), label="label", labels=names, metric=metric)
+    scorer = Scorer(task, head, "", *[None] * 6)
+    rng = np.random.default_rng(0)
+    scores, gold = rng.normal(size=(size, classes)), rng.integers(-1, classes, size)
+    gold[:9] = -1
+    right = [(int(label), int(rng.integers(classes))) for label in gold]
+    data = MetricData(names, -1, right, [()] * size, [-1] * size, positive=0)
+    examples, counted = [], []
+    for part in np.split(np.arange(size), [9, 500]):
+        split = make_split(gold[part], [classes] * len(part))
+        split = split._replace(metric_data=data.select(np.isin(np.arange(size), part)))
+        examples.append(head.labelled(split, scores[part], classes))
+        counted.append(scorer.labelled(split, scores[part]))
+    assert sum(len(part.gold) for part in counted) <= 2 * classes**2
+    assert scorer.measure_labelled(counted) == head.measure_labelled(metric, examples)
 
 
 def test_an_answer_outside_the_classes_is_wrong_and_counted():

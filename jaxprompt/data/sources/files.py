@@ -121,27 +121,17 @@ def file_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, decompressed if its name ends in .gz."""
+    """Opens a file, decompressed if its name ends in .gz; see `_check_unpacked`."""
     with open_regular(path) as file:
         if path.suffix == ".gz":
-            file = cast(BinaryIO, io.BufferedReader(_Gunzip(file, path), _BLOCK_BYTES))
+            unpacked, size = gzip.GzipFile(fileobj=file), 0
+            # In a pass of its own, because parsing the rows of a refused file may take minutes.
+            while block := unpacked.read(_BLOCK_BYTES):
+                size += len(block)
+                _check_unpacked(path, size)
+            unpacked.seek(0)
+            file = cast(BinaryIO, io.BufferedReader(unpacked, _BLOCK_BYTES))
         yield file
-
-
-class _Gunzip(io.RawIOBase):
-    """A decompressed gzip file; raises InputError when it is too large, see `_check_unpacked`."""
-
-    def __init__(self, file: BinaryIO, path: Path):
-        self._file, self._path, self._size = gzip.GzipFile(fileobj=file), path, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer)
-        self._size += count
-        _check_unpacked(self._path, self._size)
-        return count
 
 
 def _check_unpacked(path: Path, size: int) -> None:
