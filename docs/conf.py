@@ -20,7 +20,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"
-smartquotes = False  # docstrings quote code
+smartquotes_action = "D"  # dashes; docstrings quote code
 default_role = "literal"  # as docstrings use backticks
 python_maximum_signature_line_length = 88
 # A link without a target is a warning, unless it leads to a type that has no page here.
