@@ -15,6 +15,8 @@ project = html_title = "jaxprompt"
 author = copyright = "The jaxprompt authors"
 release = jaxprompt.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["**/.ipynb_checkpoints"]
+highlight_language = "none"  # of blocks that name none: outputs
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
