@@ -1,6 +1,6 @@
 """Data structures shared between modules: NamedTuples, hence pytrees. No logic, no jax.
 
-Shape letters, upper case in comments and lower case in einsum:
+Shape letters, upper case in comments and lower case in einsum::
 
     B batch       T tokens        S slot rows     P prefix length    L layers    N heads
     D head dim    H width         E embedding     F mlp              V vocab     C classes

@@ -32,7 +32,7 @@ if [ "${1:-}" = --accelerators ]; then
   exit "$failed"
 fi
 [ -z "${CONSTRAINTS:-}" ] || VENV=.venv-constrained
-environment requirements.txt tests/requirements.txt launch/backbone.txt
+environment requirements.txt tests/requirements.txt docs/requirements.txt launch/backbone.txt
 selected=(-m "not long")
 case "${1:-}" in
   --fast) selected=(-m "not slow and not long") && shift ;;

@@ -116,14 +116,15 @@ def attach(
         prompt: a prompt from `train` or `load_prompt`. Several prompts, each with its own task,
             share batches; in a list they are named after their folders, in a dict by its keys.
             None is the backbone without a prompt, zero-shot.
-        task, head, **fields: as in `train`, for a PEFT adapter, an .npy array or None. An export
-            contains them.
+        task, head: as in `train`, for a PEFT adapter, an .npy array or None. An export contains
+            them.
         batch: number of examples per batch.
         force: accept a backbone with other weights than those that the prompt was trained on.
         sentence_encoder: path of the encoder that selects similar demonstrations, by default as in
             the export.
         pretrained: path of the export that the prompt depends on, by default as in the export.
         by: for several prompts, the column with the name of each row's prompt.
+        **fields: config fields as in `train`, with `task` and `head`.
 
     Returns:
         A PromptedModel, or a BankedModel for several prompts.
