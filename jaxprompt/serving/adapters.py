@@ -17,7 +17,7 @@ from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import import_npy
-from jaxprompt.convert.peft import Adapter, read_peft
+from jaxprompt.convert.peft import Adapter, check_no_task, read_peft, types_for
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.files import user_path
@@ -68,19 +68,20 @@ def is_adapter(path: str) -> bool:
     return local_path.suffix == ".npy" or os.path.exists(local_path / "adapter_config.json")
 
 
-def import_prompt(path: str) -> ImportedPrompt:
+def import_prompt(path: str, task_id: int | None = None) -> ImportedPrompt:
     """Reads a PEFT adapter folder or an .npy array [S, E].
 
     A head is only converted for a prefix: with soft tokens PEFT pools the first soft token, not
-    [CLS].
+    [CLS]. `task_id` is the task of an adapter of several.
 
     Raises:
       InputError: for a head that is not supported.
     """
     if Path(path).suffix == ".npy":
+        check_no_task(path, task_id)
         rows = import_npy(path)
         return ImportedPrompt({"prompt/slots": rows}, {"name": "constant", "slots": len(rows)}, {})
-    adapter = read_peft(path)
+    adapter = read_peft(path, task_id)
     block: dict[str, Any] = {"name": "constant"}
     if adapter.soft is not None:
         if adapter.head:
@@ -90,7 +91,11 @@ def import_prompt(path: str) -> ImportedPrompt:
                 f"prompt.file={path}"
             )
         block["slots"] = len(adapter.soft)
-        return ImportedPrompt({"prompt/slots": adapter.soft}, block, {})
+        tensors = {"prompt/slots": adapter.soft}
+        if adapter.decoder_soft is not None:
+            block["decoder_slots"] = len(adapter.decoder_soft)
+            tensors["prompt/decoder_slots"] = adapter.decoder_soft
+        return ImportedPrompt(tensors, block, {})
     assert adapter.k is not None and adapter.v is not None  # without soft tokens it is a prefix
     layers, length = adapter.k.shape[:2]
     prefix = "decoder_" if adapter.stream == "decoder" else ""
@@ -156,7 +161,7 @@ def make_imported_metadata(
 def scale_slots(tensors: Mapping[str, np.ndarray], rescale: float) -> dict[str, np.ndarray]:
     """Divides plain soft tokens by the factor that the word embeddings are divided by."""
     return {
-        name: rescale_vectors(x, 1.0, rescale) if name == "prompt/slots" else x
+        name: rescale_vectors(x, 1.0, rescale) if name.endswith("slots") else x
         for name, x in tensors.items()
     }
 
@@ -184,7 +189,10 @@ def _convert_head(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], d
 
 
 def make_peft_arguments(
-    scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
+    scorer: Scorer,
+    tensors: Mapping[str, np.ndarray],
+    metadata: PromptMetadata,
+    peft_type: str | None = None,
 ) -> dict[str, Any]:
     """Returns the keyword arguments of `convert.peft.write_peft`.
 
@@ -192,14 +200,23 @@ def make_peft_arguments(
     Otherwise PEFT pools a soft token or has another head, and the adapter has only the prompt.
 
     Raises:
-      InputError: for a prompt that PEFT does not support; it puts soft tokens before the input.
+      InputError: for a prompt that PEFT does not support, or not as `peft_type`. PEFT puts soft
+        tokens before the input.
     """
     _check_supported(scorer, tensors, metadata)
     base = metadata.backbone
+    task_type = _TASK_TYPES.get(base.family)
+    method = "soft" if "prompt/slots" in tensors else "prefix"
+    if peft_type not in (None, *(types := types_for(method, task_type or "SEQ_CLS"))):
+        raise InputError(
+            f"--peft-type={brief(peft_type)} does not fit this prompt on "
+            f"{with_article(base.family)}; use one of {', '.join(types)}"
+        )
     adapter: dict[str, Any] = {
         "base": base.id,
         "revision": base.revision,
-        "task_type": _TASK_TYPES.get(base.family),
+        "task_type": task_type,
+        "peft_type": peft_type,
         "layers": base.dims.layers,
         "heads": base.dims.heads,
     }

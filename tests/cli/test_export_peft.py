@@ -17,7 +17,7 @@ from jaxprompt.build.initial_params import read_soft_tokens
 from jaxprompt.build.prompt_artifact import load_prompt_export, read_export
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.config.run import BackboneConfig
-from jaxprompt.convert.peft import read_peft
+from jaxprompt.convert.peft import read_peft, types_for
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
@@ -217,6 +217,36 @@ def test_what_peft_cannot_hold_is_refused(family, names, changes, message):
     tensors = dict.fromkeys(names, np.ones((1, 1, 1, 1)))
     with pytest.raises(InputError, match=message):
         make_peft_arguments(stub(), tensors, metadata)
+
+
+@pytest.mark.parametrize(
+    "family, peft_type, fits",
+    [
+        ("bert", "CARTRIDGE", True),
+        ("bert", "PROMPT_TUNING", False),
+        ("bert", "LORA", False),
+        ("gpt2", "CPT", False),
+    ],
+)
+def test_the_type_of_an_adapter(family, peft_type, fits):
+    constant = {"name": "constant", "length": 4, "first": 0, "last": 2, "shift": 4}
+    metadata = make_metadata(prompt=constant, backbone={"family": family})
+    tensors = dict.fromkeys(PREFIX, np.ones((1, 1, 1, 1)))
+    if fits:
+        actual = make_peft_arguments(stub(), tensors, metadata, peft_type)
+        assert actual["peft_type"] == peft_type
+    else:
+        with pytest.raises(InputError):
+            make_peft_arguments(stub(), tensors, metadata, peft_type)
+
+
+def test_types_that_store_soft_tokens():
+    """CPT and multi-task prompts run only on some tasks in PEFT."""
+    soft = ["PROMPT_TUNING", "P_TUNING", "CPT", "MULTITASK_PROMPT_TUNING"]
+    assert types_for("soft", "CAUSAL_LM") == soft
+    assert types_for("soft", "SEQ_2_SEQ_LM") == [*soft[:2], soft[3]]
+    assert types_for("soft", "FEATURE_EXTRACTION") == soft[:2]
+    assert types_for("prefix", "SEQ_CLS") == ["PREFIX_TUNING", "CARTRIDGE"]
 
 
 def stub(demos=None, reads=False):
