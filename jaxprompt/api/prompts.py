@@ -21,7 +21,7 @@ class Prompt:
     """The parameters of a prompt and its head, and their metadata.
 
     `card` is the content of prompt.json: method, backbone, task, template, scores and more. It is
-    empty for an .npy array and a PEFT adapter, which have no metadata: give the task to `attach`.
+    empty for an .npy array and an adapter, which have no metadata: give the task to `attach`.
     """
 
     tensors: Mapping[str, np.ndarray]  # prompt/slots [S, E], prompt/k [L, P, N, D], head/...
@@ -46,7 +46,9 @@ class Prompt:
 
 
 def load_prompt(path: str | Path, *, task_id: int | None = None) -> Prompt:
-    """Loads a prompt from the folder of an export or a PEFT adapter, or from an .npy array [S, E].
+    """Loads a prompt from the folder of an export or an adapter, or from an .npy array [S, E].
+
+    The adapter is one of PEFT, or a prefix of `adapters`.
 
     Args:
       path: the path, or hub:owner/name[@revision] for a folder on the hub.

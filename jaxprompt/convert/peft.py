@@ -256,9 +256,15 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
             f"{path} is missing or damaged ({error}); save the adapter with "
             "safe_serialization=True, or download it again"
         ) from error
+    return finite_float32(path, tensors)
+
+
+def finite_float32(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file as float32. Raises InputError for NaN or infinity."""
     # Before the check, because values beyond float32's range become infinite.
-    tensors = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
+    with np.errstate(over="ignore"):
+        values = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    for name, tensor in values.items():
         if not np.isfinite(tensor).all():
             raise InputError(f"{path}: {name} contains NaN or infinity; train it again")
-    return tensors
+    return values
