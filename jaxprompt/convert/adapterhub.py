@@ -82,14 +82,14 @@ def read_classifier(folder: Path) -> tuple[str, dict[str, np.ndarray]]:
     if not (folder / _HEAD_CONFIG).exists():
         return "", {}
     config = _read_config(folder / _HEAD_CONFIG)
-    form = _CLASSIFIERS.get((config.get("layers"), config.get("use_pooler")))
-    if form is None or (config.get("head_type"), config.get("activation_function")) != (
-        "classification", "tanh",
-    ):  # fmt: skip
+    form = config.get("layers"), config.get("use_pooler")
+    kind = config.get("head_type"), config.get("activation_function")
+    # A list, because a value of the file may not be hashable.
+    if kind != ("classification", "tanh") or form not in list(_CLASSIFIERS):
         return "", {}
     path, tensors = _read_file(folder, _HEAD_TENSORS, _HEAD_NAME)
-    pooler, layers = form
-    names = {f"{i}.{part}": f"{name}.{part}" for i, name in layers.items() for part in _PARTS}
+    pooler, linear = _CLASSIFIERS[form]
+    names = {f"{i}.{part}": f"{name}.{part}" for i, name in linear.items() for part in _PARTS}
     if set(tensors) != set(names):
         raise InputError(
             f"{path} has other tensors than {_HEAD_CONFIG} describes; save the head again, or "

@@ -161,7 +161,9 @@ def split_prefixes(path: str, imported: ImportedPrompt, opened: Backbone) -> Imp
         k, v = prefix_from_peft(prefix, layers, dims.heads, dims.head_dim)
         tensors |= {f"prompt/{field}k": k, f"prompt/{field}v": v}
         block |= {f"{field}length": len(prefix), f"{field}first": 0, f"{field}last": layers}
-    return imported._replace(tensors=tensors, prompt=block)
+    # The heads of decoders read another state than ours.
+    head = {} if opened.family in _TASK_TYPES else imported.head
+    return imported._replace(tensors=tensors, prompt=block, head=head)
 
 
 def make_imported_metadata(

@@ -212,12 +212,15 @@ def test_heads_of_other_forms_are_left_out(tmp_path):
         ({"layers": 1}, "cls"),
         ({"layers": 1, "use_pooler": True}, "checkpoint"),
         ({"layers": 1, "head_type": "tagging"}, ""),
+        ({"layers": [1]}, ""),
         ({"layers": 3}, ""),
     ):
         write_folder(tmp_path, FLAT, head=one, head_config=config)
         imported = import_prompt(str(tmp_path))
         assert imported.head.get("pooler", "") == pooler
         assert ("head/main/out/kernel" in imported.tensors) == bool(pooler)
+        assert split_prefixes("x", imported, opened("roberta")).head == imported.head
+        assert split_prefixes("x", imported, opened("gpt2")).head == {}
     one[1].bias = None
     write_folder(tmp_path, FLAT, head=one, head_config={"layers": 1})
     with pytest.raises(InputError, match="pytorch_model_head.bin"):
