@@ -62,7 +62,7 @@ def read_prefixes(folder: Path) -> dict[str, np.ndarray]:
         attention, _, part = name.partition(".")
         parts.setdefault(attention.removesuffix("_prefix") + "_prefix", {})[part] = tensor
     try:
-        prefixes = {name: _prefix(tensors, config) for name, tensors in parts.items()}
+        prefixes = {name: _prefix(path, tensors, config) for name, tensors in parts.items()}
     except (KeyError, ValueError, TypeError) as error:
         raise InputError(
             f"{path} has other tensors than {_CONFIG} describes ({first_line(error)}); save the "
@@ -98,12 +98,15 @@ def read_classifier(folder: Path) -> tuple[str, dict[str, np.ndarray]]:
     return pooler, {names[name]: tensor for name, tensor in tensors.items()}
 
 
-def _prefix(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> np.ndarray:
+def _prefix(path: Path, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> np.ndarray:
     """Returns a prefix as stored, or computes it by its MLP. [P, 2*L*N*D]"""
     if "control_trans" in tensors:
         return tensors["control_trans"].reshape(config["prefix_length"], -1)
     if config["non_linearity"] != "tanh":
-        raise ValueError(f"non_linearity={brief(config['non_linearity'])}, use tanh or flat=True")
+        raise InputError(
+            f"{path} has an MLP with non_linearity={brief(config['non_linearity'])}, which is not "
+            "supported; use tanh, or flat=True"
+        )
     names = ("control_trans.0", "control_trans.2")
     (first, first_bias), (last, last_bias) = (
         [tensors[f"{name}.{part}"] for part in _PARTS] for name in names

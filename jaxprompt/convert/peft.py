@@ -225,7 +225,7 @@ def _task_prompt(
 ) -> np.ndarray:
     """Returns the soft prompt of a task, and removes its factors from `tensors`. [P, E]"""
     names = ("prefix_task_cols", "prefix_task_rows")
-    cols, rows = (tensors.pop(name, np.zeros((0, 0, 0))) for name in names)
+    cols, rows = (np.atleast_1d(tensors.pop(name, np.zeros((0, 0, 0)))) for name in names)
     tasks, rank = len(cols), cols.shape[-1]
     if (cols.shape, rows.shape) != ((tasks, len(table), rank), (tasks, rank, table.shape[1])):
         raise InputError(

@@ -200,7 +200,7 @@ def multitask(folder, cols=(3, P, 2), rows=(3, 2, WIDTH), modules=1):
     rng = np.random.default_rng(0)
     shapes = {"prompt_embeddings": (P * modules, WIDTH), "prefix_task_cols": cols}
     shapes["prefix_task_rows"] = rows
-    tensors = {name: rng.normal(size=x).astype(np.float32) for name, x in shapes.items()}
+    tensors = {name: np.array(rng.normal(size=x), np.float32) for name, x in shapes.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "MULTITASK_PROMPT_TUNING", "num_transformer_submodules": modules}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -229,7 +229,7 @@ def test_one_task_need_not_be_chosen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "cols, rows", [((3, P, 2), (3, 1, WIDTH)), ((3, 1, 2), (3, 2, WIDTH)), ((3, 2), (3, 2, WIDTH))]
+    "cols, rows", [((3, P, 2), (3, 1, WIDTH)), ((3, 1, 2), (3, 2, WIDTH)), ((), (3, 2, WIDTH))]
 )
 def test_factors_of_other_shapes_are_one_line(tmp_path, cols, rows):
     multitask(tmp_path, cols, rows)

@@ -341,6 +341,20 @@ def test_a_multitask_prompt_of_a_t5(tmp_path):
     logits = our_logits(tmp_path / "base", "soft", fields, table, tokens, decoder)
     assert_agree(logits, expected, decoder.mask)
 
+    # Soft tokens of the encoder alone are written as one task.
+    inputs["task_ids"] = torch.zeros(len(ids), dtype=torch.int64)
+    written = []
+    for peft_type, feed in (
+        ("PROMPT_TUNING", dict(decoder_input_ids=torch.tensor(fed))),
+        ("MULTITASK_PROMPT_TUNING", inputs),
+    ):
+        fields = dict(base="tiny", layers=4, heads=4, soft=adapter.soft, task_type="SEQ_2_SEQ_LM")
+        write_peft(tmp_path / peft_type, **fields, peft_type=peft_type)
+        plain = base_model(tmp_path / "base", "t5")
+        loaded = peft.PeftModel.from_pretrained(plain, tmp_path / peft_type).eval()
+        written.append(run_torch(loaded, ids, mask, **feed).logits.numpy())
+    np.testing.assert_allclose(*written, rtol=0, atol=1e-5)
+
 
 @pytest.mark.long_cases("t5-4-*", "bart-4-6")
 @pytest.mark.parametrize(
