@@ -10,7 +10,7 @@ from jaxprompt.cli import log
 from jaxprompt.cli.options import Parser, load_run, path, require_flags
 from jaxprompt.convert.artifact import check_fingerprint, export_summary, write_artifact, write_npy
 from jaxprompt.convert.prompt_metadata import PromptMetadata
-from jaxprompt.errors import InputError, with_article
+from jaxprompt.errors import InputError, check_known, with_article
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,9 +104,11 @@ def _check_paths(args: Any, folder: str | Path) -> None:
     """Raises InputError for outputs that cannot be written, before minutes of work on the run."""
     from jaxprompt.convert.hub import check_repo_name
     from jaxprompt.convert.model_card import check_model_card, check_peft_folder
+    from jaxprompt.convert.peft import TYPES
 
-    if args.peft_type and not args.peft:
-        raise InputError(f"--peft-type={args.peft_type} needs --peft=FOLDER; add it")
+    if args.peft_type is not None:
+        check_known("--peft-type", args.peft_type, TYPES)
+        require_flags(args, "peft")
     if args.npy and Path(args.npy).suffix != ".npy":
         raise InputError(f"--npy={args.npy} must end in .npy; give such a file name")
     if args.push is not None:

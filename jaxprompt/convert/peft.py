@@ -30,6 +30,7 @@ _METHODS = {
     **dict.fromkeys(("PROMPT_TUNING", "P_TUNING", "CPT", _MULTITASK), "soft"),
     **dict.fromkeys(("PREFIX_TUNING", "CARTRIDGE"), "prefix"),
 }
+TYPES = tuple(_METHODS)
 # The task types that PEFT runs a type on, if not all.
 _TASK_TYPES = {"CPT": ("CAUSAL_LM",), _MULTITASK: ("CAUSAL_LM", "SEQ_2_SEQ_LM")}
 _HEAD_PREFIX = "base_model."
@@ -99,7 +100,7 @@ def read_peft(folder: str | Path, task_id: int | None = None) -> Adapter:
     if peft_type not in _METHODS:
         raise InputError(
             f"{folder / _CONFIG}: peft_type {brief(peft_type)} is not supported; "
-            f"use one of {', '.join(_METHODS)}"
+            f"use one of {', '.join(TYPES)}"
         )
     modules = 2 if config.get("num_transformer_submodules") == 2 else 1
     tensors = _read_tensors(folder / _TENSORS)

@@ -246,7 +246,10 @@ def test_the_type_of_an_adapter(family, peft_type, fits):
 
 def test_a_type_is_that_of_a_folder():
     args = SimpleNamespace(peft=None, peft_type="CPT", npy=None, push=None, stablehlo=None)
-    with pytest.raises(InputError, match="--peft-type=CPT"):
+    with pytest.raises(InputError, match="--peft"):
+        export._check_paths(args, "folder")
+    args.peft_type = "LORA"
+    with pytest.raises(InputError, match="LORA"):
         export._check_paths(args, "folder")
     with pytest.raises(InputError, match="peft_type='CPT'"):
         save_prompt(Prompt({}), "soft.npy", "npy", peft_type="CPT")
