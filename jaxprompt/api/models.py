@@ -22,7 +22,12 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.serving.adapters import ImportedPrompt, make_imported_metadata, scale_slots
+from jaxprompt.serving.adapters import (
+    ImportedPrompt,
+    make_imported_metadata,
+    scale_slots,
+    split_prefixes,
+)
 from jaxprompt.serving.answers import Answers, make_answers
 from jaxprompt.types import Batch
 
@@ -187,13 +192,16 @@ def _add_metadata(
         raise InputError(
             f"{prompt.path} has no metadata of its task; give task=, and head= if it needs one"
         )
+    imported = split_prefixes(prompt.path, imported, backbone.backbone)
     # The head of the adapter is used, unless another is given.
     if imported.head and head is None:
         head_fields = dict(imported.head)
         head = Choice("head", head_fields.pop("name"), head_fields)
     config, _ = make_config(backbone, task=task, choices=[head], overrides=fields)
     metadata = make_imported_metadata(config, prompt.path, imported, backbone)
-    tensors = scale_slots(prompt.tensors, metadata.backbone.rescale)
+    tensors = scale_slots(imported.tensors, metadata.backbone.rescale)
+    if config.head.name != imported.head.get("name"):
+        tensors = {name: x for name, x in tensors.items() if not name.startswith("head/")}
     return Prompt(tensors, metadata.to_json(), prompt.path)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
+from jaxprompt.convert.peft import check_no_task
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import check_type
 from jaxprompt.serving.adapters import ImportedPrompt, import_prompt, is_adapter
@@ -20,7 +21,7 @@ class Prompt:
     """The parameters of a prompt and its head, and their metadata.
 
     `card` is the content of prompt.json: method, backbone, task, template, scores and more. It is
-    empty for an .npy array and a PEFT adapter, which have no metadata: give the task to `attach`.
+    empty for an .npy array and an adapter, which have no metadata: give the task to `attach`.
     """
 
     tensors: Mapping[str, np.ndarray]  # prompt/slots [S, E], prompt/k [L, P, N, D], head/...
@@ -44,21 +45,27 @@ class Prompt:
         return PromptMetadata.from_json(self.card, self.path)
 
 
-def load_prompt(path: str | Path) -> Prompt:
-    """Loads a prompt from the folder of an export or a PEFT adapter, or from an .npy array [S, E].
+def load_prompt(path: str | Path, *, task_id: int | None = None) -> Prompt:
+    """Loads a prompt from the folder of an export or an adapter, or from an .npy array [S, E].
+
+    The adapter is one of PEFT, or a prefix of `adapters`.
 
     Args:
       path: the path, or hub:owner/name[@revision] for a folder on the hub.
+      task_id: the task of a PEFT adapter of MULTITASK_PROMPT_TUNING, counted from 0; it is required
+        if there are several.
 
     Raises:
       InputError: if it is missing, truncated, or of another kind.
     """
     advice = "the path of a prompt; the result of train has its prompt as run.prompt"
     check_type("path", path, str | Path, advice)
+    check_type("task_id", task_id, int | None, "the index of a task, counted from 0")
     path = str(path)
     local_path = str(fetch_prompt(path)) if path.startswith(SCHEME) else path
     if is_adapter(local_path):
-        imported = import_prompt(local_path)
+        imported = import_prompt(local_path, task_id)
         return Prompt(imported.tensors, {}, path, imported)
+    check_no_task(path, task_id)
     tensors, metadata = read_export(path)
     return Prompt(tensors, metadata.to_json(), path)

@@ -15,7 +15,7 @@ from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
 from jaxprompt.convert.peft import num_outputs, write_peft
-from jaxprompt.errors import InputError, check_known, check_type
+from jaxprompt.errors import InputError, brief, check_known, check_type
 from jaxprompt.files import user_path
 from jaxprompt.serving.adapters import make_peft_arguments
 
@@ -28,6 +28,7 @@ def save_prompt(
     format: str = "jaxprompt",
     *,
     backbone: LoadedBackbone | None = None,
+    peft_type: str | None = None,
 ) -> tuple[Path, ...]:
     """Saves a prompt.
 
@@ -40,6 +41,7 @@ def save_prompt(
             "stablehlo" = a folder, with the backbone, that scores texts without jaxprompt.
         backbone: the backbone of the prompt, for "delta", "peft" and "stablehlo"; by default the
             one that the prompt names, in float32.
+        peft_type: how PEFT stores it, e.g. "CARTRIDGE"; by default PROMPT_TUNING or PREFIX_TUNING.
 
     Returns:
         The paths of the files.
@@ -49,6 +51,10 @@ def save_prompt(
             contains other files.
     """
     check_known("format", format, FORMATS)
+    if peft_type and format != "peft":
+        raise InputError(
+            f"peft_type={brief(peft_type)} needs format='peft'; remove it, or change the format"
+        )
     check_type("prompt", prompt, Prompt, "a prompt of train or load_prompt, or attach(...).prompt")
     path = user_path(path)
     if format == "npy":
@@ -85,7 +91,7 @@ def save_prompt(
     else:
         opened = backbone.backbone
     scorer = scorer_from_metadata(opened, metadata, batch=1)
-    adapter = make_peft_arguments(scorer, prompt.tensors, metadata)
+    adapter = make_peft_arguments(scorer, prompt.tensors, metadata, peft_type)
     return (*write_peft(path, **adapter), write_peft_card(path, metadata, num_outputs(adapter)))
 
 

@@ -280,10 +280,11 @@ def load_soft_tokens(path: str, width: int | None = None) -> tuple[np.ndarray, f
     if path.endswith(".npy"):
         return artifact.import_npy(path, width), 1.0
     if os.path.exists(user_path(path) / "adapter_config.json"):
-        vectors = peft.read_peft(path).soft
-        if vectors is None:
+        adapter = peft.read_peft(path)
+        parts = [x for x in (adapter.soft, adapter.decoder_soft) if x is not None]
+        if not parts:
             raise InputError(f"{path} contains a prefix; use an adapter with soft tokens")
-        return vectors, 1.0
+        return np.concatenate(parts), 1.0
     tensors, metadata = read_export(path)
     vectors = soft_tokens(tensors)
     if vectors is None:

@@ -11,7 +11,7 @@ from jaxprompt.cli import log
 from jaxprompt.cli.options import Parser, load_run, path, require_flags
 from jaxprompt.convert.artifact import check_fingerprint, export_summary, write_artifact, write_npy
 from jaxprompt.convert.prompt_metadata import PromptMetadata
-from jaxprompt.errors import InputError, with_article
+from jaxprompt.errors import InputError, check_known, with_article
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     prompt = Prompt(tensors, metadata.to_json(), args.workdir)
     # Before anything is written: an array or PEFT may have no form for the prompt.
     tokens = _soft_tokens(prompt) if args.npy else None
-    adapter = _make_adapter(scorer, prompt, bool(args.tuned)) if args.peft else {}
+    adapter = _make_adapter(scorer, prompt, args) if args.peft else {}
     # First, because --delta and --tuned take weights out that the program holds.
     program: tuple[Path, ...] = ()
     if args.stablehlo:
@@ -66,6 +66,10 @@ def _make_parser() -> Parser:
         "--npy", type=path, help="also write the soft tokens as a plain .npy array [P, E]"
     )
     parser.add_argument("--peft", type=path, help="also write a folder that PEFT can load")
+    parser.add_argument(
+        "--peft-type",
+        help="its peft_type, e.g. CARTRIDGE (default: PROMPT_TUNING or PREFIX_TUNING)",
+    )
     parser.add_argument(
         "--stablehlo",
         type=path,
@@ -101,7 +105,11 @@ def _check_paths(args: Namespace, folder: str | Path) -> None:
     """Raises InputError for outputs that cannot be written, before minutes of work on the run."""
     from jaxprompt.convert.hub import check_repo_name
     from jaxprompt.convert.model_card import check_model_card, check_peft_folder
+    from jaxprompt.convert.peft import TYPES
 
+    if args.peft_type is not None:
+        check_known("--peft-type", args.peft_type, TYPES)
+        require_flags(args, "peft")
     if args.npy and Path(args.npy).suffix != ".npy":
         raise InputError(f"--npy={args.npy} must end in .npy; give such a file name")
     if args.push is not None:
@@ -128,14 +136,14 @@ def _soft_tokens(prompt: "Prompt") -> "np.ndarray":
     return tokens
 
 
-def _make_adapter(scorer: Any, prompt: "Prompt", is_backbone_tuned: bool) -> dict[str, Any]:
+def _make_adapter(scorer: Any, prompt: "Prompt", args: Any) -> dict[str, Any]:
     """Returns the arguments of `write_peft`, without the weights that --tuned writes."""
     from jaxprompt.build.tuned_backbone import tuned_names
     from jaxprompt.serving.adapters import make_peft_arguments
 
-    names = set(tuned_names(prompt.tensors)) if is_backbone_tuned else set()
+    names = set(tuned_names(prompt.tensors)) if args.tuned else set()
     tensors = {name: x for name, x in prompt.tensors.items() if name not in names}
-    return make_peft_arguments(scorer, tensors, prompt.metadata)
+    return make_peft_arguments(scorer, tensors, prompt.metadata, args.peft_type)
 
 
 def _write_program(folder: str, prompt: "Prompt", dtype: str) -> tuple[Path, ...]:

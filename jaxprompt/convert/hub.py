@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from jaxprompt.convert import peft
+from jaxprompt.convert import adapterhub, peft
 from jaxprompt.convert.artifact import METADATA, TENSORS
 from jaxprompt.convert.folder import hub_errors
 from jaxprompt.convert.model_card import README, write_model_card
@@ -15,7 +15,7 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def fetch_prompt(place: str) -> Path:
-    """Downloads an export or a PEFT adapter.
+    """Downloads an export, or an adapter of PEFT or `adapters`.
 
     Args:
       place: hub:owner/name or hub:owner/name@revision.
@@ -36,7 +36,7 @@ def fetch_prompt(place: str) -> Path:
             name,
             revision=revision or None,
             local_files_only=constants.HF_HUB_OFFLINE,
-            allow_patterns=[TENSORS, METADATA, README, *peft.FILES],
+            allow_patterns=[TENSORS, METADATA, README, *peft.FILES, *adapterhub.FILES],
         )
     return Path(folder)
 

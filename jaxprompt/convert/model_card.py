@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,19 +160,8 @@ def _write(path: str | Path, metadata: PromptMetadata, library: str, code: list[
         if isinstance(value, int | float)
     ]
     title = f"A {metadata.method} prompt for {task.name}"
-    # No language and no license: the first is not known, and the second is the author's choice.
-    header = _header(
-        # The Hub refuses a card whose base model is not a Hub id.
-        base_model=backbone.id if _is_on_hub(backbone.id) else None,
-        datasets=[task.hub] if task.hub else None,
-        eval_results=scores or None,
-        library_name=library,
-        model_name=title,
-        pipeline_tag=pipeline,
-        tags=_TAGS,
-    )
     lines = [
-        header, f"# {escape_markdown(title)}", "",
+        f"# {escape_markdown(title)}", "",
         f"It was trained for the model {_code(backbone.id)}, weights "
         f"`{backbone.fingerprint[:12]}`, with seed {metadata.seed}. Its template is "
         f"{_code(metadata.template)}.", "",
@@ -190,8 +179,20 @@ def _write(path: str | Path, metadata: PromptMetadata, library: str, code: list[
         table = [f"| {x.dataset_split} | {x.metric_type} | {x.metric_value:.4f} |" for x in scores]
         lines += ["| split | metric | value |", "|---|---|---|", *table, ""]
     lines += ["```python", *code, "```", ""]
+    # No language and no license: the first is not known, and the second is the author's choice.
+    card = _render(
+        lines,
+        # The Hub refuses a card whose base model is not a Hub id.
+        base_model=backbone.id if _is_on_hub(backbone.id) else None,
+        datasets=[task.hub] if task.hub else None,
+        eval_results=scores or None,
+        library_name=library,
+        model_name=title,
+        pipeline_tag=pipeline,
+        tags=_TAGS,
+    )
     readme = make_folder(path) / README
-    write_atomic(readme, "\n".join(lines))
+    write_atomic(readme, card)
     return readme
 
 
@@ -206,8 +207,7 @@ def render_backbone_card(title: str, architecture: str, card: Mapping[str, Any])
     """
     verbs = {"task": "tuned", "source": "converted", "corpus": "pre-trained"}
     verb = next(verb for field, verb in verbs.items() if field in card)
-    lines = [_header(library_name="transformers", tags=["jaxprompt"])]
-    lines += [f"# {escape_markdown(title)}", ""]
+    lines = [f"# {escape_markdown(title)}", ""]
     lines += [f"`{architecture}`, {verb} with jaxprompt.", ""]
     scalars = {name: value for name, value in card.items() if not isinstance(value, Mapping | list)}
     lines += _table(scalars)
@@ -221,14 +221,15 @@ def render_backbone_card(title: str, architecture: str, card: Mapping[str, Any])
             ]
         elif isinstance(value, Mapping):
             lines += [f"## {escape_markdown(name)}", "", *_table(value)]
-    return "\n".join(lines)
+    return _render(lines, library_name="transformers", tags=["jaxprompt"])
 
 
-def _header(**fields: Any) -> str:
-    """Returns the YAML header that the Hub reads."""
-    from huggingface_hub import ModelCardData
+def _render(lines: Sequence[str], **fields: Any) -> str:
+    """Returns a model card: the YAML that the Hub reads, and lines of Markdown."""
+    from huggingface_hub import ModelCard, ModelCardData
 
-    return f"---\n{ModelCardData(**fields).to_yaml()}\n---\n"
+    text = f"---\n{ModelCardData(**fields).to_yaml()}\n---\n\n" + "\n".join(lines)
+    return str(ModelCard(text))  # which parses the YAML again
 
 
 def _table(values: Mapping[str, Any]) -> list[str]:

@@ -106,6 +106,14 @@ def open_weights(folder: str | Path) -> Iterator[CheckpointTensors]:
         yield CheckpointTensors(folder, _open_entries(folder, stack))
 
 
+def read_tensors(path: Path, is_read: Callable[[str], bool]) -> dict[str, np.ndarray]:
+    """Reads the tensors of a safetensors or torch file whose names pass `is_read`."""
+    open_file = _open_safetensors if path.suffix == ".safetensors" else _open_torch
+    with ExitStack() as stack:
+        tensors = CheckpointTensors(path.parent, open_file(path, stack))
+        return {name: tensors.read(name) for name in tensors.entries if is_read(name)}
+
+
 def _open_entries(folder: Path, stack: ExitStack) -> dict[str, TensorEntry]:
     if is_gguf(folder):
         return open_gguf(folder, stack)

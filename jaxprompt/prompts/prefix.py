@@ -23,8 +23,8 @@ class Prompt(Method):
 
     `shift` moves the text's positions by the length of the prefix before it, as in the paper's
     code. A relative bias then covers both, with the prefix at 0 .. P - 1, like past keys in
-    transformers and PEFT. Without `shift` the text's positions do not change, and a relative bias
-    is 0 for the prefix, as in `adapters`.
+    transformers and PEFT. Without `shift` the text's positions do not change, as in `adapters`, and
+    a relative bias is 0 for the prefix.
 
     `start` "text" uses the keys and values of the frozen model for the first tokens of `text` (Li
     and Liang 2021, section 7.4); if the text is too short, the rest is sampled from the vocabulary.

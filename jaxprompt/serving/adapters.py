@@ -1,4 +1,4 @@
-"""Converts PEFT adapters and .npy arrays to prompts, and prompts to PEFT adapters."""
+"""Converts adapters of PEFT and of `adapters`, and .npy arrays, to prompts; prompts to PEFT."""
 
 import dataclasses
 import os
@@ -16,15 +16,26 @@ from jaxprompt.build.task import scorer_from_config
 from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.adapterhub import read_classifier, read_prefixes
 from jaxprompt.convert.artifact import import_npy
-from jaxprompt.convert.peft import Adapter, read_peft
+from jaxprompt.convert.peft import (
+    Adapter,
+    check_no_task,
+    prefix_from_peft,
+    read_peft,
+    types_for,
+)
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError, brief, with_article
-from jaxprompt.files import user_path
-from jaxprompt.models.scorer import Scorer
+from jaxprompt.files import read_json, user_path
+from jaxprompt.models.scorer import Backbone, Scorer
+from jaxprompt.prompts.constant import PARTS
 
 # Families whose torch models read past keys and values, as which PEFT passes a prefix.
 _PREFIX_FAMILIES = ("bert", "roberta", "electra", "gpt2", "llama")
+# Families on which `adapters` computes prefixes as we do without `shift`. In a T5 its relative bias
+# takes the keys of the text as P positions later, but not the queries.
+_ADAPTERHUB_FAMILIES = ("bert", "roberta", "electra", "distilbert", "gpt2", "llama", "bart")
 _USE_EXPORT = "use prompt.safetensors, which export writes without --peft"
 _TASK_TYPES = dict.fromkeys(("t5", "bart"), "SEQ_2_SEQ_LM") | {
     "gpt2": "CAUSAL_LM",
@@ -38,6 +49,7 @@ class ImportedPrompt(NamedTuple):
     tensors: dict[str, np.ndarray]  # by flat name, as in an export
     prompt: dict[str, Any]  # config block of the method `constant` with these params
     head: dict[str, Any]  # config block of the head of the adapter, {} if it has none
+    library: str = ""  # "adapters": it needs `split_prefixes`
 
 
 class _Head(NamedTuple):
@@ -63,24 +75,29 @@ _HEADS = (
 
 
 def is_adapter(path: str) -> bool:
-    """Returns whether `path` is a PEFT adapter folder or an .npy array."""
+    """Returns whether `path` is an adapter folder or an .npy array."""
     local_path = user_path(path)
     return local_path.suffix == ".npy" or os.path.exists(local_path / "adapter_config.json")
 
 
-def import_prompt(path: str) -> ImportedPrompt:
-    """Reads a PEFT adapter folder or an .npy array [S, E].
+def import_prompt(path: str, task_id: int | None = None) -> ImportedPrompt:
+    """Reads an adapter folder of PEFT or of `adapters`, or an .npy array [S, E].
 
     A head is only converted for a prefix: with soft tokens PEFT pools the first soft token, not
-    [CLS].
+    [CLS]. `task_id` is the task of an adapter of several.
 
     Raises:
       InputError: for a head that is not supported.
     """
     if Path(path).suffix == ".npy":
+        check_no_task(path, task_id)
         rows = import_npy(path)
         return ImportedPrompt({"prompt/slots": rows}, {"name": "constant", "slots": len(rows)}, {})
-    adapter = read_peft(path)
+    folder = user_path(path)
+    if "peft_type" not in read_json(folder / "adapter_config.json", "an adapter folder"):
+        check_no_task(path, task_id)
+        return _import_adapterhub(folder)
+    adapter = read_peft(folder, task_id)
     block: dict[str, Any] = {"name": "constant"}
     if adapter.soft is not None:
         if adapter.head:
@@ -90,7 +107,11 @@ def import_prompt(path: str) -> ImportedPrompt:
                 f"prompt.file={path}"
             )
         block["slots"] = len(adapter.soft)
-        return ImportedPrompt({"prompt/slots": adapter.soft}, block, {})
+        tensors = {"prompt/slots": adapter.soft}
+        if adapter.decoder_soft is not None:
+            block["decoder_slots"] = len(adapter.decoder_soft)
+            tensors["prompt/decoder_slots"] = adapter.decoder_soft
+        return ImportedPrompt(tensors, block, {})
     assert adapter.k is not None and adapter.v is not None  # without soft tokens it is a prefix
     layers, length = adapter.k.shape[:2]
     prefix = "decoder_" if adapter.stream == "decoder" else ""
@@ -99,6 +120,50 @@ def import_prompt(path: str) -> ImportedPrompt:
     tensors = {f"prompt/{prefix}k": adapter.k, f"prompt/{prefix}v": adapter.v}
     head, head_config = _convert_head(path, adapter)
     return ImportedPrompt(tensors | head, block, head_config)
+
+
+def _import_adapterhub(folder: Path) -> ImportedPrompt:
+    """Reads a folder of `adapters`: prefixes, and a head for classes if it has one of ours."""
+    tensors = {f"prompt/{name}": prefix for name, prefix in read_prefixes(folder).items()}
+    pooler, head_tensors = read_classifier(folder)
+    names = {name.partition(".")[0] for name in head_tensors}
+    tensors |= _head_tensors(head_tensors, {name: name for name in names})
+    head = _LINEAR | {"pooler": pooler} if pooler else {}
+    return ImportedPrompt(tensors, {"name": "constant"}, head, "adapters")
+
+
+def split_prefixes(path: str, imported: ImportedPrompt, opened: Backbone) -> ImportedPrompt:
+    """Splits prefixes of `adapters` by the layers and heads of a backbone, which they do not name.
+
+    Raises:
+      InputError: if they are not those of this backbone.
+    """
+    if imported.library != "adapters":
+        return imported
+    if opened.family not in _ADAPTERHUB_FAMILIES:
+        raise InputError(
+            f"{path} has a prefix of adapters, which is not supported on "
+            f"{with_article(opened.family)}; supported: {', '.join(_ADAPTERHUB_FAMILIES)}"
+        )
+    streams = {"self_prefix": "encoder"}
+    if opened.module.STYLE == "seq2seq":
+        streams = {"self_prefix": "decoder", "encoder_prefix": "encoder", "cross_prefix": "cross"}
+    dims, block, tensors = opened.module.dims, dict(imported.prompt), dict(imported.tensors)
+    for name in [name for name in tensors if name.startswith("prompt/")]:
+        prefix, stream = tensors.pop(name), streams.get(name.removeprefix("prompt/"))
+        if stream is None:
+            raise InputError(
+                f"{path} has {name.removeprefix('prompt/')}, and the backbone is "
+                f"{with_article(opened.family)}; give the one that it was trained on"
+            )
+        layers = dims.layers if stream == "encoder" else dims.decoder_layers
+        field = PARTS[stream]
+        k, v = prefix_from_peft(prefix, layers, dims.heads, dims.head_dim)
+        tensors |= {f"prompt/{field}k": k, f"prompt/{field}v": v}
+        block |= {f"{field}length": len(prefix), f"{field}first": 0, f"{field}last": layers}
+    # The heads of decoders read another state than ours.
+    head = {} if opened.family in _TASK_TYPES else imported.head
+    return imported._replace(tensors=tensors, prompt=block, head=head)
 
 
 def make_imported_metadata(
@@ -116,6 +181,28 @@ def make_imported_metadata(
       InputError: if these do not fit, or if the classes are not known.
     """
     opened = backbone.backbone
+    if not imported.library:
+        _check_peft_family(path, imported, opened, config)
+    config = dataclasses.replace(config, prompt=OpenBlock.from_dict(imported.prompt))
+    task = read_task(config.task)
+    if task.kind == "classes" and not (task.labels or task.choices):
+        raise InputError("the classes are not known without training rows; set task.labels")
+    examples = Examples(task, max(1, len(task.choices)), {})
+    scorer = scorer_from_config(config, opened, examples, backbone.placement)
+    return make_metadata(
+        scorer,
+        scorer.model.prompt,
+        backbone=dataclasses.replace(opened.config, family=opened.family),
+        fingerprint=backbone.loaded.report.fingerprint,
+        config=config,
+        metrics={},
+    )
+
+
+def _check_peft_family(
+    path: str, imported: ImportedPrompt, opened: Backbone, config: RunConfig
+) -> None:
+    """Raises InputError for a prefix or a head that PEFT has on other backbones."""
     if "length" in imported.prompt and opened.module.STYLE == "seq2seq":
         # In the encoder it would give other predictions than in PEFT.
         raise InputError(
@@ -137,26 +224,12 @@ def make_imported_metadata(
                 f"{with_article(opened.family)}; give another head, or the backbone that it was "
                 "trained on"
             )
-    config = dataclasses.replace(config, prompt=OpenBlock.from_dict(imported.prompt))
-    task = read_task(config.task)
-    if task.kind == "classes" and not (task.labels or task.choices):
-        raise InputError("the classes are not known without training rows; set task.labels")
-    examples = Examples(task, max(1, len(task.choices)), {})
-    scorer = scorer_from_config(config, opened, examples, backbone.placement)
-    return make_metadata(
-        scorer,
-        scorer.model.prompt,
-        backbone=dataclasses.replace(opened.config, family=opened.family),
-        fingerprint=backbone.loaded.report.fingerprint,
-        config=config,
-        metrics={},
-    )
 
 
 def scale_slots(tensors: Mapping[str, np.ndarray], rescale: float) -> dict[str, np.ndarray]:
     """Divides plain soft tokens by the factor that the word embeddings are divided by."""
     return {
-        name: rescale_vectors(x, 1.0, rescale) if name == "prompt/slots" else x
+        name: rescale_vectors(x, 1.0, rescale) if name.endswith("slots") else x
         for name, x in tensors.items()
     }
 
@@ -173,18 +246,27 @@ def _convert_head(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], d
             f"{path} has a head of task_type={brief(task_type)} with {', '.join(sorted(names))}, "
             f"which is not supported; supported: {forms}"
         )
+    return _head_tensors(adapter.head, match.layers), match.block
+
+
+def _head_tensors(
+    torch_tensors: Mapping[str, np.ndarray], layers: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """Converts linear layers of torch; `layers` are their names in torch and in our head."""
     tensors = {}
-    for name, our_name in match.layers.items():
+    for name, our_name in layers.items():
         # torch's [out, in] -> [in, out]
-        tensors[f"head/main/{our_name}/kernel"] = np.ascontiguousarray(
-            adapter.head[f"{name}.weight"].T
-        )
-        tensors[f"head/main/{our_name}/bias"] = adapter.head[f"{name}.bias"]
-    return tensors, match.block
+        kernel = np.ascontiguousarray(torch_tensors[f"{name}.weight"].T)
+        tensors[f"head/main/{our_name}/kernel"] = kernel
+        tensors[f"head/main/{our_name}/bias"] = torch_tensors[f"{name}.bias"]
+    return tensors
 
 
 def make_peft_arguments(
-    scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
+    scorer: Scorer,
+    tensors: Mapping[str, np.ndarray],
+    metadata: PromptMetadata,
+    peft_type: str | None = None,
 ) -> dict[str, Any]:
     """Returns the keyword arguments of `convert.peft.write_peft`.
 
@@ -192,14 +274,23 @@ def make_peft_arguments(
     Otherwise PEFT pools a soft token or has another head, and the adapter has only the prompt.
 
     Raises:
-      InputError: for a prompt that PEFT does not support; it puts soft tokens before the input.
+      InputError: for a prompt that PEFT does not support, or not as `peft_type`. PEFT puts soft
+        tokens before the input.
     """
     _check_supported(scorer, tensors, metadata)
     base = metadata.backbone
+    task_type = _TASK_TYPES.get(base.family)
+    method = "soft" if "prompt/slots" in tensors else "prefix"
+    if peft_type not in (None, *(types := types_for(method, task_type or "SEQ_CLS"))):
+        raise InputError(
+            f"--peft-type={brief(peft_type)} does not fit this prompt on "
+            f"{with_article(base.family)}; use one of {', '.join(types)}"
+        )
     adapter: dict[str, Any] = {
         "base": base.id,
         "revision": base.revision,
-        "task_type": _TASK_TYPES.get(base.family),
+        "task_type": task_type,
+        "peft_type": peft_type,
         "layers": base.dims.layers,
         "heads": base.dims.heads,
     }

@@ -11,13 +11,16 @@ from spoil import files
 from tiny_run import make_backbone, make_config, predict, read_lines, serve, succeed
 
 from jaxprompt.__main__ import main
+from jaxprompt.api.prompts import Prompt
+from jaxprompt.api.saving import save_prompt
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.initial_params import read_soft_tokens
 from jaxprompt.build.prompt_artifact import load_prompt_export, read_export
 from jaxprompt.build.task import scorer_from_config
+from jaxprompt.cli import export
 from jaxprompt.config.run import BackboneConfig
-from jaxprompt.convert.peft import read_peft
+from jaxprompt.convert.peft import read_peft, types_for
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
@@ -31,11 +34,12 @@ torch = pytest.importorskip("torch")
 
 def test_peft_scores_an_exported_prefix_as_we_do(capsys, trained, tmp_path, backbone):
     words = [f"--workdir={trained}", f"--output={tmp_path / 'out'}", f"--peft={tmp_path / 'peft'}"]
-    succeed(capsys, "export", *words)
+    succeed(capsys, "export", *words, "--peft-type=CARTRIDGE")
     texts = ["a new hammer was near the saw", "the old wolf with a hare"]
     rows, _ = predict(capsys, trained, *(f"--text={text}" for text in texts))
     base = transformers.BertForSequenceClassification.from_pretrained(backbone, num_labels=3)
     model = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
+    assert model.peft_config["default"].peft_type == "CARTRIDGE"
     tokenizer = transformers.AutoTokenizer.from_pretrained(backbone)
     with torch.no_grad():
         theirs = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.softmax(-1)
@@ -217,6 +221,47 @@ def test_what_peft_cannot_hold_is_refused(family, names, changes, message):
     tensors = dict.fromkeys(names, np.ones((1, 1, 1, 1)))
     with pytest.raises(InputError, match=message):
         make_peft_arguments(stub(), tensors, metadata)
+
+
+@pytest.mark.parametrize(
+    "family, peft_type, fits",
+    [
+        ("bert", "CARTRIDGE", True),
+        ("bert", "PROMPT_TUNING", False),
+        ("bert", "LORA", False),
+        ("gpt2", "CPT", False),
+    ],
+)
+def test_the_type_of_an_adapter(family, peft_type, fits):
+    constant = {"name": "constant", "length": 4, "first": 0, "last": 2, "shift": 4}
+    metadata = make_metadata(prompt=constant, backbone={"family": family})
+    tensors = dict.fromkeys(PREFIX, np.ones((1, 1, 1, 1)))
+    if fits:
+        actual = make_peft_arguments(stub(), tensors, metadata, peft_type)
+        assert actual["peft_type"] == peft_type
+    else:
+        with pytest.raises(InputError):
+            make_peft_arguments(stub(), tensors, metadata, peft_type)
+
+
+def test_a_type_is_that_of_a_folder():
+    args = SimpleNamespace(peft=None, peft_type="CPT", npy=None, push=None, stablehlo=None)
+    with pytest.raises(InputError, match="--peft"):
+        export._check_paths(args, "folder")
+    args.peft_type = "LORA"
+    with pytest.raises(InputError, match="LORA"):
+        export._check_paths(args, "folder")
+    with pytest.raises(InputError, match="peft_type='CPT'"):
+        save_prompt(Prompt({}), "soft.npy", "npy", peft_type="CPT")
+
+
+def test_types_that_store_soft_tokens():
+    """CPT and multi-task prompts run only on some tasks in PEFT."""
+    soft = ["PROMPT_TUNING", "P_TUNING", "CPT", "MULTITASK_PROMPT_TUNING"]
+    assert types_for("soft", "CAUSAL_LM") == soft
+    assert types_for("soft", "SEQ_2_SEQ_LM") == [*soft[:2], soft[3]]
+    assert types_for("soft", "FEATURE_EXTRACTION") == soft[:2]
+    assert types_for("prefix", "SEQ_CLS") == ["PREFIX_TUNING", "CARTRIDGE"]
 
 
 def stub(demos=None, reads=False):

@@ -148,7 +148,7 @@ def test_no_label_or_template_is_markup(tmp_path):
     metadata = make_metadata(task={"labels": HOSTILE}, template="a `` {text} [mask]\n<b>")
     backbone = render_backbone_card("x", "Y", {"task": {"<b>|`": HOSTILE[0]}, "list": HOSTILE})
     cards = write_model_card(tmp_path, metadata).read_text(), backbone
-    body = "\n".join(card.split("\n---\n", 1)[1] for card in cards)
+    body = "\n".join(huggingface_hub.ModelCard(card).text for card in cards)
     inline = [token.children for token in parser.parse(body) if token.type == "inline"]
     tokens = [token for children in inline for token in children]
     assert {token.type for token in tokens} == {"text", "code_inline"}
@@ -185,7 +185,9 @@ def test_an_adapter_without_names_of_classes_says_how_many_outputs_it_has(tmp_pa
     metadata = make_metadata(task={"labels": [], "number": "score"})
     text = write_peft_card(tmp_path, metadata, num_outputs(fields)).read_text()
     assert f"from_pretrained({str(tmp_path)!r}, num_labels=1)" in text
-    text = write_peft_card(tmp_path, METADATA, 2).read_text()
+    path = write_peft_card(tmp_path, METADATA, 2)
+    data, text = huggingface_hub.ModelCard.load(path).data, path.read_text()
+    assert (data.library_name, data.base_model, data.license) == ("peft", "owner/bert", None)
     assert "id2label={0: 'bad', 1: 'good'})" in text
 
 

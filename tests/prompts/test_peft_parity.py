@@ -73,10 +73,24 @@ def base_model(folder, family, suffix=None, **changes):
     return model_class.from_pretrained(folder).eval()
 
 
+TASKS, TASK = 3, 1  # of a multi-task adapter
+CONFIGS = {
+    "soft": (peft.PromptTuningConfig, dict(num_virtual_tokens=P)),
+    "multitask": (
+        peft.MultitaskPromptTuningConfig,
+        dict(num_virtual_tokens=P, num_tasks=TASKS, num_ranks=2),
+    ),
+    # Token types: input template, input, and 0, which may not move.
+    "cpt": (peft.CPTConfig, dict(cpt_token_ids=[7, 8, 9, 9], cpt_tokens_type_mask=[1, 2, 2, 0])),
+    "prefix": (peft.PrefixTuningConfig, dict(num_virtual_tokens=P)),
+    "cartridge": (peft.CartridgeConfig, dict(num_virtual_tokens=P, num_frozen_tokens=1)),
+}
+
+
 def with_adapter(model, kind, task, folder, **fields):
     """Wraps a model in a random adapter and saves it."""
-    config_class = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}[kind]
-    model = peft.get_peft_model(model, config_class(task_type=task, num_virtual_tokens=P, **fields))
+    config_class, options = CONFIGS[kind]
+    model = peft.get_peft_model(model, config_class(task_type=task, **options, **fields))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "prompt_encoder" in name:
@@ -242,30 +256,41 @@ def test_loss_and_gradients_of_spans(tmp_path):
     np.testing.assert_allclose(actual, wanted, rtol=0, atol=ENCODER_TOLERANCE)
 
 
-@pytest.mark.long_cases("gpt2-soft")
-@pytest.mark.parametrize("kind", ["soft", "prefix"])
+@pytest.mark.default_cases(
+    "gpt2-prefix", "llama-prefix", "llama-soft", "gpt2-cpt", "gpt2-cartridge", "llama-multitask"
+)
+@pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("family", KEY_HEADS)
 def test_a_decoder(tmp_path, family, kind):
-    """Soft tokens take the positions 0 .. P - 1; behind a prefix the text starts at P."""
+    """Soft tokens take the positions 0 .. P - 1; behind a prefix the text starts at P.
+
+    An adapter is read as it scores while it trains, and written in the same form.
+    """
     theirs = with_adapter(
         base_model(tmp_path / "base", family), kind, "CAUSAL_LM", tmp_path / "adapter"
     )
     ids, mask = text()
-    expected = run_torch(theirs, ids, mask).logits.numpy()
-    adapter = read_peft(tmp_path / "adapter")
+    is_multitask = kind == "multitask"
+    inputs = dict(task_ids=torch.tensor([TASK] * len(ids))) if is_multitask else {}
+    expected = run_torch(theirs, ids, mask, **inputs).logits.numpy()
+    adapter = read_peft(tmp_path / "adapter", TASK if is_multitask else None)
     assert adapter.stream == "encoder"
-    table, tokens = prompt_inputs(kind, adapter, ids, mask)
-    logits = our_logits(tmp_path / "base", kind, dict(length=P), table, tokens)
+    method = adapter.method
+    table, tokens = prompt_inputs(method, adapter, ids, mask)
+    logits = our_logits(tmp_path / "base", method, dict(length=P), table, tokens)
     assert_agree(logits, expected, tokens.mask)
 
-    prefix = None if kind == "soft" else (adapter.k, adapter.v)
+    prefix = None if method == "soft" else (adapter.k, adapter.v)
     write_peft(
         tmp_path / "ours", base="tiny", layers=3, heads=KEY_HEADS[family], soft=adapter.soft,
-        prefix=prefix, task_type="CAUSAL_LM",
+        prefix=prefix, task_type="CAUSAL_LM", peft_type=adapter.config["peft_type"],
     )  # fmt: skip
     plain = base_model(tmp_path / "base", family)
     loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
-    np.testing.assert_array_equal(run_torch(loaded, ids, mask).logits.numpy(), expected)
+    assert loaded.peft_config["default"].peft_type == adapter.config["peft_type"]
+    one_task = dict(task_ids=torch.zeros(len(ids), dtype=torch.int64)) if is_multitask else {}
+    actual = run_torch(loaded, ids, mask, **one_task).logits.numpy()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 if is_multitask else 0)
 
 
 @pytest.mark.long
@@ -298,6 +323,37 @@ def test_t5_soft_prompt(tmp_path, modules):
     plain = base_model(tmp_path / "base", "t5", d_kv=10)
     loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
     np.testing.assert_array_equal(run_torch(loaded, ids, mask, **inputs).logits.numpy(), expected)
+
+
+def test_a_multitask_prompt_of_a_t5(tmp_path):
+    """The second half of its rows is put before the input of the decoder."""
+    theirs = with_adapter(
+        base_model(tmp_path / "base", "t5"), "multitask", "SEQ_2_SEQ_LM", tmp_path / "adapter"
+    )
+    (ids, mask), (labels, fed_mask) = text(), text(6, (3, 5, 1))
+    inputs = dict(labels=torch.tensor(labels), task_ids=torch.tensor([TASK] * len(ids)))
+    expected = run_torch(theirs, ids, mask, **inputs).logits.numpy()
+    adapter = read_peft(tmp_path / "adapter", TASK)
+    table = {"table": np.concatenate([adapter.soft, adapter.decoder_soft])}
+    fed = np.pad(labels, [(0, 0), (1, 0)])[:, :-1]  # behind the start token, 0
+    tokens, decoder = make_tokens(ids, mask, slots=P), make_tokens(fed, fed_mask, slots=P)
+    fields = dict(length=P, decoder=P)
+    logits = our_logits(tmp_path / "base", "soft", fields, table, tokens, decoder)
+    assert_agree(logits, expected, decoder.mask)
+
+    # Soft tokens of the encoder alone are written as one task.
+    inputs["task_ids"] = torch.zeros(len(ids), dtype=torch.int64)
+    written = []
+    for peft_type, feed in (
+        ("PROMPT_TUNING", dict(decoder_input_ids=torch.tensor(fed))),
+        ("MULTITASK_PROMPT_TUNING", inputs),
+    ):
+        fields = dict(base="tiny", layers=4, heads=4, soft=adapter.soft, task_type="SEQ_2_SEQ_LM")
+        write_peft(tmp_path / peft_type, **fields, peft_type=peft_type)
+        plain = base_model(tmp_path / "base", "t5")
+        loaded = peft.PeftModel.from_pretrained(plain, tmp_path / peft_type).eval()
+        written.append(run_torch(loaded, ids, mask, **feed).logits.numpy())
+    np.testing.assert_allclose(*written, rtol=0, atol=1e-5)
 
 
 @pytest.mark.long_cases("t5-4-*", "bart-4-6")
