@@ -1,12 +1,15 @@
 """What is installed: the packages and configs of a wheel, and requirements for every import."""
 
 import ast
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -20,21 +23,18 @@ NAMES = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint", "mpl_toolkits":
 OPTIONAL = {"torch"}
 
 
-def extras() -> set[str]:
-    """Reads the names of the packages that the extras of pyproject.toml bring."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = sum(project["optional-dependencies"].values(), [])
-    return {re.split(r"[^\w.-]", line)[0].lower() for line in lines}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+INSTALLED = ("tfds", "metrics", "gguf", "corpus")  # extras that requirements.txt has
 
 
 def required() -> dict[str, str]:
     """Reads requirements.txt. -> {name, as it is normalised: bounds}"""
-    return read_bounds(ROOT / "requirements.txt")
+    return read_bounds((ROOT / "requirements.txt").read_text().splitlines())
 
 
-def read_bounds(path: Path) -> dict[str, str]:
-    """Reads a file of requirements or constraints. -> {name, as it is normalised: bounds}"""
-    lines = path.read_text().splitlines()
+def read_bounds(lines: Iterable[str]) -> dict[str, str]:
+    """Reads requirements or constraints. -> {name, as it is normalised: bounds}"""
     pairs = [re.match(r"([\w.-]+)(.*)", line).groups() for line in lines if line[:1].isalpha()]
     return {name.lower().replace("_", "-"): bounds for name, bounds in pairs}
 
@@ -58,8 +58,31 @@ def test_every_import_is_required():
     files = imported()
     names = {NAMES.get(name, name).lower().replace("_", "-"): name for name in files}
     assert len(names) > 20
-    lacks = names.keys() - required().keys() - OPTIONAL - extras()
+    optional = read_bounds(itertools.chain(*EXTRAS.values()))
+    lacks = names.keys() - required().keys() - OPTIONAL - optional.keys()
     assert not lacks, {name: files[names[name]] for name in lacks}
+
+
+def test_the_requirements_of_a_checkout_are_those_of_the_package():
+    """Line by line; the core and the extras that the tests and the quickstart need."""
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    extras = itertools.chain.from_iterable(EXTRAS[name] for name in INSTALLED)
+    assert [line for line in lines if line[0] != "#"] == [*PROJECT["dependencies"], *extras]
+
+
+def test_a_package_has_one_bound():
+    """In whatever extras it is, and in what the tests install."""
+    bounds = {}
+    for line in itertools.chain(PROJECT["dependencies"], *EXTRAS.values()):
+        name = re.split(r"[<>=\[]", line)[0]
+        if "[" not in line:
+            assert bounds.setdefault(name, line) == line
+
+
+def test_all_has_every_extra_but_the_accelerators():
+    (line,) = EXTRAS["all"]
+    names = re.fullmatch(r"jaxprompt\[(.*)\]", line)[1].split(",")
+    assert {*names, "all", "cuda12", "cuda13", "tpu"} == EXTRAS.keys()
 
 
 def test_requirements_are_bounded():
@@ -69,7 +92,7 @@ def test_requirements_are_bounded():
 
 
 def test_the_oldest_versions_of_the_tests_are_the_lower_bounds():
-    pinned = read_bounds(ROOT / "tests/constraints-oldest.txt")
+    pinned = read_bounds((ROOT / "tests/constraints-oldest.txt").read_text().splitlines())
     lower = {name: bounds.split(",")[0] for name, bounds in required().items()}
     assert pinned == {name: bound.replace(">=", "==") for name, bound in lower.items()}
 
@@ -89,7 +112,7 @@ def wheel(tmp_path_factory):
     skipped = shutil.ignore_patterns("__pycache__")
     for name in ("jaxprompt", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=skipped)
-    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     return unpack_wheel(source, tmp_path_factory.mktemp("built"))
 
@@ -105,6 +128,23 @@ def test_the_wheel_holds_what_the_tree_has(wheel):
     assert sorted(path.name for path in wheel.iterdir() if "dist-info" not in path.name) == [
         "jaxprompt"
     ]
+
+
+def test_the_description_has_no_relative_link(wheel):
+    """It is shown on the package index, where README.md's own links lead nowhere."""
+    (file,) = wheel.glob("*.dist-info/METADATA")
+    metadata = message_from_string(file.read_text("utf-8"))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    repository = metadata.get_all("Project-URL")[0].removeprefix("Homepage, https://github.com/")
+    pages = f"https://github.com/{repository}/blob/main/"
+    pictures = f"https://raw.githubusercontent.com/{repository}/main/"
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)#]+)", metadata.get_payload())
+    assert not [link for _, link in links if not link.startswith("https://")]
+    ours = [(mark, link) for mark, link in links if repository in link]
+    assert len(ours) > 20
+    for mark, link in ours:
+        start = pictures if mark else pages
+        assert link.startswith(start) and (ROOT / link.removeprefix(start)).exists(), link
 
 
 def test_configs_of_a_wheel_are_found_from_any_folder(wheel, tmp_path):

@@ -71,6 +71,7 @@ def evaluate(
     Raises:
       InputError: if the split is missing.
     """
+    from jaxprompt.build.check import check_metric_package
     from jaxprompt.build.evaluation import make_evaluate_fn
     from jaxprompt.build.examples import data_files
     from jaxprompt.build.task import cache_shared_prefix
@@ -80,6 +81,7 @@ def evaluate(
 
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
+    check_metric_package(config)
     output_path = processes.run_on_first(
         lambda: check_output(output, data_files(config)) if output else None
     )
@@ -157,8 +159,11 @@ def _measure_export(args: Any) -> dict[str, Any]:
 
 def _measure(args: Any, predictor: Any, inputs: Iterator[Record]) -> dict[str, dict[str, Any]]:
     """Returns the metrics of each prompt and the number of its labelled examples."""
+    from jaxprompt.scoring.metrics import check_package
     from jaxprompt.serving.stream import CHUNK_BATCHES, Totals, answer_chunks
 
+    for scorer in predictor.scorers:
+        check_package(scorer.task.metric, scorer.task.kind)
     totals = Totals(predictor)
     size = CHUNK_BATCHES * args.batch
     for chunk, answers in answer_chunks(predictor, predictor.read(inputs), size):
