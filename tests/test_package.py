@@ -119,9 +119,8 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_holds_what_the_tree_has(wheel):
     for room, place in (("jaxprompt", "jaxprompt"), ("configs", "jaxprompt/shipped/configs")):
-        files = [
-            path for path in (ROOT / room).rglob("*") if path.suffix in (".py", ".jsonl", ".json")
-        ]
+        suffixes = (".py", ".pyi", ".jsonl", ".json")
+        files = [path for path in (ROOT / room).rglob("*") if path.suffix in suffixes]
         assert len(files) > 20
         for path in files:
             assert (wheel / place / path.relative_to(ROOT / room)).read_bytes() == path.read_bytes()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.api.choices import choice_names
+from jaxprompt.api.signatures import choice_names
 from jaxprompt.cli import print_text
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.blocks import make_preset_block, part_of
