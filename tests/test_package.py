@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from wheels import unpack_wheel
 
+import jaxprompt
+
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = [path for room in ("jaxprompt", "configs") for path in (ROOT / room).rglob("*.py")]
 # Imported under another name than the one that pip knows.
@@ -95,6 +97,10 @@ def test_the_oldest_versions_of_the_tests_are_the_lower_bounds():
     pinned = read_bounds((ROOT / "tests/constraints-oldest.txt").read_text().splitlines())
     lower = {name: bounds.split(",")[0] for name, bounds in required().items()}
     assert pinned == {name: bound.replace(">=", "==") for name, bound in lower.items()}
+
+
+def test_the_citation_has_the_version():
+    assert f"\nversion: {jaxprompt.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_every_package_is_named():

@@ -211,7 +211,7 @@ def _item_layout(path: Path, name: str, kind: int) -> tuple[int, np.dtype]:
     """Returns the number of values of an item, and its dtype, opaque for a quantised block."""
     if kind in _FLOAT_TYPES:
         return 1, _FLOAT_TYPES[kind]
-    check_extra("gguf", "gguf", f"the quantised file {path}")
+    check_extra("gguf", "gguf", "a quantised GGUF file")
     import gguf
 
     try:
