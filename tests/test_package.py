@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = [path for room in ("jaxprompt", "configs") for path in (ROOT / room).rglob("*.py")]
 # Imported under another name than the one that pip knows.
 NAMES = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint", "mpl_toolkits": "matplotlib"}
+OURS = {"jaxprompt", "configs", *sys.stdlib_module_names}
 # Asked for only where a checkpoint is a pytorch_model.bin; the error says that it is missing.
 OPTIONAL = {"torch"}
 
@@ -52,8 +53,7 @@ def imported() -> dict[str, str]:
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module]
             files |= {name.split(".")[0]: str(path.relative_to(ROOT)) for name in names}
-    ours = {"jaxprompt", "configs", *sys.stdlib_module_names}
-    return {name: path for name, path in files.items() if name not in ours}
+    return {name: path for name, path in files.items() if name not in OURS}
 
 
 def test_every_import_is_required():
@@ -63,6 +63,17 @@ def test_every_import_is_required():
     optional = read_bounds(itertools.chain(*EXTRAS.values()))
     lacks = names.keys() - required().keys() - OPTIONAL - optional.keys()
     assert not lacks, {name: files[names[name]] for name in lacks}
+
+
+def test_modules_import_the_core_alone():
+    """What an extra brings is imported in functions, behind `check_extra`."""
+    core = read_bounds(PROJECT["dependencies"]).keys()
+    for path in PRODUCT:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for name in {name.split(".")[0] for name in names} - OURS:
+                assert NAMES.get(name, name).lower().replace("_", "-") in core, path
 
 
 def test_the_requirements_of_a_checkout_are_those_of_the_package():
@@ -99,8 +110,10 @@ def test_the_oldest_versions_of_the_tests_are_the_lower_bounds():
     assert pinned == {name: bound.replace(">=", "==") for name, bound in lower.items()}
 
 
-def test_the_citation_has_the_version():
-    assert f"\nversion: {jaxprompt.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+def test_the_citation_is_of_this_version():
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {jaxprompt.__version__}" in lines
+    assert f"repository-code: {PROJECT['urls']['Homepage']}" in lines
 
 
 def test_every_package_is_named():
@@ -140,15 +153,13 @@ def test_the_description_has_no_relative_link(wheel):
     (file,) = wheel.glob("*.dist-info/METADATA")
     metadata = message_from_string(file.read_text("utf-8"))
     assert metadata["Description-Content-Type"] == "text/markdown"
-    repository = metadata.get_all("Project-URL")[0].removeprefix("Homepage, https://github.com/")
-    pages = f"https://github.com/{repository}/blob/main/"
-    pictures = f"https://raw.githubusercontent.com/{repository}/main/"
     links = re.findall(r"(!?)\[[^\]]*\]\(([^)#]+)", metadata.get_payload())
     assert not [link for _, link in links if not link.startswith("https://")]
-    ours = [(mark, link) for mark, link in links if repository in link]
+    home = PROJECT["urls"]["Homepage"]
+    ours = [(mark, link) for mark, link in links if link.startswith(home)]
     assert len(ours) > 20
     for mark, link in ours:
-        start = pictures if mark else pages
+        start = f"{home}/raw/main/" if mark else f"{home}/blob/main/"
         assert link.startswith(start) and (ROOT / link.removeprefix(start)).exists(), link
 
 
