@@ -5,11 +5,13 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jaxprompt.__main__ import main
 from jaxprompt.api.stablehlo import check_folder
+from jaxprompt.cli.predict import _log_totals
 from jaxprompt.convert.gguf.tensors import _item_layout
 from jaxprompt.corpus.split import sentencex_version
 from jaxprompt.data.sources.splits import _tfds_builder
@@ -18,12 +20,16 @@ from jaxprompt.scoring.metrics import score_predictions, score_tags, score_texts
 from jaxprompt.training.trackers import TRACKERS
 from launch.papers import figures
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {
     name: {re.split(r"[^\w.-]", line)[0].replace("-", "_") for line in lines}
     for name, lines in PROJECT["optional-dependencies"].items()
 }
 NAMES = {"sklearn": "scikit_learn"}  # of the index
+SHARED = ",".join(
+    f"{ROOT}/configs/ptuning_v2/tasks/{name}.json" for name in ("conll2003", "conll04")
+)
 CUSTOM = {"task.name": "custom", "task.fields": "text"}
 CLASSES = {"task.label": "team", "task.labels": "a,b"}
 TEXTS = {"task.target": "answer", "head.name": "text"}
@@ -40,6 +46,17 @@ USES = [
     ("metrics", "seqeval", lambda: score_tags("entity_f1", [["B-x"]], [["B-x"]])),
     ("metrics", "sklearn", ["validate", "--config=base", "--config.task.name=mrpc"]),
     ("metrics", "sklearn", ["evaluate", "--config=base:zero_shot", "--config.task.name=mrpc"]),
+    (
+        "metrics",
+        "seqeval",
+        [
+            "train",
+            "--workdir=run",
+            "--config=base",
+            "--config.head.name=tags",
+            f"--config.shared.tasks={SHARED}",
+        ],
+    ),
     ("tracking", "wandb", {"train.tracker": "wandb"}),
     ("tracking", "wandb", {"train.tracker": "wandb", "runs.seeds": "0,1"}),
     ("tracking", "trackio", {"train.tracker": "trackio"}),
@@ -74,6 +91,14 @@ def test_a_missing_package_is_named_at_once(extra, package, use, tmp_path, monke
         line = capsys.readouterr().err.splitlines()[-1]
     assert package in line and f"pip install 'jaxprompt[{extra}]'" in line
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_predictions_need_no_metric(monkeypatch, capsys):
+    """They are complete when the metric of their labels is computed."""
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    totals = SimpleNamespace(messages=list, metrics=lambda: score_texts("bleu", [["a"]], ["a"]))
+    _log_totals(totals)
+    assert "pip install 'jaxprompt[metrics]'" in capsys.readouterr().err
 
 
 def test_a_folder_is_no_package(tmp_path, monkeypatch):
