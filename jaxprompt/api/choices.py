@@ -1,6 +1,7 @@
 """Methods, heads and tasks for `train`: jp.prefix(16), jp.linear(), jp.task("text")."""
 
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -41,7 +42,11 @@ class _Help:
         self._class_text = class_text
 
     def __get__(self, choice: "Choice | None", owner: type) -> str | None:
-        return self._class_text if choice is None else make_help(choice.block, choice.name)
+        if choice is None:
+            return self._class_text
+        signature = f"jp.{choice.name}{make_signature(choice.block, choice.name, Choice)}"
+        lines = textwrap.wrap(signature.replace(Choice.__module__ + ".", ""), 92)
+        return "\n    ".join(lines) + "\n\n" + make_help(choice.block, choice.name)
 
 
 @dataclass(frozen=True)

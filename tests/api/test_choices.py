@@ -70,6 +70,7 @@ def test_a_signature_and_its_help_are_those_of_a_function():
         signature.bind(16, "1-2")
     text = pydoc.plain(pydoc.render_doc(jp.prefix))
     assert methods.prefix.__doc__ in text and 'layers: layers with a prefix, e.g. "17-24"' in text
+    assert "jp.prefix(length: int = 20, *, init: str = ''," in text and ") -> Choice\n" in text
     assert Choice.__doc__.startswith("A method or a head and its settings.")
 
 
