@@ -5,30 +5,12 @@ available by name: jp.prefix, jp.soft, jp.full, jp.linear, jp.verbalizer and so 
 """
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jaxprompt.api.backbones import load_backbone
-    from jaxprompt.api.banks import BankedModel
-    from jaxprompt.api.choices import Choice, task
-    from jaxprompt.api.models import (
-        PromptedModel,
-        attach,
-        evaluate,
-        generate,
-        predict,
-        scores,
-    )
-    from jaxprompt.api.prompts import Prompt, load_prompt
-    from jaxprompt.api.saving import save_prompt
-    from jaxprompt.api.training import TrainedPrompt, train
-    from jaxprompt.build.backbone import LoadedBackbone
-    from jaxprompt.errors import InputError
+from typing import Any
 
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it.
-_MODULES = {
+PUBLIC = {
     "load_backbone": "api.backbones",
     "LoadedBackbone": "build.backbone",
     "Choice": "api.choices",
@@ -70,8 +52,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in PUBLIC:
+        value = getattr(importlib.import_module(f"{__name__}.{PUBLIC[name]}"), name)
     elif name.startswith("_"):  # from tools that look for special names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     elif importlib.util.find_spec(f"{__name__}.{name}"):  # from `from jaxprompt import signals`
@@ -83,7 +65,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    choice_names = importlib.import_module(f"{__name__}.api.choices").choice_names
+    choice_names = importlib.import_module(f"{__name__}.api.signatures").choice_names
     return sorted({*__all__, *choice_names("prompt"), *choice_names("head"), "__version__"})
 
 

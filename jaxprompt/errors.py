@@ -1,6 +1,7 @@
 """The exception for invalid user input, and small checks that raise it."""
 
 import difflib
+import importlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from types import UnionType
@@ -19,6 +20,26 @@ class InputError(ValueError):
 
     The command line prints it without a traceback and exits with 2.
     """
+
+
+def check_extra(extra: str, package: str, need: str) -> None:
+    """Raises InputError, which says what to install, if an optional package is missing.
+
+    Args:
+      extra: the extra of pyproject.toml that has the package.
+      package: its name for `import`.
+      need: what needs it, e.g. "task.metric=f1".
+    """
+    try:
+        module = importlib.import_module(package)
+        # A folder of that name, as wandb creates beside its runs, can be imported too.
+        if getattr(module, "__file__", None) is None:
+            raise ImportError(f"No module named {package!r}, only a folder")
+    except ImportError as error:
+        raise InputError(
+            f"{need} needs the package {package} ({error}); run: pip install 'jaxprompt[{extra}]', "
+            f"or in a checkout pip install '.[{extra}]'"
+        ) from error
 
 
 # Parts of the messages of XLA, CUDA, and cuBLASLt without memory for a handle.

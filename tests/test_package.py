@@ -1,40 +1,43 @@
 """What is installed: the packages and configs of a wheel, and requirements for every import."""
 
 import ast
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from wheels import unpack_wheel
 
+import jaxprompt
+from launch.release import PAGES, PICTURES, REPOSITORY, absolute_links
+
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = [path for room in ("jaxprompt", "configs") for path in (ROOT / room).rglob("*.py")]
 # Imported under another name than the one that pip knows.
 NAMES = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint", "mpl_toolkits": "matplotlib"}
+OURS = {"jaxprompt", "configs", *sys.stdlib_module_names}
 # Asked for only where a checkpoint is a pytorch_model.bin; the error says that it is missing.
 OPTIONAL = {"torch"}
 
 
-def extras() -> set[str]:
-    """Reads the names of the packages that the extras of pyproject.toml bring."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = sum(project["optional-dependencies"].values(), [])
-    return {re.split(r"[^\w.-]", line)[0].lower() for line in lines}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+INSTALLED = ("tfds", "metrics", "gguf", "corpus")  # extras that requirements.txt has
 
 
 def required() -> dict[str, str]:
     """Reads requirements.txt. -> {name, as it is normalised: bounds}"""
-    return read_bounds(ROOT / "requirements.txt")
+    return read_bounds((ROOT / "requirements.txt").read_text().splitlines())
 
 
-def read_bounds(path: Path) -> dict[str, str]:
-    """Reads a file of requirements or constraints. -> {name, as it is normalised: bounds}"""
-    lines = path.read_text().splitlines()
+def read_bounds(lines: Iterable[str]) -> dict[str, str]:
+    """Reads requirements or constraints. -> {name, as it is normalised: bounds}"""
     pairs = [re.match(r"([\w.-]+)(.*)", line).groups() for line in lines if line[:1].isalpha()]
     return {name.lower().replace("_", "-"): bounds for name, bounds in pairs}
 
@@ -50,16 +53,49 @@ def imported() -> dict[str, str]:
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module]
             files |= {name.split(".")[0]: str(path.relative_to(ROOT)) for name in names}
-    ours = {"jaxprompt", "configs", *sys.stdlib_module_names}
-    return {name: path for name, path in files.items() if name not in ours}
+    return {name: path for name, path in files.items() if name not in OURS}
 
 
 def test_every_import_is_required():
     files = imported()
     names = {NAMES.get(name, name).lower().replace("_", "-"): name for name in files}
     assert len(names) > 20
-    lacks = names.keys() - required().keys() - OPTIONAL - extras()
+    optional = read_bounds(itertools.chain(*EXTRAS.values()))
+    lacks = names.keys() - required().keys() - OPTIONAL - optional.keys()
     assert not lacks, {name: files[names[name]] for name in lacks}
+
+
+def test_modules_import_the_core_alone():
+    """What an extra brings is imported in functions, behind `check_extra`."""
+    core = read_bounds(PROJECT["dependencies"]).keys()
+    for path in PRODUCT:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for name in {name.split(".")[0] for name in names} - OURS:
+                assert NAMES.get(name, name).lower().replace("_", "-") in core, path
+
+
+def test_the_requirements_of_a_checkout_are_those_of_the_package():
+    """Line by line; the core and the extras that the tests and the quickstart need."""
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    extras = itertools.chain.from_iterable(EXTRAS[name] for name in INSTALLED)
+    assert [line for line in lines if line[0] != "#"] == [*PROJECT["dependencies"], *extras]
+
+
+def test_a_package_has_one_bound():
+    """In whatever extras it is, and in what the tests install."""
+    bounds = {}
+    for line in itertools.chain(PROJECT["dependencies"], *EXTRAS.values()):
+        name = re.split(r"[<>=\[]", line)[0]
+        if "[" not in line:
+            assert bounds.setdefault(name, line) == line
+
+
+def test_all_has_every_extra_but_the_accelerators():
+    (line,) = EXTRAS["all"]
+    names = re.fullmatch(r"jaxprompt\[(.*)\]", line)[1].split(",")
+    assert {*names, "all", "cuda12", "cuda13", "tpu"} == EXTRAS.keys()
 
 
 def test_requirements_are_bounded():
@@ -69,9 +105,15 @@ def test_requirements_are_bounded():
 
 
 def test_the_oldest_versions_of_the_tests_are_the_lower_bounds():
-    pinned = read_bounds(ROOT / "tests/constraints-oldest.txt")
+    pinned = read_bounds((ROOT / "tests/constraints-oldest.txt").read_text().splitlines())
     lower = {name: bounds.split(",")[0] for name, bounds in required().items()}
     assert pinned == {name: bound.replace(">=", "==") for name, bound in lower.items()}
+
+
+def test_the_citation_is_of_this_version():
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {jaxprompt.__version__}" in lines
+    assert f"repository-code: {PROJECT['urls']['Homepage']}" in lines
 
 
 def test_every_package_is_named():
@@ -89,22 +131,34 @@ def wheel(tmp_path_factory):
     skipped = shutil.ignore_patterns("__pycache__")
     for name in ("jaxprompt", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=skipped)
-    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     return unpack_wheel(source, tmp_path_factory.mktemp("built"))
 
 
 def test_the_wheel_holds_what_the_tree_has(wheel):
     for room, place in (("jaxprompt", "jaxprompt"), ("configs", "jaxprompt/shipped/configs")):
-        files = [
-            path for path in (ROOT / room).rglob("*") if path.suffix in (".py", ".jsonl", ".json")
-        ]
+        suffixes = (".py", ".pyi", ".jsonl", ".json")
+        files = [path for path in (ROOT / room).rglob("*") if path.suffix in suffixes]
         assert len(files) > 20
         for path in files:
             assert (wheel / place / path.relative_to(ROOT / room)).read_bytes() == path.read_bytes()
     assert sorted(path.name for path in wheel.iterdir() if "dist-info" not in path.name) == [
         "jaxprompt"
     ]
+
+
+def test_the_description_has_no_relative_link():
+    """It is shown on the package index, where README.md's own links lead nowhere."""
+    assert PROJECT["urls"]["Homepage"] == f"https://github.com/{REPOSITORY}"
+    text = absolute_links((ROOT / "README.md").read_text("utf-8"))
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)#]+)", text)
+    assert not [link for _, link in links if not link.startswith("https://")]
+    ours = [(mark, link) for mark, link in links if link.startswith((PAGES, PICTURES))]
+    assert len(ours) > 20
+    for mark, link in ours:
+        start = PICTURES if mark else PAGES
+        assert link.startswith(start) and (ROOT / link.removeprefix(start)).exists(), link
 
 
 def test_configs_of_a_wheel_are_found_from_any_folder(wheel, tmp_path):

@@ -7,7 +7,8 @@ from tiny import CONFIGS
 
 import jaxprompt as jp
 from jaxprompt import registry
-from jaxprompt.api.choices import choice_names, find_choice
+from jaxprompt.api.choices import find_choice
+from jaxprompt.api.signatures import choice_names
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.build.prompt_artifact import check_plugins, plugins_of
 from jaxprompt.config import reference

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxprompt.api.choices import choice_names
+from jaxprompt.api.signatures import choice_names
 from jaxprompt.errors import nearest
 from jaxprompt.registry import BACKBONES
 

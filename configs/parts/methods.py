@@ -1,6 +1,6 @@
 """Methods by name; each function sets the block `prompt`, what trains, and the learning rate.
 
-`fields` are the fields of the method, which docs/config.md lists.
+`fields` are those of the method, `discriminator` those of that head; docs/config.md lists them.
 """
 
 from configs.parts import heads
@@ -74,15 +74,15 @@ def dart(config, length=3, text="", fluency=1.0, lr=2e-5, **fields):
     config.optim.clip = 1.0
 
 
-def dpt_words(config, lr=2e-5, **fields):
+def dpt_words(config, lr=2e-5, **discriminator):
     """DPT: classes in the input, scored by ELECTRA's head; all is tuned (Yao et al. 2022)."""
-    heads.discriminator(config, **fields)
+    heads.discriminator(config, **discriminator)
     _no_prompt(config, (r"backbone/.*", r"head/.*"), lr)  # appendix A
 
 
-def dpt(config, lr=2e-5, length=0, **fields):
+def dpt(config, lr=2e-5, length=0, copies=True, **discriminator):
     """DPT with trained copies of the embeddings of the class names."""
-    heads.discriminator(config, copies=True, **fields)
+    heads.discriminator(config, copies=copies, **discriminator)
     config.prompt = make_block("prompt", "dpt", length=length)
     config.trainable = (r"prompt/.*", r"backbone/.*", r"head/.*")
     config.optim.lr = lr

@@ -1,17 +1,26 @@
 """Methods, heads and tasks for `train`: jp.prefix(16), jp.linear(), jp.task("text")."""
 
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxprompt.api.signatures import (
+    PRESETS,
+    choice_fields,
+    choice_names,
+    find_preset,
+    make_help,
+    make_signature,
+)
 from jaxprompt.config.block import flatten_config
-from jaxprompt.config.blocks import option_fields, part_of
+from jaxprompt.config.blocks import option_fields
 from jaxprompt.config.load import apply_overrides, read_config, to_run_config
-from jaxprompt.config.open_blocks import CHOICES, block_names, declared_fields, make_block
+from jaxprompt.config.open_blocks import CHOICES, make_block
 from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, check_known, nearest
@@ -24,7 +33,20 @@ _BACKBONES = ("backbone", "mesh")  # blocks that `load_backbone` fills
 _SHORT_BLOCKS = ("optim", "train", "data", "task", "generate", "data.protocol", "optim.schedule")
 _CUSTOM_TASK = {"name": "custom", "fields": ("text",)}
 _ARGUMENTS = {"method": ("prompt", "jp.prefix(16)"), "head": ("head", "jp.linear()")}
-_PRESETS = {"prompt": "METHODS", "head": "HEADS"}  # block -> its table in configs/parts
+
+
+class _Help:
+    """The docstring of a method or head, for `help` and notebooks; the class has another one."""
+
+    def __init__(self, class_text: str | None):
+        self._class_text = class_text
+
+    def __get__(self, choice: "Choice | None", owner: type) -> str | None:
+        if choice is None:
+            return self._class_text
+        signature = f"jp.{choice.name}{make_signature(choice.block, choice.name, Choice)}"
+        lines = textwrap.wrap(signature.replace(Choice.__module__ + ".", ""), 92)
+        return "\n    ".join(lines) + "\n\n" + make_help(choice.block, choice.name)
 
 
 @dataclass(frozen=True)
@@ -34,6 +56,8 @@ class Choice:
     Other fields have the defaults of configs/parts, which also set the learning rate of a method.
     docs/config.md lists the fields of each method and head.
     """
+
+    __doc__ = _Help(__doc__)
 
     block: str  # "prompt" or "head"
     name: str
@@ -54,10 +78,15 @@ class Choice:
         length_field = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **length_field, **values})
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The parameters of a call, for `help`, `inspect.signature` and notebooks."""
+        return make_signature(self.block, self.name, Choice)
+
     def fill(self, config: ConfigDict) -> None:
         """Sets its block of a config. Raises InputError for an unknown field."""
         self._check_fields(self.values)
-        preset = self._preset()
+        preset = find_preset(self.block, self.name)
         values = {name: _to_python(value) for name, value in self.values.items()}
         if preset is not None:
             preset(config, **values)
@@ -66,27 +95,19 @@ class Choice:
             config.trainable, config.optim.lr = (), values.pop("lr", config.optim.lr)
         config[self.block] = make_block(self.block, self.name, **values)
 
-    def _preset(self) -> Callable[..., None] | None:
-        """Returns its function in configs/parts, None if it has none there."""
-        return getattr(part_of(self.block), _PRESETS[self.block]).get(self.name)
-
     def _check_fields(self, names: Iterable[str]) -> None:
         """Raises InputError for a field that it does not have."""
-        preset = self._preset()
-        # The first parameter of a preset is the config.
-        parameters = list(inspect.signature(preset).parameters.values())[1:] if preset else []
-        allowed = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-        takes_fields = preset is None or len(allowed) < len(parameters)
-        if takes_fields and self.name in block_names(self.block):
-            allowed |= set(declared_fields(self.block, self.name))
-        if preset is None and self.block == "prompt":
-            allowed.add("lr")
+        allowed = choice_fields(self.block, self.name)
         for name in names:
             if name not in allowed:
                 synonym = SYNONYMS.get(name, "").rpartition(".")[2]
                 advice = nearest(name, allowed) if allowed else "it has no fields"
                 advice = f"use {synonym}" if synonym in allowed else advice
                 raise InputError(f"jp.{self.name} has no field {name}; {advice}")
+
+
+# A method or head as an argument: jp.prefix(16), jp.prefix, "prefix".
+AnyChoice: TypeAlias = Choice | Callable[..., Choice] | str
 
 
 def as_choice(argument: str, value: Any) -> Choice | None:
@@ -106,16 +127,10 @@ def as_choice(argument: str, value: Any) -> Choice | None:
 
 def find_choice(name: str) -> Choice | None:
     """Returns the method or head with a name, None if there is none."""
-    for block in _PRESETS:
+    for block in PRESETS:
         if name in choice_names(block):
             return Choice(block, name)
     return None
-
-
-def choice_names(block: str) -> list[str]:
-    """Lists the methods or heads: those of configs/parts, and those without a preset there."""
-    built_in = [name for name in block_names(block) if name not in ("constant", "none")]
-    return list(dict.fromkeys([*getattr(part_of(block), _PRESETS[block]), *built_in]))
 
 
 def task(*fields: str, **values: Any) -> dict[str, Any]:

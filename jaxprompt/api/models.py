@@ -10,7 +10,7 @@ from typing import Any, overload
 import jax
 
 from jaxprompt.api.banks import BankedModel, attach_several, warn_unlabelled
-from jaxprompt.api.choices import Choice, as_choice, change_generation, make_config
+from jaxprompt.api.choices import AnyChoice, Choice, as_choice, change_generation, make_config
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.build.backbone import LoadedBackbone
@@ -81,7 +81,7 @@ def attach(
     prompt: Prompt | None,
     *,
     task: str | Mapping[str, Any] | None = None,
-    head: Choice | str | None = None,
+    head: AnyChoice | None = None,
     batch: int = 64,
     force: bool = False,
     sentence_encoder: str = "",
@@ -106,7 +106,7 @@ def attach(
     prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt] | None,
     *,
     task: str | Mapping[str, Any] | None = None,
-    head: Choice | str | None = None,
+    head: AnyChoice | None = None,
     batch: int = 64,
     force: bool = False,
     sentence_encoder: str = "",

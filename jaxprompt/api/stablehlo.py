@@ -7,7 +7,6 @@ import json
 import string
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from jaxprompt.convert import artifact
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.template import parse
-from jaxprompt.errors import InputError, with_article
+from jaxprompt.errors import InputError, check_extra, with_article
 from jaxprompt.files import check_foreign_files, make_folder, write_atomic
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
@@ -123,7 +122,8 @@ def write_stablehlo(model: PromptedModel, folder: str | Path) -> tuple[Path, ...
 
 
 def check_folder(folder: str | Path) -> None:
-    """Raises InputError if a folder contains files that `write_stablehlo` did not write."""
+    """Raises InputError if flatbuffers is missing, or if a folder contains files of others."""
+    check_extra("stablehlo", "flatbuffers", "--stablehlo")  # jax.export imports it
     known_files = [artifact.TENSORS, artifact.METADATA]  # of an export to the same folder
     # With a card the other files are an export, too.
     known_files += FILES if (Path(folder) / CARD).is_file() else ()
@@ -152,11 +152,6 @@ def _check_supported(scorer: Scorer, family: str) -> None:
         raise InputError(
             "--stablehlo: the prompt uses demonstrations, which the program cannot select; use "
             "format='jaxprompt'"
-        )
-    if find_spec("flatbuffers") is None:
-        raise InputError(
-            "--stablehlo: the package flatbuffers, which jax.export needs, is not installed; run "
-            "pip install flatbuffers"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.api.choices import Choice, as_choice, make_config
+from jaxprompt.api.choices import AnyChoice, as_choice, make_config
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, infer_task, make_rows
 from jaxprompt.build.backbone import InMemoryInputs, LoadedBackbone
@@ -39,8 +39,8 @@ def train(
     *,
     test: AnyRows | None = None,
     task: str | Mapping[str, Any] | None = None,
-    method: Choice | str | None = None,
-    head: Choice | str | None = None,
+    method: AnyChoice | None = None,
+    head: AnyChoice | None = None,
     workdir: str | Path | None = None,
     **overrides: Any,
 ) -> TrainedPrompt:

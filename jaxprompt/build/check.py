@@ -7,6 +7,8 @@ from jaxprompt.build.scorer import check_template, choose_template
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.target import read_answer
 from jaxprompt.errors import InputError
+from jaxprompt.scoring.metrics import check_package
+from jaxprompt.training.trackers import check_tracker
 
 
 def check_config(config: RunConfig) -> None:
@@ -46,3 +48,16 @@ def check_config(config: RunConfig) -> None:
     check_demos(config, head, task, template)
     read_answer(config.task.answer or "{label}")
     head.objectives(config.optim.label_smoothing)
+
+
+def check_packages(config: RunConfig) -> None:
+    """Raises InputError if an optional package that a run of a config needs is missing."""
+    check_tracker(config.train.tracker)
+    check_metric_package(config)
+
+
+def check_metric_package(config: RunConfig) -> None:
+    """Raises InputError if the package that computes the task's metric is missing."""
+    if not config.ppt.task:  # whose metrics need none
+        task = apply_form(config, read_task(config.task))
+        check_package(task.metric, task.kind)

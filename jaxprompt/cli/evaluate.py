@@ -77,6 +77,7 @@ def evaluate(
     Raises:
       InputError: if the split is missing.
     """
+    from jaxprompt.build.check import check_metric_package
     from jaxprompt.build.evaluation import make_evaluate_fn
     from jaxprompt.build.examples import data_files
     from jaxprompt.build.task import cache_shared_prefix
@@ -86,6 +87,7 @@ def evaluate(
 
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
+    check_metric_package(config)
     output_path = processes.run_on_first(
         lambda: check_output(output, data_files(config)) if output else None
     )
@@ -165,8 +167,11 @@ def _measure(
     args: Namespace, predictor: "Predictor", inputs: Iterator[Record]
 ) -> dict[str, dict[str, Any]]:
     """Returns the metrics of each prompt and the number of its labelled examples."""
+    from jaxprompt.scoring.metrics import check_package
     from jaxprompt.serving.stream import Totals, answer_chunks
 
+    for scorer in predictor.scorers:
+        check_package(scorer.task.metric, scorer.task.kind)
     totals, size = Totals(predictor), bank.chunk_size(args)
     for chunk, answers in answer_chunks(predictor, predictor.read(inputs), size):
         totals.add(chunk, answers)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxprompt.cli import log, print_text
 from jaxprompt.cli.options import SPLITS, Parser, load_run, path, require_flags, whole
-from jaxprompt.errors import InputError, brief, escape
+from jaxprompt.errors import InputError, brief, check_extra, escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,13 +21,13 @@ def main(argv: Sequence[str]) -> int:
     if args.exports:
         return _compare(args)
     require_flags(args, "workdir")
+    check_extra("plots", "matplotlib", "inspect")
+    check_extra("plots", "sklearn", "inspect")
     config = load_run(args, overrides)
 
     from jaxprompt.inspection.findings import InspectOptions, inspect_run
     from jaxprompt.inspection.report import list_errors, list_instances, list_words, write_report
-    from jaxprompt.training.pictures import require_matplotlib
 
-    require_matplotlib("inspect")
     options = InspectOptions(
         args.split, args.steps, args.top, args.examples, args.instances, args.errors
     )
@@ -90,9 +90,8 @@ def _make_parser() -> Parser:
 def _compare(args: argparse.Namespace) -> int:
     if args.workdir or args.config:
         raise InputError("--exports compares a folder of exports; remove --workdir and --config")
-    from jaxprompt.training.pictures import require_matplotlib
 
-    require_matplotlib("inspect --exports")
+    check_extra("plots", "matplotlib", "inspect --exports")
     from jaxprompt.inspection.similarity import compare_exports, format_pairs, write_similarity
 
     similarity = compare_exports(args.exports)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.api.choices import choice_names
+from jaxprompt.api.signatures import choice_names
 from jaxprompt.cli import Command, print_text
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.blocks import make_preset_block, part_of

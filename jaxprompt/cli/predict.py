@@ -167,7 +167,12 @@ def _answer(args: Namespace, predictor: "Predictor", rows: Iterable[Record]) -> 
 def _log_totals(totals: "Totals") -> None:
     for line in totals.messages():
         log(line)
-    for name, (values, labelled, total) in totals.metrics().items():
+    try:
+        metrics = totals.metrics()
+    except InputError as error:  # an optional package is missing; the answers are complete
+        log(str(error))
+        return
+    for name, (values, labelled, total) in metrics.items():
         if labelled:
             scores = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
             message = f"{scores} on {labelled} of {total} examples, those with a label"

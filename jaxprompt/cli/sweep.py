@@ -13,7 +13,7 @@ from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_tabl
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
-from jaxprompt.errors import InputError, at_least, brief
+from jaxprompt.errors import InputError, at_least, brief, check_extra
 from jaxprompt.files import NAME
 from jaxprompt.inspection.tables import list_failures
 
@@ -48,9 +48,9 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     at_least("--best", args.best, 0)
     if args.plot:
-        from jaxprompt.training.pictures import check_picture, require_matplotlib
+        check_extra("plots", "matplotlib", "--plot")
+        from jaxprompt.training.pictures import check_picture
 
-        require_matplotlib("--plot")
         check_picture(Path(args.plot))
     if args.table:
         unused = [f"--{name}" for name in ("run", "config", "workdir") if getattr(args, name)]
@@ -103,7 +103,7 @@ def execute(
     Returns:
       The errors of failed runs, by name; None if a signal stopped it, and the same call resumes.
     """
-    from jaxprompt.build.check import check_config
+    from jaxprompt.build.check import check_config, check_packages
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
@@ -118,6 +118,7 @@ def execute(
     for run, config in zip(runs, loaded, strict=True):
         try:
             check_config(config)
+            check_packages(config)
         except InputError as error:
             raise InputError(f"{run.workdir.name}: {error}") from error
     grouped, single = split_runs(runs, loaded)

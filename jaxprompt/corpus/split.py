@@ -2,7 +2,7 @@
 
 import re
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import check_extra
 
 # Longer text is no paragraph, and the tokenizer needs some hundred bytes for each character.
 _MAX_CHARS = 2**16
@@ -23,8 +23,10 @@ def split_units(text: str, *, units: str, paragraphs: str, language: str) -> lis
         raw = [" ".join(part.split()) for part in raw]
     parts = [stripped for part in raw if (stripped := part.strip())]
     if units == "sentence":
+        from sentencex import segment
+
         # One call for all paragraphs: setting up its rules takes longer than most paragraphs.
-        sentences = _load_segment()(language, "\n\n".join(parts))
+        sentences = segment(language, "\n\n".join(parts))
         parts = [stripped for sentence in sentences if (stripped := sentence.strip())]
     return [unit for part in parts for unit in _split_long(part)]
 
@@ -33,16 +35,8 @@ def sentencex_version() -> str:
     """Returns the version of the sentence splitter; raises InputError if it is missing."""
     from importlib import metadata
 
-    _load_segment()
+    check_extra("corpus", "sentencex", "corpus.units=sentence")
     return metadata.version("sentencex")
-
-
-def _load_segment():
-    try:
-        from sentencex import segment
-    except ImportError:
-        raise InputError("corpus.units=sentence needs sentencex: pip install sentencex") from None
-    return segment
 
 
 def _split_long(text: str):

@@ -17,7 +17,7 @@ import optax
 from jaxprompt import tree
 from jaxprompt.build import initial_params
 from jaxprompt.build.backbone import NO_INPUTS
-from jaxprompt.build.check import check_config
+from jaxprompt.build.check import check_config, check_metric_package
 from jaxprompt.build.evaluation import make_metrics_fn
 from jaxprompt.build.inheritance import init_notes
 from jaxprompt.build.initial_params import init_params
@@ -276,6 +276,7 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
         for name, task_config in task_configs(config).items():
             try:
                 check_config(task_config)
+                check_metric_package(task_config)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import optax
 
 from jaxprompt import rng, signals, tree
+from jaxprompt.build.check import check_packages
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.optimizer import build_optimizer, build_schedule
 from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
@@ -139,6 +140,8 @@ def run_stages(work: RunStages[Record, P, J]) -> RunResult | None:
     with run_folder.lock_workdir(workdir):
         record = run_folder.read_record(workdir, work.RECORD)
         result = run_folder.read_result(workdir)
+        if result is None:
+            check_packages(config)
         resume_step = Checkpoints(workdir).latest()
         signals.note(one_run.saved_message(resume_step))
         # Before anything is read, because processes that differ would wait for each other forever.

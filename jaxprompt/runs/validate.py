@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.build.check import check_config
+from jaxprompt.build.check import check_config, check_packages
 from jaxprompt.build.inheritance import init_notes
 from jaxprompt.build.initial_params import check_prompt_init, count_tokens, split_params
 from jaxprompt.build.optimizer import build_optimizer
@@ -37,6 +37,7 @@ def validate(config: RunConfig) -> Iterator[str]:
         yield f"{len(runs)} runs, the first of them:"
         config = runs[0].config
     check_config(config)
+    check_packages(config)
     placement = build_placement(config)
     backbone = open_checked_backbone(config, placement)
     inputs = read_inputs(config, placement, backbone)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxprompt.data.text.encoded import MetricData
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, check_extra, nearest
 from jaxprompt.scoring import questions, ratio, relations, roles
 from jaxprompt.scoring.answer_words import (
     HAN,
@@ -43,6 +43,11 @@ METRICS_OF = {  # kind of task -> its metrics
     "spans": SPAN_METRICS,
     "numbers": NUMBER_METRICS,
 }
+_PACKAGES = {  # kind of task -> the optional packages that compute its metrics
+    "classes": dict.fromkeys(("f1", "macro_f1", "matthews"), "sklearn"),
+    "texts": {"rouge_l": "rouge_score", "bleu": "sacrebleu"},
+    "tags": dict.fromkeys(("entity_f1", "role_f1"), "seqeval"),
+}
 
 _WORD = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 
@@ -70,6 +75,13 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
         raise InputError(
             f"metric {name} needs 2 classes, but the task has {num_classes}; use macro_f1"
         )
+
+
+def check_package(name: str, kind: str) -> None:
+    """Raises InputError if the package that computes a metric of a kind of task is missing."""
+    package = _PACKAGES.get(kind, {}).get(name)
+    if package:
+        check_extra("metrics", package, f"task.metric={name}")
 
 
 def right_classes(gold: np.ndarray, pred: np.ndarray, metric_data: MetricData | None) -> np.ndarray:
@@ -118,6 +130,7 @@ def score_predictions(
         gold = right_classes(gold, pred, metric_data)
     measured = {"accuracy": float(np.average(gold == pred, weights=counts))}
     if name != "accuracy":
+        check_package(name, "classes")
         positive = metric_data.positive if metric_data else 1
         measured = {name: float(_sklearn_score(name, gold, pred, positive, counts)), **measured}
     return measured
@@ -149,6 +162,7 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
     pred = [text.strip() for text in pred]
     scores = {"exact_match": float(np.mean([p in g for g, p in zip(gold, pred, strict=True)]))}
     if name != "exact_match":
+        check_package(name, "texts")
         scores = {name: (_rouge_l if name == "rouge_l" else _bleu)(gold, pred), **scores}
     return scores
 
@@ -176,6 +190,7 @@ def score_tags(
     if name == "accuracy":
         words = zip(chain.from_iterable(gold), chain.from_iterable(pred), strict=True)
         return {"accuracy": float(np.mean([right == predicted for right, predicted in words]))}
+    check_package(name, "tags")
     from seqeval.metrics import sequence_labeling
 
     tags = [list(tags) for tags in gold], [list(tags) for tags in pred]

@@ -23,12 +23,6 @@ def has_matplotlib() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def require_matplotlib(flag: str) -> None:
-    """Raises InputError if matplotlib is not installed."""
-    if not has_matplotlib():
-        raise InputError(f"{flag} needs matplotlib; pip install matplotlib")
-
-
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
     """Reads the curves of metrics.jsonl: by name, (step, value) of finite values."""
     curves: dict[str, list[tuple[int, float]]] = {}

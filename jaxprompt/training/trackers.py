@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_extra
 from jaxprompt.files import make_folder, write_atomic, write_error
 from jaxprompt.tree import flatten
 
@@ -29,7 +29,7 @@ PROJECT = "jaxprompt"  # of all runs, unless WANDB_PROJECT is set
 class Tracker:
     """Logs the numbers of one run. This base class, `none`, writes nothing."""
 
-    PACKAGE = ""  # that it needs
+    PACKAGE = ""  # an optional one that it needs
 
     def __init__(self, workdir: Path):
         """Opens the tracker of the run in `workdir`."""
@@ -49,8 +49,6 @@ class Tracker:
 
 class TensorBoard(Tracker):
     """Event files in <workdir>/tensorboard."""
-
-    PACKAGE = "tensorboardX"
 
     def __init__(self, workdir: Path):
         """Opens nothing yet: the first write creates the file."""
@@ -113,7 +111,7 @@ class _Service(Tracker, abc.ABC):
 
     def __init__(self, workdir: Path):
         """Opens or resumes the run of this workdir. Raises InputError."""
-        package, path = _import_package(self.PACKAGE), workdir.resolve()
+        package, path = importlib.import_module(self.PACKAGE), workdir.resolve()
         with self._errors():
             self._run = self._open(package, path, _run_id(path))
 
@@ -189,37 +187,21 @@ def _run_id(workdir: Path) -> str:
 TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "none": Tracker}
 
 
-def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
-    """Opens a tracker by name; if it is not `enabled`, it writes nothing.
+def check_tracker(name: str) -> None:
+    """Raises InputError if the package of a tracker is missing."""
+    if TRACKERS[name].PACKAGE:
+        check_extra("tracking", TRACKERS[name].PACKAGE, f"train.tracker={name}")
 
-    Raises InputError for a missing package, on every process.
-    """
-    tracker = TRACKERS[name]
-    if tracker.PACKAGE:
-        _import_package(name)
-    return tracker(workdir) if enabled else Tracker(workdir)
+
+def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
+    """Opens a tracker by name; if it is not `enabled`, it writes nothing."""
+    return TRACKERS[name](workdir) if enabled else Tracker(workdir)
 
 
 def flat_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers of nested values by name, e.g. {"dev/accuracy": 0.5}."""
     plain = {name: x.tolist() if hasattr(x, "tolist") else x for name, x in flatten(values).items()}
     return {name: float(x) for name, x in plain.items() if isinstance(x, int | float)}
-
-
-def _import_package(name: str) -> ModuleType:
-    """Imports the package of a tracker. Raises InputError if it is missing."""
-    package = TRACKERS[name].PACKAGE
-    try:
-        module = importlib.import_module(package)
-        # A folder of that name, as wandb creates beside its runs, can be imported too.
-        if getattr(module, "__file__", None) is None:
-            raise ImportError(f"No module named {package!r}, only a folder")
-    except ImportError as error:
-        raise InputError(
-            f"train.tracker={name} needs the package {package} ({error}); pip install {package}, "
-            "or set train.tracker=none"
-        ) from error
-    return module
 
 
 def _open_events(folder: Path, first: int) -> Any:

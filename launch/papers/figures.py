@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_extra
 from jaxprompt.files import write_atomic
 
 SUFFIXES = (".png", ".pdf", ".svg")
@@ -43,12 +43,7 @@ def check_output(path: Path) -> None:
     """Raises InputError where no picture can be written, before anything is run for it."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"--output={path} must end with one of {', '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "figures need matplotlib, which is not installed; pip install matplotlib"
-        ) from error
+    check_extra("plots", "matplotlib", "a figure")
 
 
 def write(path: Path, figure: Any, points: Sequence[Point], axis: str = "examples") -> list[Path]:

@@ -1,9 +1,21 @@
 """Methods and heads as arguments of `train`: their fields, and their names."""
 
+import inspect
+import pydoc
+from pathlib import Path
+from typing import Literal
+
 import pytest
+from mypy import api as mypy
 
 import jaxprompt as jp
-from jaxprompt.api.choices import Choice, as_choice
+from configs.parts import methods
+from jaxprompt.api.choices import Choice, as_choice, find_choice
+from jaxprompt.api.signatures import PRESETS, choice_names
+from jaxprompt.api.stub import write_stub
+from jaxprompt.config.load import read_config
+
+STUB = Path(jp.__file__).with_suffix(".pyi")
 
 
 @pytest.mark.parametrize(
@@ -33,3 +45,57 @@ def test_a_method_or_head_can_be_given_by_its_name():
 def test_another_value_is_no_method_or_head(argument, value):
     with pytest.raises(jp.InputError, match=f"^{argument}={value!r} is "):
         as_choice(argument, value)
+
+
+@pytest.mark.parametrize(
+    "block, name", [(block, name) for block in PRESETS for name in choice_names(block)]
+)
+def test_the_defaults_of_a_signature_are_those_of_the_choice(block, name):
+    config = read_config("base")
+    with config.unlocked():
+        find_choice(name).fill(config)
+    places = [config.prompt, config.head, config.optim]
+    for parameter in inspect.signature(find_choice(name)).parameters.values():
+        place = next(place for place in places if parameter.name in place)
+        assert place[parameter.name] == parameter.default, parameter
+
+
+def test_a_signature_and_its_help_are_those_of_a_function():
+    signature = inspect.signature(jp.prefix)
+    assert signature.bind(16, layers="1-2").arguments == {"length": 16, "layers": "1-2"}
+    parameters = signature.parameters
+    assert parameters["start"].annotation == Literal["normal", "zero", "text"]
+    assert parameters["lr"].annotation is float and signature.return_annotation is Choice
+    with pytest.raises(TypeError):
+        signature.bind(16, "1-2")
+    text = pydoc.plain(pydoc.render_doc(jp.prefix))
+    assert methods.prefix.__doc__ in text and 'layers: layers with a prefix, e.g. "17-24"' in text
+    assert "jp.prefix(length: int = 20, *, init: str = ''," in text and ") -> Choice\n" in text
+    assert Choice.__doc__.startswith("A method or a head and its settings.")
+
+
+def test_the_stub_is_current():
+    """After a change: python -m jaxprompt.api.stub > jaxprompt/__init__.pyi."""
+    assert STUB.read_text() == write_stub()
+
+
+CALLS = """
+import jaxprompt as jp
+jp.prefix(16, layers="1-2", lr=0.1), jp.linear(), jp.low_rank(8, rank=2), jp.prefix
+jp.prefix(length="16")
+jp.prefix(start="none")
+jp.prefix(16, "1-2")
+jp.linear(lenght=1)
+"""
+
+
+def test_a_type_checker_reads_the_stub(tmp_path, monkeypatch):
+    """Alone, since the types of the whole package take long."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jaxprompt").mkdir()
+    (tmp_path / "jaxprompt/__init__.pyi").write_text(STUB.read_text())
+    (tmp_path / "calls.py").write_text(CALLS)
+    flags = ["--config-file=", "--ignore-missing-imports", "--no-site-packages"]
+    out, _, _ = mypy.run([*flags, "--cache-dir=cache", "calls.py"])
+    lines = [int(line.split(":")[1]) for line in out.splitlines() if ": error:" in line]
+    assert lines == [4, 5, 6, 7], out

@@ -224,7 +224,7 @@ def test_without_wishes_a_few_steps_and_examples_are_drawn(runs, tmp_path):
 # -- bad input ------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys, monkeypatch):
+def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys):
     workdir, _ = runs("dart")
     line = lambda *words: refused("inspect", f"--workdir={workdir}", *words)
     assert "--top=0 must be at least 1" in line("--top=0")
@@ -243,8 +243,6 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys, monkey
     (copy / "result.json").unlink()
     shutil.rmtree(copy / "checkpoints")
     assert "no checkpoint in " in refused("inspect", f"--workdir={copy}")
-    monkeypatch.setattr("jaxprompt.training.pictures.has_matplotlib", lambda: False)
-    assert "needs matplotlib; pip install matplotlib" in line()
 
 
 # -- runs of other forms --------------------------------------------------------------------------

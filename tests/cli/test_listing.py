@@ -12,7 +12,7 @@ from spoil import BASE
 from tiny_run import flags, jaxprompt, read_lines, succeed, tiny_fields, write_rows
 
 from jaxprompt.__main__ import commands
-from jaxprompt.api.choices import choice_names
+from jaxprompt.api.signatures import choice_names
 from jaxprompt.cli import listing
 from jaxprompt.cli.completion import parser_of
 from jaxprompt.cli.export import _note_unfinished

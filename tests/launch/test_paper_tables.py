@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -977,9 +976,3 @@ def test_figure_2_is_of_the_runs(tmp_path, call, figures):
 def test_no_picture_without_a_number(tmp_path, call):
     assert "- | - |" in call("figure4").out
     assert not list(tmp_path.iterdir())
-
-
-def test_figures_need_matplotlib(monkeypatch, call):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match="matplotlib, which is not installed; pip install matplot"):
-        call("figure4")

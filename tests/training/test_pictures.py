@@ -72,9 +72,3 @@ def test_a_table_is_drawn_with_its_deviations(tmp_path):
         pictures.draw_chart(rows, tmp_path / "chart.xyz")
     with pytest.raises(InputError, match="nowhere"):
         pictures.draw_chart(rows, tmp_path / "nowhere" / "chart.png")
-
-
-def test_without_matplotlib_it_is_said(monkeypatch):
-    monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="--plot.*pip install matplotlib"):
-        pictures.require_matplotlib("--plot")

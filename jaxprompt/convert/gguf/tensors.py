@@ -16,7 +16,7 @@ from jaxprompt.convert.blocks import ReadBlock, TensorEntry, as_matrix, make_rea
 from jaxprompt.convert.gguf.config import ADVICE, GEMMAS, read_gguf_config
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import Header, TensorInfo, read_header
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_extra
 from jaxprompt.tree import BLOCK
 
 # By ggml's type numbers (ggml.h); all others are quantized.
@@ -211,6 +211,7 @@ def _item_layout(path: Path, name: str, kind: int) -> tuple[int, np.dtype]:
     """Returns the number of values of an item, and its dtype, opaque for a quantised block."""
     if kind in _FLOAT_TYPES:
         return 1, _FLOAT_TYPES[kind]
+    check_extra("gguf", "gguf", "a quantised GGUF file")
     import gguf
 
     try:

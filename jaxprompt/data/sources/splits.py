@@ -15,7 +15,7 @@ from jaxprompt.data.tasks.cells import missing_column, spelling
 from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import row_labels
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, brief, first_line, nearest
+from jaxprompt.errors import InputError, brief, check_extra, first_line, nearest
 from jaxprompt.files import open_regular, user_path
 
 _CONVERTED = "refs/convert/parquet"  # where the hub keeps what a data set's script makes
@@ -373,6 +373,7 @@ def _from_tfds(split: str, name: str, cache_dir: str | None) -> Rows:
 
 
 def _tfds_builder(name: str, cache_dir: str | None) -> Any:
+    check_extra("tfds", "tensorflow_datasets", f"tfds:{name}")
     import tensorflow_datasets as tfds
 
     if _NAMESPACE.match(name):

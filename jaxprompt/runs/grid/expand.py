@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.build.check import check_config
+from jaxprompt.build.check import check_config, check_packages
 from jaxprompt.build.demonstrations import has_demos
 from jaxprompt.build.method import drop_ignored_fields, get_head, prompt_starts
 from jaxprompt.config.kinds import Value
@@ -88,6 +88,7 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
         if "prompt_starts" in axes:  # fields that only some of them read
             run_config = drop_ignored_fields(run_config)
         check_config(run_config)
+        check_packages(run_config)
         # The whole config, because different values on the axes may still give the same run.
         config_json = json.dumps(run_config.to_dict(), sort_keys=True)
         if config_json in names:
