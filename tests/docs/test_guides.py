@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import itertools
 import re
 import runpy
 import shlex
@@ -237,6 +238,18 @@ def test_commands_are_complete(page, reader, monkeypatch):
     """Flags and fields are accepted, and the reader has what each command reads."""
     lost = missing_inputs(page, monkeypatch)
     assert not lost, "\n".join(lost)
+
+
+def test_a_run_directory_belongs_to_one_command():
+    """A reader of two guides is not refused because both train in the same directory."""
+    commands: dict[str, set[str]] = {}
+    for line in itertools.chain(*map(read_commands, PAGES)):
+        workdir = next((word for word in line.words if word.startswith("--workdir=runs/")), "")
+        if workdir and line.script != "jaxprompt":
+            commands.setdefault(workdir, set()).add(line.script)
+        elif workdir and line.words[0] in ("train", "pretrain", "adapt", "annotate"):
+            commands.setdefault(workdir, set()).add(shlex.join(line.words))
+    assert [workdir for workdir, lines in commands.items() if len(lines) > 1] == []
 
 
 TRAIN = "python -m jaxprompt train --config=base --workdir=runs/a --config.task.name=topics"
