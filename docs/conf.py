@@ -8,6 +8,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 import jaxprompt  # noqa: E402
+from jaxprompt import Choice  # noqa: E402
 
 REPOSITORY = "https://github.com/jaxprompt/jaxprompt"
 
@@ -52,10 +53,17 @@ def shorten_signature(app, kind, name, value, options, signature, returns):
     return signature and re.sub(r"(, )?parent: .*\)$", ")", signature), returns
 
 
+def drop_signature(app, kind, name, value, options, lines):
+    """Removes the signature that the docstring of a method or head begins with, for `help`."""
+    if isinstance(value, Choice) and lines and lines[0].startswith("jp."):
+        del lines[: lines.index("") + 1]
+
+
 def setup(app):
     """Connects the functions above, and names public classes as users import them."""
     app.connect("source-read", link_repository)
     app.connect("autodoc-skip-member", skip_field)
     app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("autodoc-process-docstring", drop_signature, priority=400)  # before napoleon
     for name in jaxprompt.__all__:
         getattr(jaxprompt, name).__module__ = "jaxprompt"

@@ -210,7 +210,7 @@ def test_beside_prompts_of_the_task(name, backbone, data, tmp_path, capsys):
 LAST = {"task.template": "{text} [soft]"}
 TOPICS = {"head.name": "topics"}
 REFUSED = [
-    ("ipt", "bert", {"prompt.length": 30}, "raise max_len to 33 or more"),
+    ("ipt", "bert", {"prompt.length": 30}, "30 slots, over max_len 24"),
     ("ipt", "bert", {"prompt.length": 60, "prompt.on": "prefix"}, "60 positions of the prompt"),
     ("ipt", "bert", {"prompt.pretrained": "/no/where"}, "/no/where/prompt.json cannot be read"),
     ("ipt", "bert", {"prompt.pretrained": "EXPORT"}, "contains a prompt of method prefix"),

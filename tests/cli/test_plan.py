@@ -150,7 +150,7 @@ def _refuse(said):
         (["--compiler=cuda", "--devices=1x h100", "--limit=1"],
          "--compiler=cuda is not installed; run pip install --no-deps jax-cuda12-plugin=="),
         (["--config.backbone.path="], "backbone.path is empty"),
-        (["--config.prompt.length=80"], "leaves no room"),
+        (["--config.prompt.length=80"], "80 slots, over max_len 64"),
         (["--config.shared.tasks=a.json,b.json"], "plan does not support shared.tasks; empty it"),
     ],
 )  # fmt: skip

@@ -275,7 +275,8 @@ class ExampleEncoder:
         """Encodes the fixed parts; adds the special tokens and slots not in the template."""
         if self._num_slots > self._max_len:  # before lists of this length are made
             raise InputError(
-                f"the prompt has {self._num_slots} slots, over max_len {self._max_len}; use fewer"
+                f"the prompt has {self._num_slots} slots, over max_len {self._max_len}; use fewer, "
+                "or raise max_len"
             )
         self._check_specials(template)
         tokenizer, specials = self.tokenizer, self._specials
