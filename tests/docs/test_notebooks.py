@@ -98,6 +98,7 @@ def test_a_notebook_runs(name, tmp_path, monkeypatch):
             pytest.skip(f"{package} is not installed")
     folder, plugins = tmp_path / "docs/notebooks", tmp_path / "plugins"
     folder.mkdir(parents=True)
+    plugins.mkdir()
     (folder.parent / "examples").symlink_to(ROOT / "docs/examples")
     monkeypatch.delenv("XLA_FLAGS")  # the tests' own make slow programs
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
