@@ -28,7 +28,7 @@ RESULTS = {
     "own_method": [(r"'dev': {'accuracy': ([\d.]+)", 0.3, 1)],
     "tags_and_spans": [
         (r"'test': {'entity_f1': ([\d.]+)", 0.7, 1),
-        (r"'dev': {'f1': ([\d.]+)", 0.2, 1),
+        (r"'dev': {'f1': ([\d.]+)", 0.45, 1),
     ],
 }
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
