@@ -50,7 +50,7 @@ collect_ignore = [] if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" in os.environ else ["ac
 
 # Folders and files whose tests run whole commands, start processes or compile much: `slow`, all.
 SLOW = (
-    "api", "backbones", "cli", "convert", "docs/test_commands.py", "docs/test_notebook.py",
+    "api", "backbones", "cli", "convert", "docs/test_commands.py",
     "heads/test_discriminator.py", "launch", "layers/test_kernels.py", "layers/test_quantized.py",
     "layers/test_stack.py", "models", "planning", "prompts/test_dart.py", "prompts/test_ipt.py",
     "runs/grid",
