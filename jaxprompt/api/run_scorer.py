@@ -46,6 +46,9 @@ def make_inputs(folder: Path, texts: Sequence[str]) -> dict[str, np.ndarray]:
         texts = [f" {text.lstrip()}" if text.strip() else "" for text in texts]
     limit, at = encoding["max_tokens"], encoding["text_at"]
     ids = [tokenizer.encode(text, add_special_tokens=False).ids[:limit] for text in texts]
+    if (unk_id := encoding["unk_id"]) is not None:
+        specials = set(encoding["special_ids"])
+        ids = [[unk_id if i in specials else i for i in text_ids] for text_ids in ids]
     template_length = len(next(iter(encoding["row"].values()))) - 1
     lengths = np.array([template_length + len(text_ids) for text_ids in ids])
     # Padding is on the right, or on the left.

@@ -22,6 +22,7 @@ from jaxprompt.convert import artifact
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import special_ids
 from jaxprompt.errors import InputError, check_extra, with_article
 from jaxprompt.files import check_foreign_files, make_folder, write_atomic
 from jaxprompt.models.scorer import Scorer
@@ -354,6 +355,9 @@ def _encoding(
     return {
         "leading_space": gap.field.text.startswith(" "),
         "max_tokens": gap.room,
+        # The tokenizers of T5 give the name of a special token in a text the id of the token.
+        "special_ids": sorted(special_ids(scorer.tokenizer)),
+        "unk_id": scorer.tokenizer.unk_token_id,
         "text_at": at,
         "row": by_token,
         "label_pos": None if has_decoder else row.label_pos.tolist(),

@@ -210,7 +210,7 @@ def test_evaluate_scores_an_export_on_rows(prompt, data, tmp_path, capsys, monke
 
 
 @pytest.mark.long
-def test_choices(backbone, tmp_path, predict, capsys, refused, monkeypatch):
+def test_choices(backbone, tmp_path, predict, capsys, monkeypatch):
     rng, rows = np.random.default_rng(0), []
     for row in sentences(6, 24):
         options = [str(rng.choice(words)) for words in TOPICS.values()]
@@ -233,8 +233,9 @@ def test_choices(backbone, tmp_path, predict, capsys, refused, monkeypatch):
     many = fewer[1] | {"options": [f"option {number}" for number in range(5)]}
     text = say([fewer[0], many, fewer[1]])
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    line = refused("predict", f"--prompt={export}", started=True)
-    assert "stdin:2: " in line and "an example has 5 " in line
+    code, out, err = jaxprompt(capsys, "predict", f"--prompt={export}")
+    assert code == 2 and json.loads(out)["text"] == fewer[0]["text"]  # the row before it
+    assert "stdin:2: " in err and "an example has 5 " in err
     around = predict(export, "--on-error=skip", stdin=text)
     assert close([around[0], around[2]], predict(export, stdin=say(fewer)))
     assert set(around[1]) == {*many, "error"} and around[1]["error"].startswith("stdin:2: ")
