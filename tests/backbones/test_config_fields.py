@@ -167,6 +167,8 @@ def test_attention_has_a_separate_dropout_rate(family):
         hidden_only = make(dropout=dropout)
         actual = make(dropout=dropout, attention_dropout=rate)
         assert actual == dataclasses.replace(hidden_only, attention_dropout=expected)
+        rates = BackboneConfig(dropout=dropout, attention_dropout=rate)
+        assert rates.may_drop == (dropout != 0.0 or expected > 0.0)
 
 
 BAD = [  # family, changes, what the message names
