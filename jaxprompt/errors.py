@@ -162,10 +162,13 @@ def at_least(name: str, value: float, limit: float) -> None:
 
 
 def list_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Lists up to three values that differ, by name, digests last; "" if none does."""
+    """Lists up to three values that differ, by name, digests last; "" if none does.
+
+    A name that one side lacks is None there.
+    """
     differing = [
         f"{name} (saved {brief(saved.get(name))}, now {brief(current.get(name))})"
         for name in sorted(saved.keys() | current.keys(), key=lambda x: (x.endswith("digest"), x))
-        if (name in saved, saved.get(name)) != (name in current, current.get(name))
+        if saved.get(name) != current.get(name)
     ]
     return ", ".join(differing[:3])

@@ -128,6 +128,7 @@ class Case:
     length: int = 16  # of the prompt
     tokens: int = 24
     dropout: float = 0.0
+    attention_dropout: float | None = None
     mesh: tuple[int, int, bool] = (1, 1, False)  # data, model, fsdp
     side: str = "right"
     target: Target = H100
@@ -142,7 +143,8 @@ class Case:
         data, model, fsdp = self.mesh
         words = [self.target.platform, self.family, self.work, f"{self.method}{self.length}"]
         words += [f"T{self.tokens}", f"{data}x{model}" + "fsdp" * fsdp]
-        words += ["dropout"] * (self.dropout > 0) + [self.side] * (self.side != "right")
+        words += ["dropout"] * (self.dropout > 0) + ["hidden"] * (self.attention_dropout == 0)
+        words += [self.side] * (self.side != "right")
         words += [self.head] * bool(self.head) + [self.quantize] * (self.quantize != "none")
         words += [self.kind] * bool(self.kind) + ["front"] * self.front
         words += [self.rng] * (self.rng != "threefry")
@@ -157,7 +159,8 @@ def make_model(case: Case):
         hf |= block_sizes(case.family) | (dict(head_dim=32) if case.kind else {})
     make = lambda hf, heads: make_backbone(
         "electra" if case.family == "electra" else case.family, hf, heads, dtype="bfloat16",
-        stack="scan", dropout=case.dropout, attention=case.attention,
+        stack="scan", dropout=case.dropout, attention_dropout=case.attention_dropout,
+        attention=case.attention,
     )  # fmt: skip
     more_heads = (case.kind,) if case.kind == "mask_decoder" else ()
     backbone = with_lm_states(

@@ -432,6 +432,7 @@ def test_weights_are_drawn_on_gpus(family):
     [
         (Case(), True), (Case(target=V100), False), (Case(attention="einsum"), False),
         (Case(dropout=0.1), False), (Case(work="evaluate", dropout=0.1), True),
+        (Case(dropout=0.1, attention_dropout=0.0), True),
         (Case(target=TPU, tokens=64), False), (Case(target=TPU, attention="fused"), True),
     ],
     ids=str,
@@ -503,7 +504,7 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
     modules = [make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0)]
     dropped, whole = (Backbone(config.backbone, Path(), "bert", {}, module) for module in modules)
     (line,) = kernel_notes(config, on(H100), dropped)
-    assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
+    assert "attention dropout 0.1" in line and "--config.backbone.attention_dropout=0" in line
     assert kernel_notes(config, on(H100), whole) == kernel_notes(config, on(V100), dropped) == []
     assert kernel_notes(config, on(TPU), dropped) == kernel_notes(config, alone, dropped) == []
     config = config.replace({"data.max_len": 512})

@@ -97,11 +97,17 @@ def draw_params(module, *args, seed=0, **options):
     return fill(jax.eval_shape(init).get("params", {}), seed)
 
 
-def make_tiny(family="bert", seed=0, *, dropout=0.0, stack="unroll", remat="none", **changes):
+def make_tiny(
+    family="bert", seed=0, *, dropout=0.0, attention_dropout=None, stack="unroll", remat="none",
+    attention="auto", **changes,
+):  # fmt: skip
     """Makes a backbone and random parameters. -> (module, params)"""
     hf = CONFIGS.get(family, BERT) | changes
     heads = MODEL_HEADS.get(family, ("pooler", "mlm"))
-    module = make_backbone(family, hf, heads, dropout=dropout, stack=stack, remat=remat)
+    module = make_backbone(
+        family, hf, heads, dropout=dropout, attention_dropout=attention_dropout, stack=stack,
+        remat=remat, attention=attention,
+    )  # fmt: skip
     batch = make_batch(rows=1, family=family)
     init = lambda: module.init(jax.random.key(0), batch, method="init_all")["params"]
     return module, fill(jax.eval_shape(init), seed, SCALES.get(family, 0.3))

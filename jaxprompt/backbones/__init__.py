@@ -122,6 +122,7 @@ def make_backbone(
     remat: str = "none",
     attention: str = "auto",
     dropout: float | None = None,
+    attention_dropout: float | None = None,
     rescale: float = 1.0,
 ) -> nn.Module:
     """Returns the backbone module of a transformers config, with the heads in its checkpoint.
@@ -134,8 +135,9 @@ def make_backbone(
       stack: "scan" or "unroll", see layers/stack.py.
       remat: what is recomputed in the backward pass, see layers/stack.py.
       attention: the attention kernel, see layers/kernels.py.
-      dropout: replaces the config's dropout of hidden states; that of attention is kept, except
-        that 0 turns both off.
+      dropout: replaces the config's dropout of hidden states; 0 is also the default of
+        `attention_dropout`.
+      attention_dropout: replaces the config's dropout of attention probabilities.
       rescale: divides T5's residual stream, see convert/load.py.
 
     Raises:
@@ -164,8 +166,10 @@ def make_backbone(
         # BERT and T5 have one rate for both.
         if hasattr(default_config, "embed_dropout"):
             changes["embed_dropout"] = dropout
-    if dropout == 0.0:
-        changes["attention_dropout"] = 0.0
+    if attention_dropout is None and dropout == 0.0:
+        attention_dropout = 0.0
+    if attention_dropout is not None:
+        changes["attention_dropout"] = attention_dropout
     return module.Backbone(module.make_config(hf, **changes))
 
 

@@ -79,6 +79,7 @@ def backbone_from_config(
             remat=config.remat,
             attention=config.attention,
             dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
             rescale=config.rescale,
         )
     except InputError as error:

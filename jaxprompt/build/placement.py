@@ -56,5 +56,5 @@ def kernel_notes(config: RunConfig, placement: Placement, backbone: Backbone) ->
         return []
     return [
         f"attention dropout {dropout} disables the device's attention kernel in training; "
-        "--config.backbone.dropout=0 enables it"
+        "--config.backbone.attention_dropout=0 enables it"
     ]

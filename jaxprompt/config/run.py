@@ -61,12 +61,24 @@ class BackboneConfig(Block):
         "step and not once per input, with one dropout mask",
     )
     dropout: float | None = kinds.share(
-        None, "None = the rates in config.json; 0 also turns off attention dropout"
+        None,
+        "of hidden states. None = the rates in config.json; 0 also turns off that of attention, "
+        "unless attention_dropout is set",
+    )
+    attention_dropout: float | None = kinds.share(
+        None,
+        "of attention probabilities. None = the rate in config.json, or 0 if dropout=0; "
+        "0 lets training use the fused kernel",
     )
     sentinel: str = kinds.text("<extra_id_{}>", "T5: name of the n-th sentinel in the vocabulary")
     rescale: float = kinds.number(
         1.0, "T5: divisor of the residual stream, for 16-bit floats", "above 0"
     )
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether the backbone may have dropout; None is the rate in config.json."""
+        return self.dropout != 0 or bool(self.attention_dropout)
 
 
 @dataclass(frozen=True)

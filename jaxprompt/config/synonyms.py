@@ -34,6 +34,8 @@ SYNONYMS = {
     **dict.fromkeys(("model", "model_name", "model_name_or_path", "model_path", "pretrained"),
                     "backbone.path"),
     **dict.fromkeys(("precision",), "backbone.dtype"),
+    **dict.fromkeys(("hidden_dropout_prob", "resid_pdrop"), "backbone.dropout"),
+    **dict.fromkeys(("attention_probs_dropout_prob", "attn_pdrop"), "backbone.attention_dropout"),
     **dict.fromkeys(("gradient_checkpointing",), "backbone.remat"),
     **dict.fromkeys(("method", "peft_type"), "prompt.name"),
     **dict.fromkeys(("num_virtual_tokens", "prompt_length", "num_tokens", "prefix_length"),

@@ -573,7 +573,7 @@ class AdaptStages(RunStages[AdaptationRecord, PreparedBackbone, Job]):
             measure=self.build_scores(prepared),
             metric="loss",
             value=held_out_value,
-            has_dropout=config.backbone.dropout != 0,
+            has_dropout=config.backbone.may_drop,
         )
 
     def lines(self, prepared: PreparedBackbone, job: Job, start_message: str) -> Iterator[str]:

@@ -561,8 +561,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
             measure=score_held,
             metric="loss",
             value=held_out_value,
-            # None is the dropout of config.json, and so counts as some.
-            has_dropout=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
+            has_dropout=config.backbone.may_drop or config.prompt.get("dropout", 0) != 0,
         )
 
     def lines(self, prepared: PreparedPrompt, job: Job, start_message: str) -> Iterator[str]:

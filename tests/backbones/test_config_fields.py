@@ -1,5 +1,6 @@
 """Every field of a transformers config is honoured, refused by name, or changes no function."""
 
+import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -144,6 +145,30 @@ def test_a_gelu_is_the_one_that_transformers_takes(kind):
     name = "hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act"
     hf = CLASSES[kind]().to_dict() | {name: "gelu"}
     assert make(kind, hf).activation == getattr(AutoConfig.for_model(**hf), name)
+
+
+RATES = (  # dropout, attention_dropout, the resulting attention dropout
+    (None, None, 0.25), (0.5, None, 0.25), (0.0, None, 0.0), (None, 0.0, 0.0), (0.5, 0.0, 0.0),
+    (0.0, 0.125, 0.125),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_attention_has_a_separate_dropout_rate(family):
+    """Unset, it is the checkpoint's, except that a dropout of 0 turns it off."""
+    names = "attention_probs_dropout_prob attention_dropout attention_dropout_prob attn_pdrop"
+    hf = CONFIGS[family] | dict.fromkeys([*names.split(), "dropout_rate"], 0.25)
+
+    def make(**rates):
+        config = BackboneConfig(family=family, **rates)
+        return backbone_from_config(config, Path("config.json"), hf, ("pooler",)).module.cfg
+
+    for dropout, rate, expected in RATES:
+        hidden_only = make(dropout=dropout)
+        actual = make(dropout=dropout, attention_dropout=rate)
+        assert actual == dataclasses.replace(hidden_only, attention_dropout=expected)
+        rates = BackboneConfig(dropout=dropout, attention_dropout=rate)
+        assert rates.may_drop == (dropout != 0.0 or expected > 0.0)
 
 
 BAD = [  # family, changes, what the message names

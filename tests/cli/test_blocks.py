@@ -158,6 +158,7 @@ def test_reading_a_config_starts_no_devices():
         ("optim.learning_rate", "optim.lr"),
         ("batch_size", "data.batch"),
         ("optim.lr-scheduler", "optim.schedule.name"),
+        ("attention_probs_dropout_prob", "backbone.attention_dropout"),
         ("train.lr", "optim.lr, runs.lr"),
         ("runs.seed", "runs.seeds, data.seed, seed"),  # the same block first
         ("backbone.once", "backbone.cache_shared_prefix"),

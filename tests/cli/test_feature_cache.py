@@ -365,7 +365,8 @@ REFUSED = {
     "dropout": (
         "prefix", UPPER | dict(backbone__dropout=0.1),
         "the backbone has dropout (dropout 0.1, attention_dropout 0.1), so its states differ in "
-        "every step; set backbone.dropout=0, or set cache.location=''",
+        "every step; set backbone.dropout=0 and backbone.attention_dropout=0, "
+        "or set cache.location=''",
     ),
     "config_dropout": (
         "prefix", UPPER | dict(backbone__dropout=None), "(dropout 0.1, attention_dropout 0.1)",

@@ -80,6 +80,12 @@ def test_gpus_have_a_kernel_for_attention(make_run):
         {"backbone.dropout": 0.1}
     )  # of the probabilities too: the kernel has none
     assert kernel("h100") == "auto"
+    assert (
+        open_run(
+            config.replace({"backbone.attention_dropout": 0.0}), DEVICES["h100"]
+        ).backbone.module.cfg.attention
+        == "fused"
+    )
     config = config.replace({"backbone.dtype": "float32", "backbone.dropout": 0.0})
     assert kernel("h100") == "auto"
 

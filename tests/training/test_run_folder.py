@@ -65,6 +65,11 @@ def test_workdir_keeps_its_config(tmp_path):
     assert "optim.name (saved 'adamw', now None)" in line
     assert json.loads((workdir / "config.json").read_text()) == CONFIG
 
+    check_workdir(workdir, {**CONFIG, "later": {"rate": None}})  # a field that came after the run
+    assert "later.rate (saved None, now 0.0)" in refuse_line(
+        check_workdir, workdir, {**CONFIG, "later": {"rate": 0.0}}
+    )
+
     louder = {**CONFIG, "log": {"every": 50}}
     with pytest.raises(InputError, match="log.every"):
         bind_workdir(workdir, louder, ignored=("log.ev", "lo"))

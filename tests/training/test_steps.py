@@ -218,6 +218,29 @@ def test_runs_train_together_as_they_train_alone():
     assert np.abs(states[0].trainable["prompt/table"] - trainable["prompt/table"]).max() > 0.01
 
 
+def test_hidden_dropout_is_the_same_with_a_fused_kernel():
+    """Its masks, too: the reference is a checkpoint without attention dropout."""
+    batch = batch_of(rows=2, length=8)._replace(weights=np.ones(2, np.float32))
+
+    def loss_and_grads(**fields):
+        backbone, weights = make_tiny(dropout=0.2, num_hidden_layers=1, **fields)
+        prompt = make_prompt("prefix", backbone.dims, length=3)
+        model = Model(backbone, prompt, {"main": linear.Classifier(3, dropout=0.0)})
+        params = make_params(model, weights)
+        trainable, frozen = split_trainable(params, trainable_mask(params, prompt.TRAINABLE))
+        key = jax.random.key(1, impl="rbg")
+
+        def loss(trainable):
+            scores = model.forward(merge(trainable, frozen), batch, deterministic=False, key=key)
+            return (scores**2).sum()
+
+        return jit(jax.value_and_grad(loss))(trainable)
+
+    expected = loss_and_grads(attention_probs_dropout_prob=0.0, attention="einsum")
+    actual = loss_and_grads(attention_dropout=0.0, attention="fused")
+    assert_close(actual, expected, rtol=1e-6)
+
+
 def test_eval_step_has_no_dropout():
     model, trainable, frozen = make_parts(0.2)
     scores = jit(make_eval_step(model))(trainable, frozen, batch_of())

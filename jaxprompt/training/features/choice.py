@@ -47,7 +47,7 @@ def choose_features(config: RunConfig, scorer: Scorer, train: Split, weights: An
     if dropout:
         raise InputError(
             f"{setting}: the backbone has dropout ({dropout}), so its states differ in every "
-            f"step; set backbone.dropout=0, {OFF}"
+            f"step; set backbone.dropout=0 and backbone.attention_dropout=0, {OFF}"
         )
     # Passed as arguments: a traced function cannot close over arrays of several processes.
     params = jax.eval_shape(tree.merge, weights.trainable, weights.frozen)
