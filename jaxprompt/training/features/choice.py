@@ -42,7 +42,7 @@ def choose_features(config: RunConfig, scorer: Scorer, train: Split, weights: An
     setting = f"cache.location={config.cache.location}"
     model = scorer.model
     cfg = model.backbone.cfg
-    names = ("dropout", "attention_dropout", "embed_dropout")
+    names = ("dropout", "attention_dropout", "activation_dropout", "embed_dropout")
     dropout = ", ".join(f"{x} {getattr(cfg, x)}" for x in names if getattr(cfg, x, 0.0))
     if dropout:
         raise InputError(

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jaxprompt.parallel.hlo import count_work
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.features import store as feature_store
+from jaxprompt.training.features.choice import choose_features
 from jaxprompt.tree import merge, split_trainable, trainable_mask
 
 SIZES = np.array([3, 0, 5, 1, 4])
@@ -282,3 +284,12 @@ def test_keys_of_a_prefix_are_projected_once_a_step():
     d = model.backbone.dims
     forward = 2 * 3 * 5 * (d.width + LAYERS * 2 * d.heads * d.head_dim)
     assert 2 * work[4] - work[8] == 3 * forward  # and two products as large in the backward pass
+
+
+def test_states_that_a_dropout_of_activations_changes_are_not_kept():
+    """As of a BART, in which it has a rate of its own."""
+    backbone = SimpleNamespace(cfg=SimpleNamespace(dropout=0.0, activation_dropout=0.1))
+    scorer = SimpleNamespace(model=SimpleNamespace(backbone=backbone))
+    config = SimpleNamespace(cache=SimpleNamespace(location="host"))
+    with pytest.raises(InputError, match="activation_dropout 0.1"):
+        choose_features(config, scorer, None, None)
