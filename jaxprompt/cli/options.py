@@ -106,6 +106,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises InputError instead of exiting."""
+        if self.takes_overrides and message.startswith("unrecognized"):
+            message += "; set a field of the config with --config.FIELD=VALUE"
         raise InputError(f"{message}; see --help")
 
     def format_help(self) -> str:

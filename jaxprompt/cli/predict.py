@@ -188,6 +188,11 @@ def _read_metadata(args: Namespace) -> tuple[str, PromptMetadata]:
         return args.prompt[0], read_export(args.prompt[0])[1]
     check_single(args.workdir)
     prompt = str(Path(args.workdir) / "export")
+    if not Path(prompt).exists():
+        raise InputError(
+            f"{prompt} does not exist; write it with: "
+            f"python -m jaxprompt export --workdir={args.workdir}"
+        )
     _, metadata = read_export(prompt)
     check_newest(args.workdir, metadata.step)
     return prompt, metadata

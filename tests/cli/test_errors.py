@@ -35,6 +35,7 @@ from jaxprompt.errors import InputError
         (["train", "--workdir=w"], ["--config is missing", "--help"]),
         (["train", f"--config={BASE}"], ["--workdir is missing", "--help"]),
         (["train", "--confg=x"], ["unrecognized arguments: --confg=x", "--help"]),
+        (["train", "--optim.lr=1"], ["arguments: --optim.lr=1", "--config.FIELD=VALUE"]),
         (["train", f"--config={BASE}", "--config.seed"], ["--config.seed has no value"]),
         (["train", "--config=no.py", "--workdir=w"], ["config 'no.py' is not a file"]),
         (["train", "--config=no.json", "--workdir=w"], ["no.json cannot be read (No such file"]),
@@ -54,6 +55,7 @@ from jaxprompt.errors import InputError
         (["predict", "--prompt=p", f"--batch={'9' * 5000}"], ["...", "must be a whole number"]),
         (["predict", "--prompt=p", "--dtype=f16"], ["'f16'", "float32", "bfloat16"]),
         (["predict", "--prompt=absent", "--text=a"], ["absent/prompt.json", "No such file"]),
+        (["predict", "--workdir=w", "--text=a"], ["w/export", "jaxprompt export --workdir=w"]),
     ],
 )
 def test_flags(refused, argv, parts, tmp_path, monkeypatch):

@@ -259,7 +259,7 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
         raise InputError(
             f"data.protocol.size={size} leaves none of a class for train: there are {total} "
             f"examples of {len(groups)} classes, so dev can have {total - len(groups)}; use a "
-            "smaller size, or set data.files.dev"
+            "smaller size, set data.files.dev, or, if these are too many classes, check task.label"
         )
     shares = _shares({label: len(rows) for label, rows in groups.items()}, size)
     dev = [row for label, rows in groups.items() for row in rows[: shares[label]]]

@@ -164,8 +164,8 @@ def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
         if rows and len(cells) != len(rows[0]):
             raise InputError(
                 f"{path}:{number}: this line has {len(cells)} columns, but line {first}, where the "
-                f"sentence begins, has {len(rows[0])}; fix the line, or put a blank line between "
-                "sentences"
+                f"sentence begins, has {len(rows[0])}; fix the line, put a blank line between "
+                "sentences, or name a table .csv or .tsv"
             )
         first = first if rows else number
         rows.append(cells)

@@ -87,14 +87,14 @@ def _from_lines(
     """Reads lines of JSON; with `fields`, a line that is not an object is a text."""
     for number, line in enumerate(lines, 1):
         origin = f"{source}:{number}"
+        if fields and number == 1:
+            _check_no_header(line, fields, origin)
         try:
             text = line if isinstance(line, str) else decode_line(line, number, source)
             text = text.strip()
             if not text:
                 yield Record(origin)
             elif fields and text[0] != "{":
-                if number == 1:
-                    _check_no_header(text, fields, origin)
                 yield Record(origin, _field_row(text, fields, "a plain line"))
             else:
                 yield Record(origin, parse_row(text, origin))
@@ -103,12 +103,13 @@ def _from_lines(
             yield Record(origin, error=str(error))
 
 
-def _check_no_header(line: str, fields: Sequence[str], where: str) -> None:
+def _check_no_header(line: bytes | str, fields: Sequence[str], where: str) -> None:
     """Raises InputError for the header of a table, whose rows would be read as texts."""
-    cells = [cell.strip().strip('"') for cell in re.split("[,;\t]", line)]
-    if len(cells) > 1 and set(fields) & set(cells):
+    text = (line if isinstance(line, str) else line.decode("utf-8-sig", "replace")).strip()
+    cells = [cell.strip().strip('"') for cell in re.split("[,;\t]", text)]
+    if not text.startswith("{") and set(fields) & set(cells):
         raise InputError(
-            f"{where}: {brief(line)} is the header of a table with the field {fields[0]!r}, but "
+            f"{where}: {brief(text)} is the header of a table with the field {fields[0]!r}, but "
             "stdin takes JSON lines, or one text per line; write the table to a .csv or .tsv file "
             "and use --input=FILE"
         )

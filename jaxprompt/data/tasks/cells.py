@@ -17,8 +17,8 @@ def get_cell(row: Mapping[str, Any], column: str, where: str) -> Any:
     """Returns a cell of a row. Raises InputError if there is no column."""
     if column not in row:
         raise InputError(
-            f"{missing_column(row, column, where)}; rename one, or set task.fields, task.label "
-            "etc. of task.name=custom to the columns of your file"
+            f"{missing_column(row, column, where)}; rename one, or train with "
+            "task.fields, task.label etc. that name the columns of your file"
         )
     return row[column]
 
@@ -27,9 +27,9 @@ def missing_column(row: Iterable[str], column: str, where: str, remark: str = ""
     """Returns the beginning of a message: which column is missing where, and which there are.
 
     The place is that of the row, or for CSV and TSV the header. The columns are quoted where they
-    start or end with white space.
+    start or end with white space or contain a comma.
     """
-    columns = {name: name if name == name.strip() else repr(name) for name in row}
+    columns = {name: repr(name) if name != name.strip() or "," in name else name for name in row}
     near = difflib.get_close_matches(column, columns, n=1)
     nearest = f"; nearest: {columns[near[0]]}" if near else ""
     return (

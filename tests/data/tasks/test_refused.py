@@ -135,8 +135,8 @@ def test_rows_that_a_task_cannot_read(fields, row, message):
 )
 def test_a_missing_column_is_that_of_the_header_and_has_a_nearest(where, place):
     with pytest.raises(InputError) as error:
-        read_example(custom_task(**CLASSES), {"txt ": "a", "label": "x"}, where)
-    message = f"{place}: there is no column 'text'; columns: 'txt ', label; nearest: 'txt '; "
+        read_example(custom_task(**CLASSES), {"txt ": "a", "label": "x", "a,b": "c"}, where)
+    message = f"{place}: there is no column 'text'; columns: 'txt ', label, 'a,b'; nearest: 'txt '"
     assert str(error.value).startswith(message)
 
 
