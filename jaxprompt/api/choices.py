@@ -35,6 +35,15 @@ _CUSTOM_TASK = {"name": "custom", "fields": ("text",)}
 _ARGUMENTS = {"method": ("prompt", "jp.prefix(16)"), "head": ("head", "jp.linear()")}
 
 
+class _Signature:
+    """The parameters of a call, for `help`, `inspect.signature` and notebooks."""
+
+    def __get__(self, choice: "Choice | None", owner: type) -> inspect.Signature:
+        if choice is None:
+            raise AttributeError("that of the class is its constructor's")
+        return make_signature(choice.block, choice.name, Choice)
+
+
 class _Help:
     """The docstring of a method or head, for `help` and notebooks; the class has another one."""
 
@@ -44,7 +53,7 @@ class _Help:
     def __get__(self, choice: "Choice | None", owner: type) -> str | None:
         if choice is None:
             return self._class_text
-        signature = f"jp.{choice.name}{make_signature(choice.block, choice.name, Choice)}"
+        signature = f"jp.{choice.name}{choice.__signature__}"
         lines = textwrap.wrap(signature.replace(Choice.__module__ + ".", ""), 92)
         return "\n    ".join(lines) + "\n\n" + make_help(choice.block, choice.name)
 
@@ -58,10 +67,11 @@ class Choice:
     """
 
     __doc__ = _Help(__doc__)
+    __signature__ = _Signature()
 
     block: str  # "prompt" or "head"
     name: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __call__(self, length: int | None = None, **values: Any) -> "Choice":
         """Returns a copy with some fields set.
@@ -77,11 +87,6 @@ class Choice:
             self._check_fields(values)
         length_field = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **length_field, **values})
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """The parameters of a call, for `help`, `inspect.signature` and notebooks."""
-        return make_signature(self.block, self.name, Choice)
 
     def fill(self, config: ConfigDict) -> None:
         """Sets its block of a config. Raises InputError for an unknown field."""

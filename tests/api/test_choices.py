@@ -72,6 +72,20 @@ def test_a_signature_and_its_help_are_those_of_a_function():
     assert methods.prefix.__doc__ in text and 'layers: layers with a prefix, e.g. "17-24"' in text
     assert "jp.prefix(length: int = 20, *, init: str = ''," in text and ") -> Choice\n" in text
     assert Choice.__doc__.startswith("A method or a head and its settings.")
+    assert [*inspect.signature(Choice).parameters] == ["block", "name", "values"]
+
+
+def test_a_choice_is_a_key_of_its_value():
+    lengths = {jp.prefix(16): 16, jp.prefix(8): 8, jp.soft(8): 4}
+    assert lengths[jp.prefix(length=8)] == 8 and len(lengths) == 3
+
+
+def test_a_preset_accepts_the_fields_of_the_method_that_it_sets():
+    config = read_config("base")
+    with config.unlocked():
+        jp.ipt_encoder(4, hidden=8).fill(config)
+    prompt = config.prompt
+    assert (prompt.name, prompt.length, prompt.hidden, prompt.fixed) == ("ipt", 4, 8, True)
 
 
 def test_the_stub_is_current():
