@@ -17,7 +17,7 @@ from jaxprompt.convert.peft import (
     write_peft,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.serving.adapters import import_prompt
+from jaxprompt.serving.adapters import import_prompt, is_adapter
 
 torch = pytest.importorskip("torch")
 
@@ -193,6 +193,14 @@ def test_broken_adapters_are_one_line(tmp_path):
     save_file({"prompt_embeddings": np.full((P, WIDTH), np.nan, np.float32)}, path)
     with pytest.raises(InputError, match="prompt_embeddings contains NaN"):
         read_peft(tmp_path)
+
+
+def test_an_export_is_read_instead_of_the_adapter_beside_it(tmp_path):
+    """It has the task and any head; `export --output` and `--peft` may name one folder."""
+    write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH), np.float32))
+    assert is_adapter(str(tmp_path))
+    (tmp_path / "prompt.json").touch()
+    assert not is_adapter(str(tmp_path))
 
 
 def multitask(folder, cols=(3, P, 2), rows=(3, 2, WIDTH), modules=1):
