@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from jaxprompt.__main__ import main
+from jaxprompt.api.banks import BankedModel
+from jaxprompt.api.models import PromptedModel, evaluate
 from jaxprompt.api.stablehlo import check_folder
 from jaxprompt.cli.predict import _log_totals
 from jaxprompt.convert.gguf.tensors import _item_layout
@@ -34,11 +36,18 @@ CUSTOM = {"task.name": "custom", "task.fields": "text"}
 CLASSES = {"task.label": "team", "task.labels": "a,b"}
 TEXTS = {"task.target": "answer", "head.name": "text"}
 TAGS = {"task.tags": "tags", "task.labels": "PER", "head.name": "tags"}
+F1 = SimpleNamespace(task=SimpleNamespace(metric="macro_f1", kind="classes"))
 # What uses a package: fields of a run, the words of another command, or a function.
 USES = [
     ("metrics", "sklearn", CLASSES | {"task.metric": "f1"}),
     ("metrics", "sklearn", CLASSES | {"task.metric": "matthews"}),
     ("metrics", "sklearn", lambda: score_predictions("macro_f1", [0, 1], [0, 0])),
+    ("metrics", "sklearn", lambda: evaluate(PromptedModel(F1, {}, None, None), [])),
+    (
+        "metrics",
+        "sklearn",
+        lambda: evaluate(BankedModel(SimpleNamespace(scorers=[F1]), "task"), []),
+    ),
     ("metrics", "rouge_score", TEXTS | {"task.metric": "rouge_l"}),
     ("metrics", "rouge_score", lambda: score_texts("rouge_l", [["a"]], ["a"])),
     ("metrics", "sacrebleu", TEXTS | {"task.metric": "bleu"}),
