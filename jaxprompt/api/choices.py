@@ -23,7 +23,7 @@ from jaxprompt.config.load import apply_overrides, read_config, to_run_config
 from jaxprompt.config.open_blocks import CHOICES, make_block
 from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
-from jaxprompt.errors import InputError, brief, check_known, nearest
+from jaxprompt.errors import InputError, brief, check_kind, check_known, nearest
 
 if TYPE_CHECKING:  # it imports JAX, which `jp.prefix` does not need
     from jaxprompt.build.backbone import LoadedBackbone
@@ -89,8 +89,10 @@ class Choice:
         return Choice(self.block, self.name, {**self.values, **length_field, **values})
 
     def fill(self, config: ConfigDict) -> None:
-        """Sets its block of a config. Raises InputError for an unknown field."""
+        """Sets its block of a config. Raises InputError for an unknown field, or a wrong `lr`."""
         self._check_fields(self.values)
+        if "lr" in self.values:  # other fields are checked when the config is complete
+            check_kind("optim.lr", _to_python(self.values["lr"]), float)
         preset = find_preset(self.block, self.name)
         values = {name: _to_python(value) for name, value in self.values.items()}
         if preset is not None:

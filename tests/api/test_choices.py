@@ -32,6 +32,12 @@ def test_a_field_that_a_method_does_not_have_is_refused_at_once(name, field, adv
         getattr(jp, name)(**{field: 16})
 
 
+def test_a_learning_rate_that_is_no_number_is_refused():
+    config = read_config("base")
+    with config.unlocked(), pytest.raises(jp.InputError, match="optim.lr='high'"):
+        jp.prefix(lr="high").fill(config)
+
+
 def test_a_method_or_head_can_be_given_by_its_name():
     assert as_choice("method", "soft") == Choice("prompt", "soft")
     assert as_choice("head", "verbalizer") == Choice("head", "verbalizer")
