@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxprompt.api.signatures import (
@@ -156,8 +155,8 @@ def task(*fields: str, **values: Any) -> dict[str, Any]:
 
 
 def _to_python(value: Any) -> Any:
-    """Converts numpy scalars to Python numbers."""
-    return value.item() if isinstance(value, np.generic) else value
+    """Converts scalars of numpy and JAX to Python numbers."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> set[str]:

@@ -5,6 +5,8 @@ import pydoc
 from pathlib import Path
 from typing import Literal
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from mypy import api as mypy
 
@@ -36,6 +38,14 @@ def test_a_learning_rate_that_is_no_number_is_refused():
     config = read_config("base")
     with config.unlocked(), pytest.raises(jp.InputError, match="optim.lr='high'"):
         jp.prefix(lr="high").fill(config)
+
+
+@pytest.mark.parametrize("make", [np.int64, np.array, jnp.int32])
+def test_a_scalar_is_a_number(make):
+    config = read_config("base")
+    with config.unlocked():
+        jp.prefix(make(16)).fill(config)
+    assert config.prompt.length == 16 and type(config.prompt.length) is int
 
 
 def test_a_method_or_head_can_be_given_by_its_name():
