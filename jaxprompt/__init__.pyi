@@ -189,14 +189,40 @@ def ipt(
     """
 
 def ipt_encoder(
+    length: int = 20,
     *,
-    lr: float = 0.01,
+    init: str = '',
+    on: Literal['prompt', 'prefix'] = 'prompt',
+    fixed: bool = True,
     encoder: str = 'cnn',
+    hidden: int = 0,
     utilization: float = 0.3,
+    pretrained: str = '',
+    rows: Literal['seen', 'all'] = 'seen',
+    scale: float = 0.5,
+    layers: str = '1',
+    added: bool = True,
+    coefficient: float = 0.05,
+    shift: bool = True,
+    shuffled: bool = False,
+    lr: float = 0.01,
 ) -> Choice:
     """Instance-wise prompts that an encoder computes from fixed word embeddings.
 
     Args:
+      init: an export to initialise from, or several (a,b) for their mean; empty = the method's
+          default initialisation.
+      length: number of soft tokens, or of keys and values per layer.
+      on: kind of prompt. prompt: soft tokens; prefix: keys and values.
+      hidden: encoder: channels, or LSTM units per direction; 0 = 48, for mlp 256.
+      pretrained: an export of ipt that initialises the word embeddings and the encoder.
+      rows: words with trained embeddings. seen: those of the training texts; all: the vocabulary.
+      scale: word embeddings are initialised from U(-scale, scale).
+      layers: prefix: layers that it is in, e.g. "17-24"; "" = all.
+      added: prefix: add it to a trained prefix of the task, which is in every layer.
+      coefficient: prefix: factor of its keys and values.
+      shift: prefix: the positions of the text start at `length`, not at 0.
+      shuffled: control experiment: use the prompt of another text of the batch.
       lr: learning rate.
     """
 

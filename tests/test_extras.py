@@ -8,8 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from exports import make_metadata
 
 from jaxprompt.__main__ import main
+from jaxprompt.api.banks import BankedModel
+from jaxprompt.api.models import PromptedModel, evaluate
+from jaxprompt.api.prompts import Prompt
+from jaxprompt.api.saving import save_prompt
 from jaxprompt.api.stablehlo import check_folder
 from jaxprompt.cli.predict import _log_totals
 from jaxprompt.convert.gguf.tensors import _item_layout
@@ -34,11 +39,19 @@ CUSTOM = {"task.name": "custom", "task.fields": "text"}
 CLASSES = {"task.label": "team", "task.labels": "a,b"}
 TEXTS = {"task.target": "answer", "head.name": "text"}
 TAGS = {"task.tags": "tags", "task.labels": "PER", "head.name": "tags"}
+F1 = SimpleNamespace(task=SimpleNamespace(metric="macro_f1", kind="classes"))
+METADATA = make_metadata().to_json()  # of a backbone that is absent
 # What uses a package: fields of a run, the words of another command, or a function.
 USES = [
     ("metrics", "sklearn", CLASSES | {"task.metric": "f1"}),
     ("metrics", "sklearn", CLASSES | {"task.metric": "matthews"}),
     ("metrics", "sklearn", lambda: score_predictions("macro_f1", [0, 1], [0, 0])),
+    ("metrics", "sklearn", lambda: evaluate(PromptedModel(F1, {}, None, None), [])),
+    (
+        "metrics",
+        "sklearn",
+        lambda: evaluate(BankedModel(SimpleNamespace(scorers=[F1]), "task"), []),
+    ),
     ("metrics", "rouge_score", TEXTS | {"task.metric": "rouge_l"}),
     ("metrics", "rouge_score", lambda: score_texts("rouge_l", [["a"]], ["a"])),
     ("metrics", "sacrebleu", TEXTS | {"task.metric": "bleu"}),
@@ -66,6 +79,7 @@ USES = [
     ("plots", "matplotlib", ["sweep", "--table=absent", "--plot=chart.png"]),
     ("plots", "matplotlib", lambda: figures.check_output(Path("figure.svg"))),
     ("stablehlo", "flatbuffers", lambda: check_folder("absent")),
+    ("stablehlo", "flatbuffers", lambda: save_prompt(Prompt({}, METADATA), "x", "stablehlo")),
     ("corpus", "sentencex", sentencex_version),
     ("tfds", "tensorflow_datasets", lambda: _tfds_builder("mnist", None)),
     ("gguf", "gguf", lambda: _item_layout(Path("x.gguf"), "output.weight", 2)),

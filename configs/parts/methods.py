@@ -1,6 +1,7 @@
 """Methods by name; each function sets the block `prompt`, what trains, and the learning rate.
 
-`fields` are those of the method, `discriminator` those of that head; docs/config.md lists them.
+`fields` are those of the method, `ipt` and `discriminator` those of that method and head;
+docs/config.md lists them.
 """
 
 from configs.parts import heads
@@ -50,9 +51,13 @@ def ipt(config, lr=1e-2, **fields):
     config.optim.lr = lr
 
 
-def ipt_encoder(config, lr=1e-2, encoder="cnn", utilization=0.3, **fields):
+def ipt_encoder(config, lr=1e-2, encoder="cnn", fixed=True, utilization=0.3, **ipt):
     """Instance-wise prompts that an encoder computes from fixed word embeddings."""
-    ipt(config, lr, encoder=encoder, fixed=True, utilization=utilization, **fields)  # section 5.6
+    config.prompt = make_block(  # section 5.6
+        "prompt", "ipt", encoder=encoder, fixed=fixed, utilization=utilization, **ipt
+    )
+    config.trainable = ()
+    config.optim.lr = lr
 
 
 def compose(config, parts="prefix(length=10)+soft(length=10)", lr=1e-2):

@@ -10,6 +10,7 @@ from jaxprompt.api.rows import AnyRows, to_rows
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.data.sources.records import Record, from_rows
 from jaxprompt.errors import InputError, check_type
+from jaxprompt.scoring.metrics import check_package
 from jaxprompt.serving.bank import (
     Export,
     PromptBank,
@@ -60,6 +61,8 @@ class BankedModel:
 
     def evaluate(self, rows: AnyRows) -> dict[str, dict[str, float]]:
         """Measures the answers to rows with labels, see `jaxprompt.evaluate`."""
+        for scorer in self.bank.scorers:
+            check_package(scorer.task.metric, scorer.task.kind)
         requests = self.read(rows)
         answers = answer_requests(self.bank, requests)
         metrics: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxprompt.api.signatures import (
@@ -23,7 +22,7 @@ from jaxprompt.config.load import apply_overrides, read_config, to_run_config
 from jaxprompt.config.open_blocks import CHOICES, make_block
 from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
-from jaxprompt.errors import InputError, brief, check_known, nearest
+from jaxprompt.errors import InputError, brief, check_kind, check_known, nearest
 
 if TYPE_CHECKING:  # it imports JAX, which `jp.prefix` does not need
     from jaxprompt.build.backbone import LoadedBackbone
@@ -35,6 +34,15 @@ _CUSTOM_TASK = {"name": "custom", "fields": ("text",)}
 _ARGUMENTS = {"method": ("prompt", "jp.prefix(16)"), "head": ("head", "jp.linear()")}
 
 
+class _Signature:
+    """The parameters of a call, for `help`, `inspect.signature` and notebooks."""
+
+    def __get__(self, choice: "Choice | None", owner: type) -> inspect.Signature:
+        if choice is None:
+            raise AttributeError("that of the class is its constructor's")
+        return make_signature(choice.block, choice.name, Choice)
+
+
 class _Help:
     """The docstring of a method or head, for `help` and notebooks; the class has another one."""
 
@@ -44,7 +52,7 @@ class _Help:
     def __get__(self, choice: "Choice | None", owner: type) -> str | None:
         if choice is None:
             return self._class_text
-        signature = f"jp.{choice.name}{make_signature(choice.block, choice.name, Choice)}"
+        signature = f"jp.{choice.name}{choice.__signature__}"
         lines = textwrap.wrap(signature.replace(Choice.__module__ + ".", ""), 92)
         return "\n    ".join(lines) + "\n\n" + make_help(choice.block, choice.name)
 
@@ -58,10 +66,11 @@ class Choice:
     """
 
     __doc__ = _Help(__doc__)
+    __signature__ = _Signature()
 
     block: str  # "prompt" or "head"
     name: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __call__(self, length: int | None = None, **values: Any) -> "Choice":
         """Returns a copy with some fields set.
@@ -78,14 +87,11 @@ class Choice:
         length_field = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **length_field, **values})
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """The parameters of a call, for `help`, `inspect.signature` and notebooks."""
-        return make_signature(self.block, self.name, Choice)
-
     def fill(self, config: ConfigDict) -> None:
-        """Sets its block of a config. Raises InputError for an unknown field."""
+        """Sets its block of a config. Raises InputError for an unknown field, or a wrong `lr`."""
         self._check_fields(self.values)
+        if "lr" in self.values:  # other fields are checked when the config is complete
+            check_kind("optim.lr", _to_python(self.values["lr"]), float)
         preset = find_preset(self.block, self.name)
         values = {name: _to_python(value) for name, value in self.values.items()}
         if preset is not None:
@@ -149,8 +155,8 @@ def task(*fields: str, **values: Any) -> dict[str, Any]:
 
 
 def _to_python(value: Any) -> Any:
-    """Converts numpy scalars to Python numbers."""
-    return value.item() if isinstance(value, np.generic) else value
+    """Converts scalars of numpy and JAX to Python numbers."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> set[str]:

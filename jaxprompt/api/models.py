@@ -22,6 +22,7 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.scoring.metrics import check_package
 from jaxprompt.serving.adapters import (
     ImportedPrompt,
     make_imported_metadata,
@@ -241,6 +242,7 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
     if isinstance(model, BankedModel):
         return model.evaluate(rows)
     check_type("model", model, PromptedModel, "the result of jp.attach")
+    check_package(model.scorer.task.metric, model.scorer.task.kind)
     # Plain texts have no labels, so a string is the path of a file, as in `train`.
     examples = model.read(Path(rows) if isinstance(rows, str) else rows)
     parts = [model.answer(model.params, examples).labelled] if examples else []

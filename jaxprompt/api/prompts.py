@@ -66,6 +66,6 @@ def load_prompt(path: str | Path, *, task_id: int | None = None) -> Prompt:
     if is_adapter(local_path):
         imported = import_prompt(local_path, task_id)
         return Prompt(imported.tensors, {}, path, imported)
-    check_no_task(path, task_id)
     tensors, metadata = read_export(path)
+    check_no_task(path, task_id)
     return Prompt(tensors, metadata.to_json(), path)

@@ -82,8 +82,9 @@ def save_prompt(
     if format == "stablehlo":
         # Imported here, because these modules import this one.
         from jaxprompt.api.models import attach
-        from jaxprompt.api.stablehlo import write_stablehlo
+        from jaxprompt.api.stablehlo import check_folder, write_stablehlo
 
+        check_folder(path)  # before a backbone is loaded
         return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
     check_peft_folder(path, path)
     if backbone is None:

@@ -30,9 +30,9 @@ def choice_fields(block: str, name: str) -> dict[str, Field]:
     """Returns the fields that jp.NAME accepts, with their defaults.
 
     They are the parameters of its preset, and the fields of the block to which the preset passes
-    all others: its own, or that of the head after which the preset names them.
+    all others: its own, or that of the method or head after which the preset names them.
     """
-    declared = declared_fields(block, name) if name in block_names(block) else {}
+    declared = _declared(block, name)
     preset = find_preset(block, name)
     if preset is None:
         return declared | ({"lr": _LEARNING_RATE} if block == "prompt" else {})
@@ -42,11 +42,16 @@ def choice_fields(block: str, name: str) -> dict[str, Field]:
     for parameter in parameters:
         key, default = parameter.name, parameter.default
         if parameter.kind is parameter.VAR_KEYWORD:
-            others = declared_fields("head", key) if key in block_names("head") else declared
+            others = _declared("prompt", key) or _declared("head", key) or declared
         else:
             field = _LEARNING_RATE if key == "lr" else declared.get(key)
             fields[key] = (field or Field(type(default), default, ""))._replace(default=default)
     return others | fields
+
+
+def _declared(block: str, name: str) -> dict[str, Field]:
+    """Returns the fields of a block with a given name, none if there is no such block."""
+    return declared_fields(block, name) if name in block_names(block) else {}
 
 
 def make_signature(block: str, name: str, returns: Any) -> inspect.Signature:

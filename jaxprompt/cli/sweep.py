@@ -4,7 +4,7 @@ import hashlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.cli import log
@@ -16,9 +16,6 @@ from jaxprompt.config.run import CHANGEABLE_FIELDS, RunConfig
 from jaxprompt.errors import InputError, at_least, brief, check_extra
 from jaxprompt.files import NAME
 from jaxprompt.inspection.tables import list_failures
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_PART = 40  # letters of a value in the name of a folder that would be too long
 _GRIDS = "`train --config.runs.seeds=0,1` trains several seeds without sweep()"

@@ -17,7 +17,7 @@ from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.adapterhub import read_classifier, read_prefixes
-from jaxprompt.convert.artifact import import_npy
+from jaxprompt.convert.artifact import METADATA, import_npy
 from jaxprompt.convert.peft import (
     Adapter,
     check_no_task,
@@ -75,9 +75,10 @@ _HEADS = (
 
 
 def is_adapter(path: str) -> bool:
-    """Returns whether `path` is an adapter folder or an .npy array."""
+    """Returns whether `path` is an .npy array or an adapter folder without an export beside it."""
     local_path = user_path(path)
-    return local_path.suffix == ".npy" or os.path.exists(local_path / "adapter_config.json")
+    has_config = os.path.exists(local_path / "adapter_config.json")
+    return local_path.suffix == ".npy" or has_config and not os.path.exists(local_path / METADATA)
 
 
 def import_prompt(path: str, task_id: int | None = None) -> ImportedPrompt:

@@ -5,6 +5,8 @@ import pydoc
 from pathlib import Path
 from typing import Literal
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from mypy import api as mypy
 
@@ -30,6 +32,20 @@ STUB = Path(jp.__file__).with_suffix(".pyi")
 def test_a_field_that_a_method_does_not_have_is_refused_at_once(name, field, advice):
     with pytest.raises(jp.InputError, match=f"jp.{name} has no field {field}; {advice}"):
         getattr(jp, name)(**{field: 16})
+
+
+def test_a_learning_rate_that_is_no_number_is_refused():
+    config = read_config("base")
+    with config.unlocked(), pytest.raises(jp.InputError, match="optim.lr='high'"):
+        jp.prefix(lr="high").fill(config)
+
+
+@pytest.mark.parametrize("make", [np.int64, np.array, jnp.int32])
+def test_a_scalar_is_a_number(make):
+    config = read_config("base")
+    with config.unlocked():
+        jp.prefix(make(16)).fill(config)
+    assert config.prompt.length == 16 and type(config.prompt.length) is int
 
 
 def test_a_method_or_head_can_be_given_by_its_name():
@@ -72,6 +88,20 @@ def test_a_signature_and_its_help_are_those_of_a_function():
     assert methods.prefix.__doc__ in text and 'layers: layers with a prefix, e.g. "17-24"' in text
     assert "jp.prefix(length: int = 20, *, init: str = ''," in text and ") -> Choice\n" in text
     assert Choice.__doc__.startswith("A method or a head and its settings.")
+    assert [*inspect.signature(Choice).parameters] == ["block", "name", "values"]
+
+
+def test_a_choice_is_a_key_of_its_value():
+    lengths = {jp.prefix(16): 16, jp.prefix(8): 8, jp.soft(8): 4}
+    assert lengths[jp.prefix(length=8)] == 8 and len(lengths) == 3
+
+
+def test_a_preset_accepts_the_fields_of_the_method_that_it_sets():
+    config = read_config("base")
+    with config.unlocked():
+        jp.ipt_encoder(4, hidden=8).fill(config)
+    prompt = config.prompt
+    assert (prompt.name, prompt.length, prompt.hidden, prompt.fixed) == ("ipt", 4, 8, True)
 
 
 def test_the_stub_is_current():

@@ -5,11 +5,13 @@ import json
 import numpy as np
 import pytest
 import transformers
+from exports import make_metadata
 from reference_peft import peft
 from safetensors.numpy import load_file, save_file
 
 from jaxprompt.api.prompts import load_prompt
 from jaxprompt.build.initial_params import load_soft_tokens
+from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.convert.peft import (
     prefix_from_peft,
     read_peft,
@@ -17,7 +19,7 @@ from jaxprompt.convert.peft import (
     write_peft,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.serving.adapters import import_prompt
+from jaxprompt.serving.adapters import import_prompt, is_adapter
 
 torch = pytest.importorskip("torch")
 
@@ -195,6 +197,14 @@ def test_broken_adapters_are_one_line(tmp_path):
         read_peft(tmp_path)
 
 
+def test_an_export_is_read_instead_of_the_adapter_beside_it(tmp_path):
+    """It has the task and any head; `export --output` and `--peft` may name one folder."""
+    write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH), np.float32))
+    assert is_adapter(str(tmp_path))
+    (tmp_path / "prompt.json").touch()
+    assert not is_adapter(str(tmp_path))
+
+
 def multitask(folder, cols=(3, P, 2), rows=(3, 2, WIDTH), modules=1):
     """Writes a random adapter of several tasks. -> its tensors"""
     rng = np.random.default_rng(0)
@@ -240,6 +250,9 @@ def test_factors_of_other_shapes_are_one_line(tmp_path, cols, rows):
 def test_a_task_is_refused_where_there_is_none(tmp_path):
     write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH), np.float32))
     np.save(tmp_path / "soft.npy", np.ones((P, WIDTH), np.float32))
+    write_artifact(tmp_path / "export", {"prompt/k": np.ones(1, np.float32)}, make_metadata())
     for path in (tmp_path, tmp_path / "soft.npy", tmp_path / "export"):
         with pytest.raises(InputError, match="task_id=1"):
             load_prompt(path, task_id=1)
+    with pytest.raises(InputError, match="prompt.json cannot be read"):  # a misspelt path
+        load_prompt(tmp_path / "absent", task_id=1)
