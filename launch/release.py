@@ -6,6 +6,7 @@ The links of README.md become absolute, as relative ones lead nowhere on the pac
 """
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -39,6 +40,7 @@ def main() -> None:
         readme = source / "README.md"
         readme.write_text(absolute_links(readme.read_text("utf-8")), "utf-8")
         dist = ROOT / "dist"
+        shutil.rmtree(dist, ignore_errors=True)  # of an earlier version
         subprocess.run([sys.executable, "-m", "build", "--outdir", dist, source], check=True)
         files = sorted(dist.iterdir())
         subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True)
