@@ -26,6 +26,7 @@ RESULTS = {
     ],
     "mesh": [(r"difference of a parameter ([\d.e-]+)", 0, 1e-3), (r"'accuracy': ([\d.]+)", 0.3, 1)],
     "own_method": [(r"'dev': {'accuracy': ([\d.]+)", 0.3, 1)],
+    "ppt": [(r"held-out loss lower by ([\d.]+)", 0.1, 20)],
     "tags_and_spans": [
         (r"'test': {'entity_f1': ([\d.]+)", 0.7, 1),
         (r"'dev': {'f1': ([\d.]+)", 0.45, 1),
