@@ -20,6 +20,7 @@ from jaxprompt.errors import (
     out_of_memory,
 )
 from jaxprompt.files import user_cache
+from jaxprompt.parallel import libtpu
 
 _CLI = cli.__name__
 _GROUPS = {  # of the commands, for --help
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     # XLA logs slowness and foreign compilation as errors. Real errors are raised as well.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    libtpu.set_flags()
     with signals.handled():
         try:
             code = _run(list(sys.argv[1:] if argv is None else argv))

@@ -21,7 +21,7 @@ usage: bash launch/tpu_pod.sh --name=NAME --zone=ZONE [options] COMMAND [flags o
   --dry-run          print the commands, run nothing
 A preempted slice is created again, and the run resumes. After an error in its input (exit code 2),
 the command is not restarted. The workdir must be on the shared disk. If you stop this script, the
-run continues on the slice; the same command follows it again.
+run continues on the slice; the same command follows it again. LIBTPU_INIT_ARGS is passed on.
 TEXT
 }
 
@@ -115,7 +115,8 @@ install() ( # a subshell: its trap is its own
 # Starts the command on all workers; it goes on without this script. A worker waits for its last run.
 start() {
   local command
-  command="$(quoted .venv/bin/python -m jaxprompt "$@" --cluster)"
+  command="$(quoted env ${LIBTPU_INIT_ARGS:+"LIBTPU_INIT_ARGS=$LIBTPU_INIT_ARGS"} \
+    .venv/bin/python -m jaxprompt "$@" --cluster)"
   on_workers all "cd jaxprompt && rm -f run.exit &&\
  (setsid flock run.lock bash -c $(quoted "$command >>run.log 2>&1; echo \$? >run.exit") \
 </dev/null >/dev/null 2>&1 &)"

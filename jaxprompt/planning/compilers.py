@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxprompt.errors import InputError
+from jaxprompt.parallel import libtpu
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.hlo import DeviceWork, count_work
 from jaxprompt.parallel.sharding import Placement, Target
@@ -81,6 +82,7 @@ def find_devices(device: Device, count: int) -> list[jax.Device]:
     from jax.experimental.topologies import get_topology_desc
 
     os.environ.update(ENVIRONMENT)
+    libtpu.set_flags()
     if device.name in _GPUS:
         with silence_stderr():
             topology = get_topology_desc(

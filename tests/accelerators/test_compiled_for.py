@@ -180,3 +180,15 @@ def test_other_steps_and_meshes(device, work, path, data, model, fsdp, fields, t
         # The layers are read where they lie. (Beside a GPT-2's cache their copies would not show.)
         read = {path: x for path, x in shapes.frozen.items() if "decoder_layers/" in path}
         assert compiled.temporary < weights(read)
+
+
+TPUS = [device for device in ON if DEVICES[device].platform == "tpu"]
+
+
+@pytest.mark.parametrize("device", TPUS)
+@pytest.mark.parametrize("data, model, fsdp", [(4, 1, True), (4, 1, False), (2, 2, False)])
+def test_collectives_are_asynchronous_on_tpus(data, model, fsdp, device):
+    place = make_place(device, data, model, fsdp)
+    fields = NARROW | dict(backbone__path="google-bert/bert-base-uncased")
+    work = compile_train(str(CONFIGS / "base.py"), place, **fields)[0].work
+    assert work.overlapped.total() >= 0.95 * work.counts.total() > 0, work

@@ -109,7 +109,9 @@ def test_slurm_prints_its_commands():
 
 def test_tpu_pod_prints_its_commands():
     extra = ("--project=p", "--type=v5p-32", "--version=v2-alpha-tpuv5", "--spot", "--delete")
-    lines = dry("tpu_pod.sh", *TPU, *extra, "--before=sudo mount nfs:/x /shared", *COMMAND)
+    flags = "--xla_x=1 --xla_y=2"  # of the user; those of the project are set by its commands
+    words = (*extra, "--before=sudo mount nfs:/x /shared", *COMMAND)
+    lines = dry("tpu_pod.sh", *TPU, *words, LIBTPU_INIT_ARGS=flags)
     tpu, where = ["gcloud", "compute", "tpus", "tpu-vm"], ["--zone=z", "--project=p"]
     kind = ["--accelerator-type=v5p-32", "--version=v2-alpha-tpuv5", "--spot"]
     assert lines[0] == [*tpu, "create", "pod", *where, *kind]
@@ -121,7 +123,8 @@ def test_tpu_pod_prints_its_commands():
     # The command on the workers reads back as the words that were given.
     inner = shlex.split(lines[5][-1].partition("bash -c ")[2])[0]
     command = shlex.split(inner.partition(" >>run.log")[0])
-    assert command == [".venv/bin/python", "-m", "jaxprompt", *COMMAND, "--cluster"]
+    started = [".venv/bin/python", "-m", "jaxprompt", *COMMAND, "--cluster"]
+    assert command == ["env", f"LIBTPU_INIT_ARGS={flags}", *started]
     assert lines[6] == [*tpu, "describe", "pod", *where, "--format=value(state)"]
     assert lines[7][:-1] == [*ssh, "--worker=0"]
     logs = "logs/pod/worker-0.log"
