@@ -128,7 +128,6 @@ class Case:
     length: int = 16  # of the prompt
     tokens: int = 24
     dropout: float = 0.0
-    attention_dropout: float | None = None
     mesh: tuple[int, int, bool] = (1, 1, False)  # data, model, fsdp
     side: str = "right"
     target: Target = H100
@@ -138,6 +137,7 @@ class Case:
     kind: str = ""  # of KINDS; "" = the plainest of a family
     front: bool = False  # the soft tokens stand in front of all rows, and run once
     rng: str = "threefry"
+    attention_dropout: float | None = None
 
     def __str__(self):
         data, model, fsdp = self.mesh
