@@ -193,6 +193,7 @@ def _add_metadata(
         raise InputError(
             f"{prompt.path} has no metadata of its task; give task=, and head= if it needs one"
         )
+    imported = imported._replace(tensors=dict(prompt.tensors))  # which the user may have changed
     imported = split_prefixes(prompt.path, imported, backbone.backbone)
     # The head of the adapter is used, unless another is given.
     if imported.head and head is None:
@@ -201,7 +202,7 @@ def _add_metadata(
     config, _ = make_config(backbone, task=task, choices=[head], overrides=fields)
     metadata = make_imported_metadata(config, prompt.path, imported, backbone)
     tensors = scale_slots(imported.tensors, metadata.backbone.rescale)
-    if config.head.name != imported.head.get("name"):
+    if imported.head and config.head.name != imported.head["name"]:
         tensors = {name: x for name, x in tensors.items() if not name.startswith("head/")}
     return Prompt(tensors, metadata.to_json(), prompt.path)
 
