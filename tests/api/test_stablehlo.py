@@ -259,6 +259,7 @@ def test_a_prompt_is_saved_so_with_the_backbone_of_its_card(trained, written, tm
         assert (tmp_path / name).read_bytes() == (written(CASES[0]) / name).read_bytes()
 
 
+@pytest.mark.long
 def test_the_command_writes_it(folder, rows, trained, tmp_path, capsys):
     for name, part in zip(("train", "dev"), rows, strict=True):
         write_rows(tmp_path / f"{name}.jsonl", part)

@@ -47,7 +47,7 @@ def test_peft_scores_an_exported_prefix_as_we_do(capsys, trained, tmp_path, back
     np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
 
 
-@pytest.mark.long_cases("lstm")
+@pytest.mark.long
 @pytest.mark.parametrize("encoder", ["lstm", "mlp"])
 def test_peft_takes_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, data):
     """The encoder is folded away, and what is left scores as the run did."""

@@ -127,6 +127,7 @@ def test_every_run_has_its_page(name, runs, inspected, capsys):
     assert all(row["name"] in out for row in report["rows"])
 
 
+@pytest.mark.long
 def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
     """Nearest words, the words near the soft tokens, and the separation of the states."""
     (workdir, config), (out, report, page) = runs("dart"), inspected("dart")

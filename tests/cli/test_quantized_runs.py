@@ -36,6 +36,7 @@ def served(whole, data, tmp_path_factory):
     return config, folder / "run", train_prompt(config, str(folder / "run")).to_json()
 
 
+@pytest.mark.long
 def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys, refused):
     config = make_config(whole, data, "prefix", backbone__quantize="int8", **LEARNS)
     result, workdir, output = train_and_export(capsys, tmp_path, config)

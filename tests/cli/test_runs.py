@@ -190,6 +190,7 @@ def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
     assert "failed, will not be retried by its grid: 2 steps in a row" in shown
 
 
+@pytest.mark.long
 def test_scores_that_are_nan_end_a_run_alone(backbone, data, tmp_path, capsys):
     """argmax of NaN is class 0, which would be an accuracy like any other."""
     fields = dict(runs__lr="1e-2,1e38", optim__clip=0, train__test=True)

@@ -86,8 +86,7 @@ def test_every_notebook_is_listed():
     assert sorted(listed) == NAMES
 
 
-@pytest.mark.slow
-@pytest.mark.default_cases("own_method")
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name, tmp_path, monkeypatch):

@@ -249,8 +249,7 @@ def test_attention_is_looked_at_through_codes(family):
     assert_close(actual, expected, 1e-6)
 
 
-@pytest.mark.default_cases("t5")
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["gpt2", "t5", "glm", "llama"])
 def test_texts_are_written_through_codes(family):
     model, codes, numbers = make_both(family, 4)

@@ -394,6 +394,7 @@ def test_a_prompt_is_read_once(pairs, name):
     )
 
 
+@pytest.mark.default_cases("t5")
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "gemma2"])
 def test_layers_that_are_read_where_they_lie_write_the_same(pairs, kind, monkeypatch):
     """As on TPUs, whose compiler slices a stack inside the product."""
