@@ -158,6 +158,7 @@ def test_the_function_is_that_of_the_numbers(family, stack, remat, bits):
 
 
 @pytest.mark.default_cases("bert-scan-dots")
+@pytest.mark.long_cases("bert-scan-dots", "llama-scan-dots")
 @pytest.mark.parametrize("stack, remat", [("scan", "none"), ("scan", "dots"), ("unroll", "none")])
 @pytest.mark.parametrize("family", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
 def test_no_number_of_a_matrix_is_kept_for_the_backward_pass(family, stack, remat):

@@ -133,7 +133,7 @@ MESH_CASES = [("prefix", mesh) for mesh in ("model", "both", "fsdp", "all")]
 MESH_CASES += [("soft", mesh) for mesh in ("data", "all")]
 
 
-@pytest.mark.default_cases("llama-soft-all", "llama-prefix-both")
+@pytest.mark.default_cases("llama-prefix-both")
 @pytest.mark.parametrize("method, mesh", MESH_CASES)
 def test_loss_and_gradients_are_those_of_one_device(family, method, mesh):
     case, (state, metrics) = unsharded(family, method)
