@@ -53,11 +53,9 @@ def ipt(config, lr=1e-2, **fields):
 
 def ipt_encoder(config, lr=1e-2, encoder="cnn", fixed=True, utilization=0.3, **ipt):
     """Instance-wise prompts that an encoder computes from fixed word embeddings."""
-    config.prompt = make_block(  # section 5.6
-        "prompt", "ipt", encoder=encoder, fixed=fixed, utilization=utilization, **ipt
+    METHODS["ipt"](  # section 5.6
+        config, lr, encoder=encoder, fixed=fixed, utilization=utilization, **ipt
     )
-    config.trainable = ()
-    config.optim.lr = lr
 
 
 def compose(config, parts="prefix(length=10)+soft(length=10)", lr=1e-2):

@@ -101,7 +101,7 @@ def odd_example_notes(
 
 
 def numbered_label_notes(config: RunConfig, task: Task, rows: Rows) -> list[str]:
-    """Warns that the numbers in a file are read as labels of the default task, not as its own."""
+    """Warns that the numbers in a file are read as labels of the default task."""
     is_default = task.name == TaskConfig().name and config.data.files.train
     if not is_default or any(spelling(row[task.label]) in task.labels for row in rows):
         return []

@@ -99,7 +99,7 @@ def test_pre_training_and_tuning_share_a_table(tmp_path, capsys):
     assert rows["soft"][5:] == ["-", "-", "0.250", "1.500", "-"]
 
 
-def test_a_plot_that_cannot_be_drawn_is_refused_before_the_table(tmp_path, refused):
+def test_a_plot_path_is_checked_before_the_table(tmp_path, refused):
     pytest.importorskip("matplotlib")
     write_run(tmp_path / "mine")
     write_run(tmp_path / "other", "quickstart:soft")

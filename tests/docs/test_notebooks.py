@@ -100,7 +100,7 @@ def test_a_notebook_runs(name, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     plugins.mkdir()
     (folder.parent / "examples").symlink_to(ROOT / "docs/examples")
-    monkeypatch.delenv("XLA_FLAGS")  # the tests' own make slow programs
+    monkeypatch.delenv("XLA_FLAGS")  # those of the tests make slow programs
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{plugins}{os.pathsep}{ROOT}")
     monkeypatch.setenv("PIP_TARGET", str(plugins))  # not into the environment of the tests
