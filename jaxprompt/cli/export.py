@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from jaxprompt.api.prompts import Prompt
+    from jaxprompt.models.scorer import Scorer
 
 
 def main(argv: Sequence[str]) -> int:
@@ -136,7 +137,7 @@ def _soft_tokens(prompt: "Prompt") -> "np.ndarray":
     return tokens
 
 
-def _make_adapter(scorer: Any, prompt: "Prompt", args: Any) -> dict[str, Any]:
+def _make_adapter(scorer: "Scorer", prompt: "Prompt", args: Namespace) -> dict[str, Any]:
     """Returns the arguments of `write_peft`, without the weights that --tuned writes."""
     from jaxprompt.build.tuned_backbone import tuned_names
     from jaxprompt.serving.adapters import make_peft_arguments

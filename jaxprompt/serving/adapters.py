@@ -162,8 +162,10 @@ def split_prefixes(path: str, imported: ImportedPrompt, opened: Backbone) -> Imp
         k, v = prefix_from_peft(prefix, layers, dims.heads, dims.head_dim)
         tensors |= {f"prompt/{field}k": k, f"prompt/{field}v": v}
         block |= {f"{field}length": len(prefix), f"{field}first": 0, f"{field}last": layers}
-    # The heads of decoders read another state than ours.
-    head = {} if opened.family in _TASK_TYPES else imported.head
+    head = imported.head
+    if opened.family in _TASK_TYPES:  # the heads of decoders read another state than ours
+        head = {}
+        tensors = {name: x for name, x in tensors.items() if not name.startswith("head/")}
     return imported._replace(tensors=tensors, prompt=block, head=head)
 
 

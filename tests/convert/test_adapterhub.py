@@ -220,7 +220,8 @@ def test_heads_of_other_forms_are_left_out(tmp_path):
         assert imported.head.get("pooler", "") == pooler
         assert ("head/main/out/kernel" in imported.tensors) == bool(pooler)
         assert split_prefixes("x", imported, opened("roberta")).head == imported.head
-        assert split_prefixes("x", imported, opened("gpt2")).head == {}
+        decoder = split_prefixes("x", imported, opened("gpt2"))
+        assert decoder.head == {} and set(decoder.tensors) == {"prompt/k", "prompt/v"}
     one[1].bias = None
     write_folder(tmp_path, FLAT, head=one, head_config={"layers": 1})
     with pytest.raises(InputError, match="pytorch_model_head.bin"):
