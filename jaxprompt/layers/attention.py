@@ -137,22 +137,27 @@ def _probabilities(q, k, mask, bias, scale, cap=0.0):
     return softmax(scores, q.dtype)
 
 
-def attend_cached(q, cache: LayerCache, bias=None, *, scale=None, cap=0.0):
-    """Attends from one token of each row over the cached keys and values. [R, N, D] -> [R, N, D]
+def attend_cached(q, cache: LayerCache, mask, bias=None, *, scale=None, cap=0.0):
+    """Attends from one token of each beam over cached keys and values. -> [B*K, N, D]
 
-    The cache has R rows, or B < R: then R / B consecutive rows share one. It may have fewer heads,
-    as in `attend`. bias: [R, N, S].
+    Args:
+      q: queries, [B*K, N, D]; the K beams of a row share its keys and values.
+      cache: keys and values; they may have fewer heads, as in `attend`.
+      mask: True = seen, bool [B, K|1, S].
+      bias: [B, N, 1, S], added to the scores; every head needs keys of its own.
+      scale: of the scores; 1 / sqrt(D) by default.
+      cap: as in `attend`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    shape, (_, heads, columns, _) = q.shape, cache.k.shape
-    beam_queries = (q * scale).reshape(cache.k.shape[0], -1, *shape[1:])  # R -> B, J
+    shape, (rows, heads, _, _) = q.shape, cache.k.shape
+    beam_queries = (q * scale).reshape(rows, -1, *shape[1:])  # [B, K, N, D]
     queries = _fold_query_heads(beam_queries, heads)
     scores = einsum("bjnd,bnsd->bnjs", queries, cache.k, jnp.float32)
-    mask_bias = jnp.where(cache.mask, 0.0, jnp.finfo(jnp.float32).min)
+    mask = _repeat_mask(mask[:, None], shape[1] // heads)
     # Capped before the mask, as in `_probabilities`.
-    scores = soft_cap(scores, cap) + mask_bias[:, None, None]
+    scores = soft_cap(scores, cap) + jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
-        scores = scores + bias.reshape(len(cache.k), -1, heads, columns).swapaxes(1, 2)
+        scores = scores + bias
     probs = softmax(scores, q.dtype)  # [B, N, J, S]
     y = jnp.einsum("bnjs,bnsd->bjnd", probs, cache.v)
     return _unfold_query_heads(y, beam_queries.shape).reshape(shape)
@@ -237,13 +242,13 @@ class MultiHead(nn.Module):
             k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
         return _probabilities(q, k, kernels.score_mask(mask), bias, scale, self.cap)
 
-    def attend_cached(self, x, cache: LayerCache, bias=None):
-        """Attends from one token of each row over cached keys and values. [R, H] -> [R, H]"""
-        return self.attend_cached_queries(self.query(x), cache, bias)
+    def attend_cached(self, x, cache: LayerCache, mask, bias=None):
+        """Attends from one token of each beam over cached keys and values. [B*K, H] -> [B*K, H]"""
+        return self.attend_cached_queries(self.query(x), cache, mask, bias)
 
-    def attend_cached_queries(self, q, cache: LayerCache, bias=None):
-        """Attends from one query of each row over cached keys and values. [R, N, D] -> [R, H]"""
-        return self.out(attend_cached(q, cache, bias, scale=self.scale, cap=self.cap))
+    def attend_cached_queries(self, q, cache: LayerCache, mask, bias=None):
+        """Attends from one query of each beam, see `attend_cached`. [B*K, N, D] -> [B*K, H]"""
+        return self.out(attend_cached(q, cache, mask, bias, scale=self.scale, cap=self.cap))
 
 
 class Attention(MultiHead):
