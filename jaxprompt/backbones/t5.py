@@ -183,12 +183,17 @@ class DecoderLayer(EncoderLayer):
         bias = select_bias(output_positions, without_prefix(bias, k))
         y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
         x = self._add(self.attention_norm, x, y, deterministic)
-        cross_k, cross_v = self.cross.keys(encoder_states)
-        k, v, mask = prepend_prefix(cross_prefix, cross_k, cross_v, encoder_mask)
-        (mask,) = select_queries(output_positions, mask)
-        # Without a bias: T5 only has one for self-attention.
         y = self._enter(self.cross_norm, x)
-        y = self.cross(y, k, v, mask, deterministic=deterministic)
+        # Without a bias: T5 only has one for self-attention.
+        needs_keys = return_kv or cross_prefix is not None
+        if needs_keys or not self.cross.is_faster_without_keys(y.shape[1], encoder_states.shape[1]):
+            cross_k, cross_v = self.cross.keys(encoder_states)
+            k, v, mask = prepend_prefix(cross_prefix, cross_k, cross_v, encoder_mask)
+            (mask,) = select_queries(output_positions, mask)
+            y = self.cross(y, k, v, mask, deterministic=deterministic)
+        else:
+            (mask,) = select_queries(output_positions, encoder_mask)
+            y = self.cross.attend_to_source(y, encoder_states, mask, deterministic=deterministic)
         x = self._add(self.cross_norm, x, y, deterministic)
         y = self.mlp(self._enter(self.mlp_norm, x), deterministic=deterministic)
         x = self._add(self.mlp_norm, x, y, deterministic)
