@@ -51,7 +51,8 @@ class LayerList:
         return self.layers[layer]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.stack(self.layers, dtype=dtype)
+        array = np.stack([np.asarray(layer) for layer in self.layers])
+        return array if dtype is None else array.astype(dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:

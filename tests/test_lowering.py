@@ -217,7 +217,7 @@ SEPARATE = [
          separate=True)
     for family, work, length, mesh, target, quantize in (
         ("bert", "train", 5, MESHES[0], H100, "none"),
-        ("t5", "train", 3, MESHES[2], H100, "int8"),
+        ("t5", "train", 3, MESHES[0], H100, "int8"),
         ("llama", "generate", 5, MESHES[1], H100, "none"),
         ("t5", "generate", 3, MESHES[0], TPU, "none"),
         ("gpt2", "grid", 3, MESHES[0], A100, "none"),

@@ -32,6 +32,6 @@ def load_backbone(
     backbone = open_backbone(config)
     placement = make_placement(*mesh)
     check_mesh(placement, backbone)
-    separate_layers = separates_layers(config, backbone, placement)
+    separate_layers = separates_layers(backbone, placement)
     weights = load_weights(backbone, placement, separate_layers=separate_layers)
     return LoadedBackbone(*weights, placement)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxprompt.config.run import BackboneConfig, RunConfig
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.models.model import backbone_shapes
@@ -47,7 +47,6 @@ def measure_corpus_work(config: RunConfig, steps: int, runs: int = 1) -> Trainin
 
 
 def separates_layers(
-    config: BackboneConfig,
     backbone: Backbone,
     placement: Placement,
     *,
@@ -61,13 +60,13 @@ def separates_layers(
     stacked layers, and where training on GPUs saves more time than compilation takes.
 
     Args:
-      config: the backbone block.
       backbone: the backbone.
       placement: where it is loaded.
       writes: whether text is generated.
       work: the training; None = there is none.
       trainable: patterns of the names of parameters that train.
     """
+    config = backbone.config
     if config.stack != "auto":
         return config.stack == "unroll"
     platform = placement.target.platform

@@ -204,9 +204,7 @@ def load_prompt_export(
     metadata = replace_sentence_encoder(metadata, sentence_encoder)
     backbone_module = open_backbone(backbone_from_metadata(metadata.backbone, backbone))
     scorer = scorer_from_metadata(backbone_module, metadata, batch, force=force)
-    separate_layers = separates_layers(
-        backbone_module.config, backbone_module, placement, writes=scorer.head.WRITES
-    )
+    separate_layers = separates_layers(backbone_module, placement, writes=scorer.head.WRITES)
     weights = load_weights(backbone_module, placement, separate_layers=separate_layers)
     loaded_backbone = LoadedBackbone(*weights, placement)
     check_fingerprint(metadata.backbone, loaded_backbone.loaded.report.fingerprint, force=force)

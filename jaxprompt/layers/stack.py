@@ -93,10 +93,7 @@ def run_stack(
       frozen_input: whether x depends on nothing trainable.
       **flags: keyword arguments of the layers.
     """
-    leaves = jax.tree.leaves(params, is_leaf=is_layer_list)
-    length = len(param_indices) if param_indices else leaves[0].shape[0]
-    is_separate = has_layer_lists(params)
-    stack = "unroll" if is_separate else stack.replace("auto", "scan")
+    length, stack = _length_and_mode(params, param_indices, stack)
     last = length if last is None else last
     if first == last:
         return x, None
@@ -113,9 +110,9 @@ def run_stack(
             boundaries.add(1)
     params = _cast_kernels(params, x.dtype)
     segments = layer_segments(per_layer, first, last, boundaries)
-    # Slices of the stack would be copies of the weights.
-    runs_some = len(segments) > 1 or last - first < length
-    in_place = not is_separate and (runs_some or (param_indices is not None and stack == "scan"))
+    # Slices of a stack would be copies of the weights.
+    runs_some = not has_layer_lists(params) and (len(segments) > 1 or last - first < length)
+    in_place = runs_some or (param_indices is not None and stack == "scan")
     apply = _make_apply(layer, params, shared, flags, key=key, param_indices=param_indices)
     checkpoint = _make_checkpoint(params, stack=stack, remat=remat, in_place=in_place)
     apply_in_loop, apply_alone = checkpoint(apply, in_loop=True), checkpoint(apply)
@@ -139,6 +136,15 @@ def run_stack(
     if output_positions is not None and not narrows_last:
         x = select_positions(x, output_positions)
     return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
+
+
+def _length_and_mode(params: Any, param_indices: Any, stack: str) -> tuple[int, str]:
+    """Returns the number of layers, and "scan" or "unroll"."""
+    leaves = jax.tree.leaves(params, is_leaf=is_layer_list)
+    length = len(param_indices) if param_indices else leaves[0].shape[0]
+    if has_layer_lists(params):
+        return length, "unroll"
+    return length, "scan" if stack == "auto" else stack
 
 
 def _layers_outside_loops(

@@ -171,7 +171,7 @@ def _copies_layers(config: RunConfig, backbone: Backbone, device: Device | None)
     target = Target("cpu") if device is None else Target(device.platform, device.capability)
     placement = dataclasses.replace(make_placement(devices=jax.devices()[:1]), compiled_for=target)
     return copies_layers(target.platform) and not separates_layers(
-        config.backbone, backbone, placement, writes=True, trainable=config.trainable
+        backbone, placement, writes=True, trainable=config.trainable
     )
 
 

@@ -171,8 +171,7 @@ def _separates_layers(run: AbstractRun, placement: Placement) -> bool:
     config, writes = run.config, run.scorer.head.WRITES
     steps = config_milestones(config, _STEPS_PER_EPOCH).total
     work, trainable = measure_corpus_work(config, steps), config.trainable
-    args = config.backbone, run.backbone, placement
-    return separates_layers(*args, writes=writes, work=work, trainable=trainable)
+    return separates_layers(run.backbone, placement, writes=writes, work=work, trainable=trainable)
 
 
 def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransformation:

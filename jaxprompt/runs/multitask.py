@@ -172,7 +172,6 @@ def _separates_layers(config: RunConfig, tasks: Tasks) -> bool:
     scorers = [task.scorer for task in tasks.by_name.values()]
     train_splits = [task.splits["train"] for task in tasks.by_name.values()]
     return separates_layers(
-        config.backbone,
         tasks.backbone,
         tasks.placement,
         writes=any(scorer.head.WRITES for scorer in scorers),

@@ -510,20 +510,20 @@ def make_prepared_prompt(
     )
 
 
-def _separates_layers(
+def _load_weights(
     config: RunConfig,
     ppt_task: PptTask,
     text: CorpusExamples,
     placement: Placement,
     runs: int = 1,
-) -> bool:
-    """Returns whether layers are separate arrays, see `build.layers`; `runs` train at once."""
+) -> tuple[Backbone, Loaded]:
+    """Loads the weights of a backbone that `runs` runs train with at once."""
     steps_per_epoch = -(-len(text.rows) // config.data.batch)
     steps = config_milestones(config, steps_per_epoch, len(text.rows)).total
     work = measure_corpus_work(config, steps, runs)
-    return separates_layers(
-        config.backbone, ppt_task.backbone, placement, work=work, trainable=config.trainable
-    )
+    backbone = ppt_task.backbone
+    separate_layers = separates_layers(backbone, placement, work=work, trainable=config.trainable)
+    return load_weights(backbone, placement, separate_layers=separate_layers)
 
 
 class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
@@ -544,10 +544,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
         corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, resume_step)
         text = make_corpus_examples(config, corpus, ppt_task, placement.batch_part())
         check_same(saved, text.data, config)
-        separate_layers = _separates_layers(config, ppt_task, text, placement)
-        backbone, loaded = load_weights(
-            ppt_task.backbone, placement, separate_layers=separate_layers
-        )
+        backbone, loaded = _load_weights(config, ppt_task, text, placement)
         ppt_task = ppt_task.with_backbone(backbone)
         return make_prepared_prompt(config, placement, ppt_task, text, loaded, corpus.token_counts)
 
@@ -641,13 +638,8 @@ def prepare_corpus_group(
         readable.append((run, key))
     if corpus is None or not readable:
         return None, []
-    run, key = readable[0]
-    separate_layers = _separates_layers(
-        run.config, ppt_tasks[key], texts[key], placement, runs=len(readable)
-    )
-    backbone, loaded = load_weights(
-        ppt_tasks[key].backbone, placement, separate_layers=separate_layers
-    )
+    ppt_task, text = ppt_tasks[readable[0][1]], texts[readable[0][1]]
+    backbone, loaded = _load_weights(config, ppt_task, text, placement, runs=len(readable))
     models: dict[str, Model] = {}
     flops: dict[str, float] = {}
     members, token_counts = [], functools.cache(corpus.token_counts)
@@ -667,8 +659,7 @@ def prepare_corpus_group(
         members.append(_member(run, prepared, flops[key]))
     objectives = make_objectives(config, members[0].scorer.model)[1]
     lines = corpus_lines(config, backbone, loaded.report, corpus)
-    lines += kernel_notes(config, placement, backbone)
-    lines += layer_notes(placement, loaded.params)
+    lines += [*kernel_notes(config, placement, backbone), *layer_notes(placement, loaded.params)]
     for key, text in texts.items():
         lines += task_lines(ppt_tasks[key], text)
     shared = GroupInputs(

@@ -100,14 +100,10 @@ def restore_run(
     if demo_splits and "train" not in split_names:  # only for demonstrations, not to be scored
         del examples.splits["train"]
     splits = encode_splits(scorer, examples)
-    separate_layers = separates_layers(
-        config.backbone,
-        backbone,
-        placement,
-        writes=scorer.head.WRITES,
-        trainable=config.trainable,
+    is_separate = separates_layers(
+        backbone, placement, writes=scorer.head.WRITES, trainable=config.trainable
     )
-    backbone, loaded = inputs.load(backbone, placement, separate_layers=separate_layers)
+    backbone, loaded = inputs.load(backbone, placement, separate_layers=is_separate)
     scorer = scorer.with_backbone(backbone)
     if record is None:
         params = scorer.model.init(

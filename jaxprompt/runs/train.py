@@ -112,7 +112,6 @@ def _separates_layers(
     scorer, train = inputs.scorer, inputs.splits["train"]
     work = measure_work(config, inputs.milestones.total, scorer.layout, [train], runs)
     return separates_layers(
-        config.backbone,
         backbone,
         placement,
         writes=scorer.head.WRITES,

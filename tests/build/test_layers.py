@@ -47,8 +47,7 @@ def on(platform, kind="NVIDIA H100 80GB HBM3", data=1, model=1):
 
 
 def separates(stack="auto", platform="gpu", work=None, **options):
-    backbone = open_bert(stack=stack)
-    return separates_layers(backbone.config, backbone, on(platform), work=work, **options)
+    return separates_layers(open_bert(stack=stack), on(platform), work=work, **options)
 
 
 def test_long_training_on_gpus_has_separate_layers():
