@@ -19,6 +19,7 @@ from flax import linen as nn
 
 from jaxprompt import rng, tree
 from jaxprompt.build.initial_params import split_params
+from jaxprompt.build.layers import measure_corpus_work, separates_layers
 from jaxprompt.build.optimizer import build_optimizer, config_milestones
 from jaxprompt.models.generation import read_input
 from jaxprompt.models.model import Model, backbone_shapes
@@ -109,7 +110,8 @@ def step_shapes(
     """
     config, rows = run.config, placement.padded_vocab(run.backbone.module.cfg.vocab)
     module = _module(run, rows, remat or config.backbone.remat, attention, as_it_runs)
-    trainable, frozen, state = _param_shapes(run, rows, as_it_runs)
+    separate_layers = as_it_runs and _separates_layers(run, placement)
+    trainable, frozen, state = _param_shapes(run, rows, as_it_runs, separate_layers)
     check_divisible(placement, trainable | frozen)
     step = make_train_step(
         dataclasses.replace(run.model, backbone=module),
@@ -141,7 +143,8 @@ def eval_shapes(
 ) -> EvalShapes:
     """Makes the model for evaluation on a mesh, with arguments as in `step_shapes`."""
     rows = placement.padded_vocab(run.backbone.module.cfg.vocab)
-    trainable, frozen, _ = _param_shapes(run, rows, as_it_runs)
+    separate_layers = as_it_runs and _separates_layers(run, placement)
+    trainable, frozen, _ = _param_shapes(run, rows, as_it_runs, separate_layers)
     module = _module(run, rows, "none", attention, as_it_runs)
     return EvalShapes(
         dataclasses.replace(run.scorer.model, backbone=module),
@@ -160,6 +163,17 @@ def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs:
     return run.backbone.module.clone(cfg=cfg)
 
 
+def _separates_layers(run: AbstractRun, placement: Placement) -> bool:
+    """Returns whether a run on a mesh has separate layers, if an epoch has _STEPS_PER_EPOCH steps.
+
+    The CPU's compiler would take minutes for them, so estimates are those of stacked layers.
+    """
+    config, writes = run.config, run.scorer.head.WRITES
+    steps = config_milestones(config, _STEPS_PER_EPOCH).total
+    work, trainable = measure_corpus_work(config, steps), config.trainable
+    return separates_layers(run.backbone, placement, writes=writes, work=work, trainable=trainable)
+
+
 def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransformation:
     milestones = config_milestones(run.config, _STEPS_PER_EPOCH)
     return build_optimizer(run.config, trainable, milestones, _STEPS_PER_EPOCH)
@@ -168,7 +182,7 @@ def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransfor
 # The meshes of a search need few of these: only the padding of the vocabulary differs.
 @functools.lru_cache(maxsize=8)
 def _param_shapes(
-    run: AbstractRun, rows: int, as_it_runs: bool
+    run: AbstractRun, rows: int, as_it_runs: bool, separate_layers: bool
 ) -> tuple[tree.Flat, tree.Flat, TrainState]:
     """Returns the shapes of the trainable parameters, the frozen ones, and the train state."""
     # Neither remat nor the attention kernel changes the shape of a parameter.
@@ -181,6 +195,7 @@ def _param_shapes(
             for name, leaf in backbone_shapes(module, run.backbone.config.quantize).items()
         }
         loaded = tree.unflatten(backbone)["backbone"]
+        loaded = tree.split_layers(loaded) if separate_layers else loaded
         params = model.init(key, loaded, choices=run.scorer.layout.num_rows)
         trainable, frozen = split_params(run.config, run.scorer, params)
         return tree.cast(trainable, jnp.float32), frozen

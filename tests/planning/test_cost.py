@@ -176,11 +176,14 @@ def test_scores_take_what_their_batch_takes(make_run):
 
 @pytest.mark.long
 def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
-    run = make_run(T5, data__batch=4, data__eval_batch=1, **WRITES)
+    stacked = dict(backbone__stack="scan")
+    run = make_run(T5, data__batch=4, data__eval_batch=1, **stacked, **WRITES)
     width, inner, mlp, layers = 512, 384, 1024, 8
     decoder = 4 * layers * (8 * width * inner + 3 * width * mlp)
     assert decoder < eval_only_bytes(run) < 1.2 * decoder
-    # TPUs read them where they lie.
+    # TPUs read them where they lie, and other devices where they are separate arrays.
+    separate = make_run(T5, data__batch=4, data__eval_batch=1, **WRITES)
+    assert run.copies_layers and not separate.copies_layers
     assert eval_only_bytes(dataclasses.replace(run, copies_layers=False)) < 0.2 * decoder
     four, eight = (
         make_run(
