@@ -15,14 +15,13 @@ from jaxprompt.config.load import read_argument
 from jaxprompt.errors import check_known
 
 
-def tune(backbone, size, cell, *, model=1):
+def tune(backbone, size, cell):
     """Returns a few-shot run.
 
     Args:
       backbone: "t5" (version 1.1; LM-adapted for the method lm_adapt) or "mt5".
       size: "small" to "xxl".
       cell: "TASK,METHOD".
-      model: size of the mesh axis that divides heads and widths.
     """
     task, method = read_argument(cell, TASK=("rte", TASKS), METHOD=("pt", METHODS))
     config = base()
@@ -31,7 +30,8 @@ def tune(backbone, size, cell, *, model=1):
     config.backbone.dtype = dtype_of(size)
     if method == "full":
         config.optim.lr = FULL_RATES[size][1]
-    config.mesh.model = model
+    if size in ("xl", "xxl"):
+        config.mesh.model = 0  # as many devices per model as its memory needs
     return config
 
 

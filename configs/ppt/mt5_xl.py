@@ -1,7 +1,8 @@
-"""mT5 XL prompt-tuned with few examples: 3.7B parameters, over two devices.
+"""mT5 XL prompt-tuned with few examples: 3.7B parameters.
 
 The argument is TASK,METHOD: `--config=configs/ppt/mt5_xl.py:boolq,ppt`.
 configs/parts/ppt.py has the values of each task and method (section 4.1, appendix C).
+A model is divided over as few devices as its memory needs (mesh.model=0).
 """
 
 from configs.ppt import sweep, tune
@@ -11,4 +12,4 @@ __all__ = ["get_config", "sweep"]
 
 def get_config(cell="lcqmc"):
     """Returns one run."""
-    return tune("mt5", "xl", cell, model=2)
+    return tune("mt5", "xl", cell)

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli import bank, log
-from jaxprompt.cli.options import SPLITS, Parser, add_process_flags, join_processes, load_run, path
+from jaxprompt.cli.options import (
+    SPLITS,
+    Parser,
+    add_process_flags,
+    choose_mesh,
+    join_processes,
+    load_run,
+    path,
+)
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.sources.records import (
     Record,
@@ -63,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         print(dumps(majority(config, args.split, args.output)))
         return 0
     with join_processes(args) as is_first:
-        metrics = evaluate(config, args.workdir, args.split, args.output, args.prefix)
+        metrics = evaluate(choose_mesh(config), args.workdir, args.split, args.output, args.prefix)
         if is_first:
             print(dumps(metrics))
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli import log
-from jaxprompt.cli.options import Parser, load_run, path, require_flags
+from jaxprompt.cli.options import Parser, choose_mesh, load_run, path, require_flags
 from jaxprompt.convert.artifact import check_fingerprint, export_summary, write_artifact, write_npy
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError, check_known, with_article
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     require_flags(args, "workdir")
     if args.delta and args.tuned:
         raise InputError("--delta and --tuned both export the tuned weights; give one of them")
-    config = load_run(args, overrides)
+    config = choose_mesh(load_run(args, overrides))
     folder = args.output or Path(args.workdir) / "export"
     _check_paths(args, folder)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxprompt.cli import log, print_text
-from jaxprompt.cli.options import SPLITS, Parser, load_run, path, require_flags, whole
+from jaxprompt.cli.options import SPLITS, Parser, choose_mesh, load_run, path, require_flags, whole
 from jaxprompt.errors import InputError, brief, check_extra, escape
 
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     require_flags(args, "workdir")
     check_extra("plots", "matplotlib", "inspect")
     check_extra("plots", "sklearn", "inspect")
-    config = load_run(args, overrides)
+    config = choose_mesh(load_run(args, overrides))
 
     from jaxprompt.inspection.findings import InspectOptions, inspect_run
     from jaxprompt.inspection.report import list_errors, list_instances, list_words, write_report

@@ -196,6 +196,24 @@ def join_processes(args: argparse.Namespace) -> Iterator[bool]:
         yield processes.is_first()
 
 
+def choose_mesh(config: RunConfig) -> RunConfig:
+    """Returns a config whose mesh.model=0 is replaced by the smallest that fits, and logs it."""
+    if config.mesh.model:
+        return config
+    from jaxprompt.planning.model_axis import with_model_axis
+
+    return with_model_axis(config, _log_once)
+
+
+def _log_once(line: str) -> None:
+    """Prints a line to stderr, of several processes in the first one."""
+    from jaxprompt.cli import log
+    from jaxprompt.parallel import processes
+
+    if processes.is_first():
+        log(line)
+
+
 def require_flags(args: argparse.Namespace, *names: str) -> None:
     """Raises InputError for the first flag of `names` that is missing or empty."""
     for name in names:

@@ -6,7 +6,7 @@ computed from the text.
 
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, join_processes, read_training_flags
+from jaxprompt.cli.options import Parser, choose_mesh, join_processes, read_training_flags
 from jaxprompt.cli.results import train_grid
 from jaxprompt.cli.show import print_result
 
@@ -21,6 +21,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.runs.grid.expand import is_grid
 
     with join_processes(args) as is_first:
+        config = choose_mesh(config)
         if is_grid(config):
             return train_grid(
                 config, args.workdir, "train" if ppt.has_topics(config) else "pretrain"

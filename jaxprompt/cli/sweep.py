@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.cli import log
-from jaxprompt.cli.options import Parser, require_flags, whole
+from jaxprompt.cli.options import Parser, choose_mesh, require_flags, whole
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.load import load_config
@@ -111,7 +111,7 @@ def execute(
     enable_compilation_cache(loaded[0].train.compilation_cache)
     size = max(config.runs.size for config in loaded)
     # Runs are grouped and recorded without the block `runs`.
-    loaded = [without_grid(config) for config in loaded]
+    loaded = [choose_mesh(without_grid(config)) for config in loaded]
     for run, config in zip(runs, loaded, strict=True):
         try:
             check_config(config)

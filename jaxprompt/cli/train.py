@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, join_processes, read_training_flags
+from jaxprompt.cli.options import Parser, choose_mesh, join_processes, read_training_flags
 from jaxprompt.cli.results import train_grid
 from jaxprompt.cli.show import print_result
 
@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.runs.train import train_prompt
 
     with join_processes(args) as is_first:
-        config = hold_out_dev(config, args.set_fields)
+        config = choose_mesh(hold_out_dev(config, args.set_fields))
         is_shared = multitask.is_shared(config)
         if is_grid(config) and not is_shared:
             return train_grid(config, args.workdir)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxprompt.cli import print_text
-from jaxprompt.cli.options import UNUSED, Parser, require_flags
+from jaxprompt.cli.options import UNUSED, Parser, choose_mesh, require_flags
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.runs.validate import validate
 
     config = hold_out_dev(config, {field for field, _ in overrides})
-    for line in validate(config):
+    for line in validate(choose_mesh(config)):
         print_text(line)
     print_text("the config is valid")
     return 0

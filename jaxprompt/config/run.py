@@ -89,7 +89,9 @@ class MeshConfig(Block):
 
     data: int = kinds.whole(-1, "data axis: parts of a batch")
     model: int = kinds.whole(
-        1, "model axis: parts of the attention heads, feed-forward width and vocabulary"
+        1,
+        "model axis: parts of the attention heads, feed-forward width and vocabulary; 0 = the "
+        "smallest with which the run fits the memory of the devices, 1 on CPUs",
     )
     fsdp: bool = kinds.flag(False, "shard frozen weights over `data`, too")
     slices: int = kinds.size(1, "number of TPU slices or GPU hosts; only `data` may span several")

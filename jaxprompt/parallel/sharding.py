@@ -192,6 +192,10 @@ def make_placement(
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes_text = f"mesh.data={data} x mesh.model={model}"
+    if model == 0:
+        raise InputError(
+            "mesh.model=0 is only chosen by the commands for runs of one task; set mesh.model"
+        )
     if data == model == -1:
         raise InputError("mesh.data=-1 and mesh.model=-1; only one of them can be -1")
     requested = max(data, 1) * max(model, 1)

@@ -115,13 +115,30 @@ def available_bytes(device: Device) -> int:
 
 
 def plan_as_configured(run: AbstractRun, device: Device | None, count: int) -> Plan:
-    """Returns the plan of the configured mesh on `count` devices.
+    """Returns the plan of the configured mesh on `count` devices; mesh.model=0 is chosen.
 
     Raises:
       InputError: if the batch or the model does not divide over it.
     """
-    placement = build_placement(run.config, jax.devices()[:count])
-    return _with_eval_bytes(run, _make_plan(run, device, placement, run.config.backbone.remat))
+    axes = [run.config.mesh.model]
+    if axes == [0]:  # the smallest that fits, see `model_axis`; without a device, anything does
+        axes = [n for n in range(1, count + 1) if count % n == 0]
+    plan, refused = None, None
+    for model in axes:
+        config = run.config.replace({"mesh.model": model})
+        try:
+            placement = build_placement(config, jax.devices()[:count])
+            plan = _make_plan(run, device, placement, config.backbone.remat)
+        except InputError as error:
+            refused = error
+            continue
+        plan = _with_eval_bytes(run, plan)
+        if device is None or plan.fits:
+            break
+    if plan is None:
+        assert refused is not None
+        raise refused
+    return plan
 
 
 def _with_eval_bytes(run: AbstractRun, plan: Plan) -> Plan:

@@ -36,10 +36,10 @@ MESHES = {2: (2, 2), 4: (4, 1)}  # processes -> data x model, on four devices
 
 @pytest.fixture(scope="module")
 def config(dropping, data, tmp_path_factory):
-    """Eight steps with dropout. Some hosts hold none of dev's one short batch."""
+    """Eight steps, grouped, with dropout. Some hosts hold none of dev's one short batch."""
     config = make_config(
         dropping, data, "prefix", train__total_steps=STEPS, train__eval_steps=2,
-        train__log_steps=1, optim__lr=1e-2, data__batch=8, **DROPS,
+        train__log_steps=1, optim__lr=1e-2, data__batch=4, **DROPS,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("config") / "tiny.json"
     path.write_text(config.to_json())
@@ -106,7 +106,7 @@ def test_several_processes_train_as_one(whole, train, tmp_path):
         assert sum(map(len, parts)) == len(set().union(*parts)) == len(expected[call])
         assert set().union(*parts) == expected[call]
         if call < 2:  # of train; batches of dev are larger, and leave nothing for the last
-            assert [len(part) for part in parts] == [8 // n] * n
+            assert [len(part) for part in parts] == [4 // n] * n
     assert not all(map(all, zip(*processes.batches, strict=True)))
 
     assert json.loads(processes.out(0)) == json.loads((workdir / "result.json").read_text())

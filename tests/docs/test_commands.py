@@ -30,7 +30,7 @@ SKIPPED = {
     "plan --config=base --config.prompt.name=prefix '--devices=1x v5e' --limit=64": (
         "simulates 64 devices, in a process of its own; tests/cli/test_plan.py plans codes"
     ),
-    "plan --config=configs/ppt/t5_xxl.py '--devices=8x v5e' --compiler=tpu": (
+    "plan --config=configs/ppt/t5_xxl.py": (
         "needs libtpu; tests/cli/test_plan.py has a stand-in for it"
     ),
     "plan --config=base --config.backbone.path=google/gemma-3-1b-pt": (
