@@ -69,7 +69,6 @@ def get_config(name="trec-prefix"):
         config.prompt.top = 5_000  # the most common tokens (Lester et al. 2021)
     if method == "prefix":
         config.prompt.dropout = 0.0
-    config.data.group = 8
     if as_peft:
         config.prompt.scale = 1.0
         config.data.group = 1
@@ -77,7 +76,6 @@ def get_config(name="trec-prefix"):
     if few:
         config.data.protocol = {"name": "listed"}
         config.data.batch = 16
-        config.data.group = 1
         config.train.total_epochs = 0.0
         config.train.total_steps = 60 if method == "full" else 200 if task == "trec" else 100
         config.train.eval_steps = 20

@@ -17,3 +17,10 @@ def get_config(method: str = "") -> ConfigDict:
     heads.linear(config)
     METHODS[check_known("the method", method, METHODS)](config) if method else prefix(config)
     return config
+
+
+def paper() -> ConfigDict:
+    """Returns the defaults with the examples in random order, as in the code of the papers."""
+    config = get_config()
+    config.data.group = 1
+    return config

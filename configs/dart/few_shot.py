@@ -15,7 +15,7 @@ on dev counts.
 
 from typing import NamedTuple
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import heads, methods
 from jaxprompt.config.load import read_argument
 from jaxprompt.config.open_blocks import make_block

@@ -8,7 +8,7 @@ table 1. Values without a section are those of the released run_experiment.sh, o
 command for in_context.
 """
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import heads, methods
 from jaxprompt.config.load import read_argument
 

@@ -10,7 +10,7 @@ set data.source.
 
 from typing import NamedTuple
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import heads, methods
 from jaxprompt.config.load import read_argument
 from jaxprompt.data.tasks.registry import get_task

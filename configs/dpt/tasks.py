@@ -10,7 +10,7 @@ whole sentences of sst2 and sst5 (6,920 and 8,544 for training): set data.source
 
 from typing import NamedTuple
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import heads, methods
 from jaxprompt.config.load import read_argument
 from jaxprompt.errors import check_known

@@ -22,7 +22,7 @@ Choices, where the paper and its released code disagree or say nothing:
 
 from typing import NamedTuple
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import heads, methods
 from jaxprompt.config.load import read_argument
 from jaxprompt.errors import check_known

@@ -14,7 +14,7 @@ batches of 2, 2 epochs (lstm); Adam at 1e-4, batches of 32, 10 epochs (mlp). Her
 Adam at 0.003, batches of 32, 10 epochs.
 """
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.ipt import LENGTH
 from configs.parts import heads, methods
 from jaxprompt.config.load import read_argument

@@ -9,7 +9,7 @@ code. Its Adam adds weight decay to the gradient, and it drops the last batch of
 optimizer is AdamW, and the last batch is smaller.
 """
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import heads, methods
 from jaxprompt.errors import InputError, check_known
 

@@ -14,7 +14,7 @@ Of equal dev scores, the first is selected here, and the last in the code.
 
 from typing import NamedTuple
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import heads, methods
 from jaxprompt.config.load import read_argument
 

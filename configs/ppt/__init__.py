@@ -8,7 +8,7 @@ cls.py, unified.py) is a kind of backbone: `--config=configs/ppt/nsp.py:masked` 
 import re
 from typing import NamedTuple
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import backbones, heads, methods
 from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, RATES, SEEDS, TASKS
 from jaxprompt.config.load import read_argument

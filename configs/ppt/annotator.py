@@ -29,7 +29,6 @@ def get_config(task="yelp"):
     config.head.pooler = "trained"
     config.data.batch, config.data.eval_batch = _BATCH, 256
     config.data.max_len, config.data.multiple = 511, 32
-    config.data.group = 8
     warmup = _EPOCHS * -(-_EXAMPLES[task] // _BATCH) // 100
     config.optim.schedule = {"name": "warmup_linear", "warmup_steps": warmup}
     config.train.total_epochs = float(_EPOCHS)

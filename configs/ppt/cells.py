@@ -5,7 +5,7 @@ backbone.path. The methods ppt, hybrid_ppt and unified_ppt start from the export
 prompts/nsp, prompts/nss, prompts/cls or prompts/unified.
 """
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts.ppt import ALL_KINDS, METHODS, TASKS
 from jaxprompt.config.load import read_argument
 

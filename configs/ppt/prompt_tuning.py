@@ -4,7 +4,7 @@ The argument is a task: `--config=ppt/prompt_tuning:boolq`. The target is the te
 </s>, the loss includes both, and the whole vocabulary is scored.
 """
 
-from configs.base import get_config as base
+from configs.base import paper as base
 from configs.parts import backbones, heads, methods
 from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.errors import check_known

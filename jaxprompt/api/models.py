@@ -174,7 +174,8 @@ def attach(
             f"{opened.config.rescale}; use load_backbone(..., rescale={base.rescale})"
         )
     opened = opened._replace(config=dataclasses.replace(opened.config, sentinel=base.sentinel))
-    scorer = scorer_from_metadata(opened, metadata, batch, force=force).with_backbone(opened)
+    scorer = scorer_from_metadata(opened, metadata, batch, backbone.placement, force=force)
+    scorer = scorer.with_backbone(opened)
     tensors = with_base_params(prompt.path, prompt.tensors, metadata.init, scorer, pretrained)
     params = join_params(prompt.path, tensors, scorer, backbone)
     return PromptedModel(scorer, params, prompt, backbone.placement)

@@ -202,7 +202,7 @@ def load_prompt_export(
     tensors, metadata = read_export(path)
     metadata = replace_sentence_encoder(metadata, sentence_encoder)
     backbone_module = open_backbone(backbone_from_metadata(metadata.backbone, backbone))
-    scorer = scorer_from_metadata(backbone_module, metadata, batch, force=force)
+    scorer = scorer_from_metadata(backbone_module, metadata, batch, placement, force=force)
     loaded_backbone = LoadedBackbone(*load_weights(backbone_module, placement), placement)
     check_fingerprint(metadata.backbone, loaded_backbone.loaded.report.fingerprint, force=force)
     tensors = with_base_params(path, tensors, metadata.init, scorer, pretrained)
@@ -221,9 +221,14 @@ def backbone_from_metadata(metadata: BackboneMetadata, config: BackboneConfig) -
 
 
 def scorer_from_metadata(
-    backbone: Backbone, metadata: PromptMetadata, batch: int, *, force: bool = False
+    backbone: Backbone,
+    metadata: PromptMetadata,
+    batch: int,
+    placement: Placement | None = None,
+    *,
+    force: bool = False,
 ) -> Scorer:
-    """Builds the scorer that the metadata of an export describe.
+    """Builds the scorer that the metadata of an export describe, for the devices of a mesh.
 
     Raises:
       InputError: if the backbone has another family, or, unless `force`, another tokenizer or
@@ -244,6 +249,7 @@ def scorer_from_metadata(
         head=metadata.head,
         template=metadata.template,
         batch=batch,
+        placement=placement,
         demos=demos_from_metadata(metadata.demos, task),
     )
     if not force:

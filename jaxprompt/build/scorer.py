@@ -22,10 +22,13 @@ from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads import BackboneInfo, HeadLayout, Kind, TaskSetup
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, module_for
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, with_task
 from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.scoring.relations import check_relations
 from jaxprompt.types import Role, TaskInfo
+
+_CPU_MULTIPLE = 8  # of the lengths of batches, where the config has 0
 
 
 def choose_template(task: Task, head: Kind, style: str, form: str, template: str) -> str:
@@ -148,7 +151,7 @@ def build_scorer(
     head: OpenBlock,
     template: str,
     batch: int,
-    host_share: tuple[int, int] = (0, 1),
+    placement: Placement | None = None,
     demos: Demonstrations | None = None,
     chat: bool = False,
 ) -> Scorer:
@@ -162,7 +165,8 @@ def build_scorer(
       head: the block of the head.
       template: the template, "" = the task's.
       batch: the batch size.
-      host_share: which part of a batch this process has, and of how many parts.
+      placement: the mesh, which sets the lengths of batches, and the part of a batch that this
+        process has; None = a CPU.
       demos: demonstrations, if any.
       chat: applies the tokenizer's chat template.
     """
@@ -188,11 +192,9 @@ def build_scorer(
     encoder = _example_encoder(
         tokenizer, setup, head_kind, head_layout, facts, layout.max_len, slots, demos
     )
-    batch_layout = dataclasses.replace(
-        _batch_layout(backbone, layout, method, head_layout, parsed_template, batch),
-        host=host_share[0],
-        hosts=host_share[1],
-    )
+    batch_layout = _batch_layout(backbone, layout, method, head_layout, parsed_template, batch)
+    if placement is not None:
+        batch_layout = placed_layout(batch_layout, layout.multiple, placement)
     info = task_info(task, choices, head_layout.verbalizer, head_layout.specials)
     method = with_task(method, info)
     head_kind.check_rows(prompt.name, method.num_rows())
@@ -225,7 +227,7 @@ def _batch_layout(
         max_len=layout.max_len,
         pad_id=head_layout.specials.pad,
         side=layout.padding_side,
-        multiple=layout.multiple,
+        multiple=layout.multiple or _CPU_MULTIPLE,
         ends=end_token_ids(backbone, head_layout.specials),
         shift=method.position_shift(),
         decoder_shift=method.decoder_shift(),
@@ -233,6 +235,17 @@ def _batch_layout(
         num_rows=layout.choices if template.uses_choice else 1,
         branches=backbone.module.STYLE == "causal" and plan is not None and len(plan.fed) > 0,
     )
+
+
+def placed_layout(layout: Layout, multiple: int, placement: Placement) -> Layout:
+    """Returns a layout with the lengths of the mesh's devices, and the rows of this process.
+
+    `multiple` is that of the config. An accelerator compiles longer than a CPU and is faster, so
+    its lengths are fewer.
+    """
+    host, hosts = placement.batch_part()
+    multiple = layout.multiple if placement.target.platform == "cpu" else multiple
+    return dataclasses.replace(layout, multiple=multiple, host=host, hosts=hosts)
 
 
 def _example_encoder(

@@ -78,7 +78,7 @@ def scorer_from_config(
         template=choose_template(task, head, style, form, config.task.template),
         chat=config.task.chat,
         batch=config.data.eval_batch,
-        host_share=placement.batch_part(),
+        placement=placement,
         demos=make_demos(config, task, examples.splits),
     )
 

@@ -130,6 +130,9 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         config = config.replace({"mesh.slices": 1})  # simulated devices are one slice
         notes += ("network times are those within a slice; between slices the network is slower",)
     placement = make_placement(devices=jax.devices()[:1])
+    if device is not None:  # which sets the lengths of batches
+        target = Target(device.platform, device.capability)
+        placement = dataclasses.replace(placement, compiled_for=target)
     # Every row has the maximum length without demonstrations, too.
     config = config.replace({f"demos.{name}": 0 for name in COUNTS})
     more_notes: tuple[str, ...] = ()

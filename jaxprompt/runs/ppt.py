@@ -290,7 +290,7 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
         head=config.head,
         template=template,
         batch=config.data.eval_batch,
-        host_share=placement.batch_part(),
+        placement=placement,
     )
 
 

@@ -120,7 +120,9 @@ def make_bank(
         )
         try:
             check_fingerprint(trained_on, backbone.loaded.report.fingerprint, force=force)
-            scorer = scorer_from_metadata(prompt_backbone, export.metadata, batch, force=force)
+            scorer = scorer_from_metadata(
+                prompt_backbone, export.metadata, batch, backbone.placement, force=force
+            )
             scorer = scorer.with_backbone(prompt_backbone)
         except InputError as error:
             raise InputError(f"prompt {name}: {error}") from error

@@ -13,6 +13,10 @@ from jaxprompt.types import Batch, Role, SharedPrefix, Tokens
 
 EncodedExamples = Sequence[Sequence[Encoded]]  # examples, K rows each
 
+_SHORTEST = 32  # tokens; shorter ones would add programs for steps that are small anyway
+_ORDER = 2  # version of the order with groups; in the first, each seed shuffled their batches
+_GROUPS = 4  # at least so many in an epoch, or its batches would be those of every epoch
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -25,7 +29,7 @@ class Layout:
     side: str = "right"  # side of the padding
     shift: int = 0  # added to every position, for prompts that take the first ones
     decoder_shift: int = 0  # added to every position of the decoder
-    multiple: int = 8  # of the lengths of batches
+    multiple: int = 8  # of the lengths of batches; 0 = few lengths
     ends: tuple[int, ...] = ()  # tokens that end a generated text
     branches: bool = False  # whether rows have branches, see data/text/target.py
     shared_prefix: SharedPrefix | None = None  # tokens removed from every row; the model adds them
@@ -44,12 +48,20 @@ class Layout:
         return replace(self, host=0, hosts=1)
 
     def length(self, longest: int) -> int:
-        """Returns the smallest multiple that fits `longest` tokens; it may slightly exceed max_len.
+        """Returns the smallest length of a batch that fits `longest` tokens.
 
-        Matrix units prefer multiples, and XLA's compiler for GPUs refuses some products of odd
-        lengths.
+        It may slightly exceed max_len, because matrix units prefer multiples, and XLA's compiler
+        for GPUs refuses some products of odd lengths. With `multiple` 0 there are 3 lengths per
+        doubling, 32, 40, 48, 64, 80, ..., up to max_len.
         """
-        return -(-max(longest, 1) // self.multiple) * self.multiple
+        if self.multiple:
+            return _round_up(max(longest, 1), self.multiple)
+        length = max(longest, _SHORTEST)
+        below = 1 << (length - 1).bit_length() - 1  # the largest power of two below it
+        length = next(x for x in (below * 5 // 4, below * 3 // 2, below * 2) if x >= length)
+        # The attention kernels of TPUs, for 512 tokens or more, need multiples of 128.
+        limit = _round_up(max(longest, self.max_len), 8 if self.max_len <= 512 else 128)
+        return min(length, limit)
 
 
 def collate(
@@ -193,8 +205,9 @@ class TrainBatches(BatchStream):
     """Shuffled batches over epochs, endless or bounded, prefetched by grain's threads.
 
     Every epoch contains every example once; its last short batch is padded with weight 0. With
-    `group` > 1 the examples of that many batches are sorted by length before they are divided into
-    batches, and the batches are shuffled. The order depends only on (seed, epoch).
+    `group` > 1 the examples of that many batches, but at most of a quarter of an epoch, are sorted
+    by length before they are divided into batches, and the batches are shuffled. The order depends
+    only on (seed, epoch).
     """
 
     def __init__(
@@ -211,14 +224,17 @@ class TrainBatches(BatchStream):
         """Starts at step 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
         self._examples = _Examples(rows, labels, layout)
         self._seed = seed
-        self._group = group
+        self.steps_per_epoch = -(-len(rows) // layout.batch)
+        self._group = min(group, max(self.steps_per_epoch // _GROUPS, 1))
         # Two, because prefetched batches may belong to the next epoch.
         self._epoch = lru_cache(maxsize=2)(self._plan_epoch)
         self._shapes: set[tuple[int, int]] = set()
-        self.steps_per_epoch = -(-len(rows) // layout.batch)
         total = ENDLESS if epochs is None else epochs * self.steps_per_epoch
         # The order of batches depends on these; a run that resumes must have the same.
-        settings = {"examples": len(rows), "batch": layout.batch, "seed": seed, "group": group}
+        settings = {"examples": len(rows), "batch": layout.batch, "seed": seed}
+        settings["group"] = self._group
+        if self._group > 1:
+            settings["order"] = _ORDER
         super().__init__(self._at, total, prefetch, settings, "data")
 
     @property
@@ -238,11 +254,8 @@ class TrainBatches(BatchStream):
 
     def _plan_epoch(self, epoch: int) -> list[np.ndarray]:
         """Returns the examples of each batch of an epoch."""
-        # RandomState's streams are frozen by numpy's policy, Generator's are not.
-        bits = np.random.MT19937(np.random.SeedSequence((self._seed, epoch)))
-        rng = np.random.RandomState(bits)
         size = self._examples.layout.batch
-        order = rng.permutation(len(self._examples.rows))
+        order = _shuffled(len(self._examples.rows), self._seed, epoch)
         if self._group == 1:
             return _chunks(order, size)
         plan = []
@@ -250,8 +263,9 @@ class TrainBatches(BatchStream):
             # Stable: equal lengths keep the shuffled order, on every machine.
             by_length = np.argsort(self._examples.lengths[group], kind="stable")
             plan += _chunks(group[by_length], size)
-        # Otherwise every group would be trained from short to long.
-        return [plan[i] for i in rng.permutation(len(plan))]
+        # Otherwise every group would be trained from short to long. Every seed has the same order
+        # of short and long batches, so that runs of a grid, side by side, need little padding.
+        return [plan[i] for i in _shuffled(len(plan), epoch)]
 
 
 class EvalBatches:
@@ -316,6 +330,17 @@ def _strip_prefix(prefix: Mapping[str, np.ndarray], row: Encoded) -> Encoded:
     fields = {name: getattr(row, name)[count:] for name in (*prefix, "positions")}
     segments = row.segments if row.segments is None else row.segments[count:]
     return row._replace(**fields, label_pos=row.label_pos - count, segments=segments)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _shuffled(count: int, *seed: int) -> np.ndarray:
+    """Returns the numbers below `count` in an order that depends only on `seed`."""
+    # RandomState's streams are frozen by numpy's policy, Generator's are not.
+    bits = np.random.MT19937(np.random.SeedSequence(seed))
+    return np.random.RandomState(bits).permutation(count)
 
 
 def _chunks(order: np.ndarray, size: int) -> list[np.ndarray]:

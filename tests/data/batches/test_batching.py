@@ -172,19 +172,39 @@ def test_lengths_are_multiples():
     assert layout(max_len=2**40).length(9) == 16
 
 
+@pytest.mark.parametrize("max_len", [20, 32, 100, 128, 384, 510, 512, 612, 2048, 2**40])
+def test_few_lengths(max_len):
+    few = layout(max_len=max_len, multiple=0)
+    last = min(max_len, 4096)
+    lengths = [few.length(n) for n in range(1, last + 1)]
+    assert all(n <= length for n, length in enumerate(lengths, 1))
+    # At most a third is padding, but for short texts and the last one of more than 512 tokens.
+    assert all(length <= max(4 * n / 3, 40) for n, length in enumerate(lengths, 1))
+    assert not any(x % 8 for x in lengths) and not any(x % 128 for x in lengths if x > 512)
+    assert len(set(lengths)) <= 3 * np.ceil(max(np.log2(last / 32), 0)) + 1
+    assert lengths[-1] < max_len + (8 if max_len <= 512 else 128)
+
+
+def test_few_lengths_are_those_of_the_documentation():
+    few = layout(max_len=512, multiple=0)
+    lengths = {few.length(n) for n in range(1, 513)}
+    assert lengths == {32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512}
+    assert {layout(max_len=100, multiple=0).length(n) for n in (90, 100)} == {96, 104}
+
+
 @pytest.mark.parametrize("group", [1, 3])
 def test_epoch_holds_every_example_once(group):
-    rows, labels = split()
+    rows, labels = split(101)
     stream = TrainBatches(rows, labels, layout(), seed=3, epochs=3, group=group)
     batches = list(stream)
-    assert stream.steps_per_epoch == 5 and len(batches) == 15
+    assert stream.steps_per_epoch == 13 and len(batches) == 39
     orders = []
     for epoch in range(3):
-        part = batches[epoch * 5 : (epoch + 1) * 5]
+        part = batches[epoch * 13 : (epoch + 1) * 13]
         index = np.concatenate([b.index for b in part])
         weights = np.concatenate([b.weights for b in part])
         orders.append(index[index >= 0].tolist())
-        assert sorted(orders[-1]) == list(range(37))
+        assert sorted(orders[-1]) == list(range(101))
         np.testing.assert_array_equal(weights, index >= 0)
     assert orders[0] != orders[1] != orders[2] != orders[0]
     for batch in batches:
@@ -207,6 +227,25 @@ def test_order_is_the_frozen_stream_of_seed_and_epoch():
     assert next(stream).index.tolist() == [4, 5, 9, 8, 1, 7, 6, 0, 2, 3]
 
 
+@pytest.mark.parametrize("steps, groups", [(3, 1), (4, 1), (7, 1), (8, 2), (31, 7), (32, 8)])
+def test_a_small_epoch_has_four_groups(steps, groups):
+    """Else all batches of an epoch would be those of the last one, sorted by length."""
+    rows, labels = split(8 * steps)
+    stream = TrainBatches(rows, labels, layout(), seed=0, group=8)
+    assert stream.get_state()["group"] == groups
+    sets = [{frozenset(next(stream).index.tolist()) for _ in range(steps)} for _ in range(2)]
+    assert len(sets[0] & sets[1]) < steps / 2
+
+
+def test_batches_of_all_seeds_are_long_at_the_same_steps():
+    rows, labels = split(200)
+    runs = [TrainBatches(rows, labels, layout(), seed=n, epochs=2, group=6) for n in range(3)]
+    batches = list(zip(*runs, strict=True))
+    lengths = np.array([[b.encoder.ids.shape[1] for b in step] for step in batches])
+    assert lengths.max(1).mean() < 1.2 * lengths.mean()
+    assert len({b.index.tobytes() for step in batches for b in step}) == lengths.size
+
+
 def test_grouping_saves_padding():
     rows, labels = split(200)
 
@@ -214,21 +253,21 @@ def test_grouping_saves_padding():
         stream = TrainBatches(rows, labels, layout(), seed=0, epochs=1, group=group)
         return sum(int((~b.encoder.mask).sum()) for b in stream)
 
-    assert pads(10) < 0.5 * pads(1)
+    assert pads(6) < 0.5 * pads(1)
 
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("prefetch", [0, 1, 7])
 def test_restored_stream_goes_on_exactly(group, prefetch):
-    rows, labels = split()
+    rows, labels = split(101)
 
     def stream(**changes):
         settings = {"seed": 3, "group": group, "prefetch": prefetch} | changes
         return TrainBatches(rows, labels, layout(), **settings)
 
     whole = stream(prefetch=4)
-    expected = [next(whole) for _ in range(14)]
-    for k in (0, 1, 5, 9):
+    expected = [next(whole) for _ in range(25)]
+    for k in (0, 1, 13, 20):
         first = stream()
         for i in range(k):
             same(next(first), expected[i])
@@ -250,6 +289,11 @@ def test_state_of_another_stream_is_refused():
         TrainBatches(rows, labels, layout(), seed=4).set_state(state)
     with pytest.raises(InputError, match="has batch 8, but this run has 4"):
         TrainBatches(rows, labels, layout(batch=4), seed=3).set_state(state)
+    rows, labels = split(101)
+    stream = TrainBatches(rows, labels, layout(), seed=3, group=3)
+    state = {name: value for name, value in stream.get_state().items() if name != "order"}
+    with pytest.raises(InputError, match="has order None, but this run has 2"):
+        stream.set_state(state)
 
 
 def test_bounded_stream_ends_after_restore():
@@ -264,7 +308,7 @@ def test_bounded_stream_ends_after_restore():
 
 @pytest.mark.parametrize("make", [TrainBatches, EvalBatches])
 def test_hosts_share_a_global_batch(make):
-    rows, labels = split()
+    rows, labels = split(69)
     settings = {"seed": 1, "epochs": 1, "group": 2} if make is TrainBatches else {}
     whole = list(make(rows, labels, layout(), **settings))
     parts = [list(make(rows, labels, layout(host=h, hosts=2), **settings)) for h in (0, 1)]
