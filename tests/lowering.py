@@ -147,6 +147,7 @@ class Case:
     rng: str = "threefry"
     attention_dropout: float | None = None
     separate: bool = False  # layers are separate arrays
+    remat: str = "none"
 
     def __str__(self):
         data, model, fsdp = self.mesh
@@ -157,6 +158,7 @@ class Case:
         words += [self.head] * bool(self.head) + [self.quantize] * (self.quantize != "none")
         words += [self.kind] * bool(self.kind) + ["front"] * self.front
         words += [self.rng] * (self.rng != "threefry") + ["separate"] * self.separate
+        words += [self.remat] * (self.remat != "none")
         return "-".join(words)
 
 
@@ -169,7 +171,7 @@ def make_model(case: Case):
     make = lambda hf, heads: make_backbone(
         "electra" if case.family == "electra" else case.family, hf, heads, dtype="bfloat16",
         stack="scan", dropout=case.dropout, attention_dropout=case.attention_dropout,
-        attention=case.attention,
+        attention=case.attention, remat=case.remat,
     )  # fmt: skip
     more_heads = (case.kind,) if case.kind == "mask_decoder" else ()
     backbone = with_lm_states(

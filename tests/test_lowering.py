@@ -265,6 +265,19 @@ def test_every_step(name):
     check(CASES[name], lower(CASES[name]))
 
 
+@pytest.mark.long_cases("t5-mlp", "t5-dots", "t5-full", "llama-full")
+@pytest.mark.parametrize("remat", ["mlp", "dots", "full"])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_only_whole_layers_run_attention_again(family, remat):
+    """Of cuDNN's calls there is one in each direction and kind of layer."""
+    case = Case(family, "train", "soft", target=H100, remat=remat)
+    text = lower(case)
+    check(case, text)
+    backward = len(re.findall(r"__cudnn\$fmha\w*Backward", text))
+    forward = len(re.findall(r"__cudnn\$fmha", text)) - backward
+    assert backward and forward == backward * (1 + (remat == "full"))
+
+
 @pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
 def test_the_front_of_a_pass(target):
     """It runs in a program of its own, before those of the batches."""

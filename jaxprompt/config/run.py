@@ -42,8 +42,8 @@ class BackboneConfig(Block):
     remat: str = kinds.word(
         "none",
         kinds.ImportedWords("layers.stack", "REMATS"),
-        "what the backward pass recomputes. none: nothing; dots: all but matrix products; "
-        "full: whole layers",
+        "what the backward pass recomputes. none: nothing; mlp: the wide activations of "
+        "feed-forward blocks; dots: all but matrix products and attention; full: whole layers",
     )
     attention: str = kinds.word(
         "auto",

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
@@ -13,6 +14,8 @@ from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Array, AttentionMask, LayerCache, Prefix, Tokens
+
+PROBABILITIES = "probabilities"  # the name of a softmax for the policies of layers/stack.py
 
 
 def attend(
@@ -174,7 +177,7 @@ def softmax(x, dtype=jnp.float32):
 
 
 def _softmax_forward(x, dtype):
-    y = softmax(x, dtype)
+    y = checkpoint_name(softmax(x, dtype), PROBABILITIES)
     return y, y
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.layers.attention import PROBABILITIES
 from jaxprompt.layers.quantized import dequantize_tree, has_quantized
 from jaxprompt.layers.reading import select_positions
 from jaxprompt.parallel import sharding
@@ -16,7 +17,7 @@ from jaxprompt.tree import has_layer_lists, is_layer_list, select_layer
 from jaxprompt.types import Prefix
 
 STACKS = ("auto", "scan", "unroll")
-REMATS = ("none", "dots", "full")
+REMATS = ("none", "mlp", "dots", "full")
 WATCHED = "watched"  # cfg.remat to read values of layers, without gradients
 
 
@@ -81,7 +82,9 @@ def run_stack(
       *shared: other arguments, the same for all layers.
       stack: "scan" compiles one layer, "unroll" all of them. Layers in `LayerList`s are always
         unrolled; "auto" scans the others.
-      remat: "dots" stores the matrix products for the backward pass, "full" only layer inputs.
+      remat: "mlp" stores no wide activations of the feed-forward blocks for the backward pass,
+        which layers/mlp.py implements; "dots" stores only the matrix products and what attention
+        needs; "full" only layer inputs.
       key: for dropout, folded with the layer's number, so that all modes agree.
       first: the first layer to run.
       last: the end of the layers to run (exclusive).
@@ -209,12 +212,13 @@ def _make_checkpoint(params, *, stack: str, remat: str, in_place: bool):
     computes_weights = sharding.gathers_params() or has_quantized(params)
     # Even without remat: otherwise the weights of every layer that are read from the stack,
     # gathered or dequantized would be stored for the backward pass.
-    if remat == WATCHED or not (remat != "none" or in_place or computes_weights):
+    stores_products_only = remat not in ("none", "mlp")
+    if remat == WATCHED or not (stores_products_only or in_place or computes_weights):
         return lambda apply, in_loop=False: apply
     # Merging of common subexpressions would undo the recomputation, except in a loop's body. A
     # single layer may store its weights: a barrier would materialise the symbolic zeros of
     # gradients that are not needed.
-    prevents_merging = stack == "unroll" or remat != "none" or computes_weights
+    prevents_merging = stack == "unroll" or stores_products_only or computes_weights
 
     def checkpoint(apply, in_loop=False):
         prevent_cse = prevents_merging and not in_loop
@@ -257,9 +261,19 @@ def _save_all_but_weights(primitive, *_, **__) -> bool:
     return primitive.name not in ("dynamic_slice", "squeeze", "sharding_constraint", "dequantize")
 
 
+def _save_products(primitive, *args, **params) -> bool:
+    """Stores matrix products, and the results of attention that its backward pass reads."""
+    if primitive.name == "name":
+        return params["name"] == PROBABILITIES
+    # cuDNN's attention is no product for JAX: it would run again.
+    is_attention = primitive.name == "dot_product_attention_fwd_wrapper"
+    return is_attention or jax.checkpoint_policies.dots_saveable(primitive, *args, **params)
+
+
 _POLICIES = {
     "none": _save_all_but_weights,
-    "dots": jax.checkpoint_policies.dots_saveable,
+    "mlp": _save_all_but_weights,
+    "dots": _save_products,
     "full": None,
 }
 

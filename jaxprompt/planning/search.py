@@ -168,8 +168,9 @@ def compile_plan(run: AbstractRun, plan: Plan) -> Plan:
 def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
     """Returns the plan with the shortest step that fits on `count` devices, None if there is none.
 
-    Rematerialisation costs a third of all matrix products: meshes without it are tried first, then
-    the device's fused attention kernel, which stores no scores, if it supports texts this short.
+    Meshes without recomputation are tried first, then the device's fused attention kernel, which
+    stores no scores, if it supports texts this short, then the recomputation with the fewest matrix
+    products: "dots" none, "mlp" about a sixth more, "full" 40%, as counted in the compiled steps.
     """
     placements = list(_candidate_placements(run, device, count))
     kernel = "fused" if can_request_fused(run, device) else ""
@@ -191,10 +192,9 @@ def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
         if not plans_that_fit and kernel:
             plans_that_fit = fitting_plans("none", placements, kernel)
         if not plans_that_fit:
-            # "dots" needs less memory than "none" and more than "full".
+            # The others are tried only where "full" fits, which needs the least memory.
             full = fitting_plans("full", placements)
-            # Tried only where "full" fits.
-            plans_that_fit = fitting_plans("dots", full) or full
+            plans_that_fit = fitting_plans("dots", full) or fitting_plans("mlp", full) or full
 
     def step_seconds(plan: Plan) -> float:
         return plan.time(run.config.backbone.dtype).step

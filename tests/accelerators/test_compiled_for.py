@@ -1,6 +1,7 @@
 """What ships is compiled at its published size by the compilers of the devices that it is for."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,19 @@ def test_other_steps_and_meshes(device, work, path, data, model, fsdp, fields, t
         # The layers are read where they lie. (Beside a GPT-2's cache their copies would not show.)
         read = {path: x for path, x in shapes.frozen.items() if "decoder_layers/" in path}
         assert compiled.temporary < weights(read)
+
+
+@pytest.mark.parametrize("device", [device for device in ON if device == "h100"])
+def test_remat_runs_no_attention_again(device):
+    place, programs = make_place(device, 1, 1, False), {}
+    for remat in ("none", "mlp", "dots"):
+        fields = NARROW | dict(backbone__path=BERT, backbone__remat=remat)
+        programs[remat] = compile_train(str(CONFIGS / "base.py"), place, **fields)[0]
+        text = programs[remat].text
+        calls = re.findall(r'custom_call_target="__cudnn\$fmha(\w*)"', text)
+        backward = sum("Backward" in call for call in calls)
+        assert backward and len(calls) == 2 * backward, remat
+    assert programs["mlp"].temporary < 0.8 * programs["none"].temporary
 
 
 TPUS = [device for device in ON if DEVICES[device].platform == "tpu"]

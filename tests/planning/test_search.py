@@ -45,7 +45,7 @@ def test_room_enough_is_one_device_without_recomputation(run, alone):
 @pytest.mark.long
 def test_less_room_recomputes_before_it_takes_more_devices(run, alone):
     best = smallest(run, device(0.95 * alone.cost.bytes / 2**20), 8, {})
-    assert best.mesh.devices == 1 and best.mesh.remat in ("dots", "full") and best.fits
+    assert best.mesh.devices == 1 and best.mesh.remat != "none" and best.fits
     assert best.time("bfloat16").step >= alone.time("bfloat16").step
 
 
