@@ -90,7 +90,8 @@ def attend(
         # Of the arrays as large as the scores only these two are stored for the backward pass.
         y = recompute(dropped_sum, probs, keep_mask, v)
     elif implementation == "recompute":
-        y = recompute(weighted_sum, v, q, k, visible, bias)
+        with kernels.fused_scope(mask.causal and mask.lengths is not None):
+            y = recompute(weighted_sum, v, q, k, visible, bias)
     else:
         y = weighted_sum(v, q, k, visible, bias)
     return _unfold_query_heads(y, shape)
