@@ -98,7 +98,7 @@ TINY_SHAPES = {
     ),
     "t5": dict(d_model=64, num_layers=2, num_heads=4, d_kv=16, d_ff=128, vocab_size=1024),
     "llama": dict(
-        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=128, vocab_size=1024,
     ),
 }  # fmt: skip
@@ -417,9 +417,9 @@ def unneeded_flops(run, batch) -> float:
     The last layer has few queries, those that the head reads.
     """
     module, (rows, length) = run.backbone.module, batch.encoder.ids.shape
-    dims = module.dims
-    square = 2 * rows * length**2 * dims.heads * dims.head_dim  # half of two products
-    return square * (dims.layers - 1) if module.STYLE == "causal" else 0
+    # Half of two products. The heads of `dims` are those of keys.
+    square = 2 * rows * length**2 * module.cfg.heads * module.dims.head_dim
+    return square * (module.dims.layers - 1) if module.STYLE == "causal" else 0
 
 
 # -- ours -----------------------------------------------------------------------------------------
