@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
 from jaxprompt.layers.dropout import apply_keep_mask, sample_keep_mask
-from jaxprompt.layers.product import dot_general, einsum
+from jaxprompt.layers.product import dot_general, einsum, promote_dtype
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Array, AttentionMask, LayerCache, Prefix, Tokens
@@ -201,7 +201,12 @@ class MultiHead(nn.Module):
 
     def setup(self):
         """Declares the projections."""
-        dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, dot_general=dot_general)
+        dense = functools.partial(
+            nn.DenseGeneral,
+            dtype=self.dtype,
+            dot_general=dot_general,
+            promote_dtype=promote_dtype,
+        )
         shape, bias = (self.heads, self.head_dim), self.use_bias
         key_shape = (self.key_heads or self.heads, self.head_dim)
         self.query = dense(shape, use_bias=bias)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.product import dot_general
+from jaxprompt.layers.product import dot_general, promote_dtype
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import Array
@@ -72,7 +72,9 @@ class Mlp(nn.Module):
     def __call__(self, x):
         """Applies both maps."""
         width = x.shape[-1]
-        dense = functools.partial(nn.Dense, dtype=self.dtype, dot_general=dot_general)
+        dense = functools.partial(
+            nn.Dense, dtype=self.dtype, dot_general=dot_general, promote_dtype=promote_dtype
+        )
         x = dense(self.hidden, name="up")(x)
         x = ACTIVATIONS[self.activation](x)
         return dense(width, name="down")(x)
@@ -104,7 +106,11 @@ class GatedMlp(nn.Module):
     def __call__(self, x, *, deterministic: bool):
         """Applies the maps."""
         dense = functools.partial(
-            nn.Dense, use_bias=self.use_bias, dtype=self.dtype, dot_general=dot_general
+            nn.Dense,
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            dot_general=dot_general,
+            promote_dtype=promote_dtype,
         )
         act = ACTIVATIONS[self.activation]
         y = dense(self.hidden, name="up")(x)
