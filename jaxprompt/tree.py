@@ -176,7 +176,9 @@ def count(tree: Any) -> int:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         # Without the index of a layer, which has no key.
         plane = PLANE.search("/".join(str(key.key) for key in path if hasattr(key, "key")))
-        total += leaf.size if plane is None else BLOCK * leaf.size * (plane[2] == "scale")
+        # Of a quantised parameter the codes of 8 bits with a scale per output, or the minima.
+        per_entry = {"minimum": BLOCK, "codes": int(leaf.dtype == "int8")}
+        total += leaf.size * (1 if plane is None else per_entry.get(plane[2], 0))
     return total
 
 

@@ -557,7 +557,7 @@ def check(case: Case, text: str) -> None:
         assert not has_kernel(text) and "callback" not in text
         return
     # Codes are arguments, and every product is of 16 bits, as without them.
-    assert case.quantize == "none" or "ui8>" in text
+    assert case.quantize == "none" or "i8>" in text
     promised = case.target.platform == "gpu" and not (case.dropout and case.work in LEARNS)
     promised &= case.family not in BARE and not case.kind.startswith("gemma")
     promised |= case.target == TPU and case.tokens == 512

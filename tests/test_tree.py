@@ -44,7 +44,8 @@ def test_flatten_names_every_leaf_and_comes_back():
 
 
 def test_separate_layers_stand_for_a_stack():
-    planes = {"codes": np.zeros((3, 4, 2), np.uint8), "scale": np.ones((3, 1, 2), np.float16)}
+    entries = np.ones((3, 1, 2), np.float16)
+    planes = {"codes": np.zeros((3, 4, 2), np.uint8), "scale": entries, "minimum": entries}
     backbone = {
         "layers": {"bias": np.arange(6.0).reshape(3, 2), "up": {"kernel": planes}},
         "later_layers": {"scale": np.ones((2, 2))},

@@ -76,7 +76,7 @@ def separates_layers(
         return False
     layers = {
         name: leaf
-        for name, leaf in backbone_shapes(backbone.module, config.quantize).items()
+        for name, leaf in backbone_shapes(backbone.module, backbone.storage).items()
         if name.split("/")[1] in SEPARABLE
     }
     if any(re.fullmatch(pattern, name) for pattern in trainable for name in layers):

@@ -43,7 +43,7 @@ def check_mesh(placement: Placement, backbone: Backbone, part: str = "backbone")
     if placement.mesh.size > 1:
         module = backbone.module
         cfg = dataclasses.replace(module.cfg, rows=placement.padded_vocab(module.cfg.vocab))
-        shapes = backbone_shapes(module.clone(cfg=cfg), backbone.config.quantize)
+        shapes = backbone_shapes(module.clone(cfg=cfg), backbone.storage)
         check_divisible(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
 
 

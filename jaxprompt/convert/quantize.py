@@ -1,4 +1,4 @@
-"""Quantises arrays to 8 or 4 bits, block by block (layers/quantized.py), on the host."""
+"""Quantises arrays to 8 or 4 bits (layers/quantized.py), on the host."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,26 @@ import numpy as np
 from jaxprompt.tree import BLOCK
 
 _LIMIT = float(np.finfo(np.float16).max)
+
+
+class OutputPlanes(NamedTuple):
+    """Rows of a matrix in 8 bits, one scale per row."""
+
+    codes: np.ndarray  # int8 [rows, columns]
+    scale: np.ndarray  # float32 [rows, 1]
+
+    @property
+    def T(self) -> "OutputPlanes":
+        """The same, with one scale per column."""
+        return OutputPlanes(*(plane.T for plane in self))
+
+
+def quantize_outputs(values: np.ndarray) -> OutputPlanes:
+    """Quantises rows symmetrically. No value changes by more than its row's maximum / 254."""
+    values = values.astype(np.float32, copy=False)
+    scale = np.abs(values).max(1, initial=0.0, keepdims=True) / np.float32(127)
+    codes = np.rint(values / np.where(scale > 0, scale, np.float32(np.inf)))
+    return OutputPlanes(np.clip(codes, -127, 127).astype(np.int8), scale)
 
 
 class Planes(NamedTuple):

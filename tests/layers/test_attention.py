@@ -193,7 +193,7 @@ def test_few_queries_need_no_keys_and_values(options, mask):
     # That of a bias of keys is the rounding of 0.
     for _, gradients in results:
         assert np.abs(gradients[0]["key"].pop("bias", np.zeros(1))).max() < 1e-5
-    assert_close(results[1], results[0], rtol=2e-6)
+    assert_close(results[1], results[0], rtol=4e-6)  # of a sum with both signs
 
 
 def test_keys_are_left_out_where_that_is_fewer_products():
