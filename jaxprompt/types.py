@@ -125,14 +125,19 @@ class LayerCache(NamedTuple):
 
     k: Array  # [B, N, S, D]
     v: Array  # [B, N, S, D]
-    mask: Array  # bool [B, S]
+    mask: Array  # bool [B, S], of the prefix and the input; False in columns of new tokens
 
 
 class Cache(NamedTuple):
-    """Key-value cache of generation, in arrays of static shape."""
+    """Key-value cache of generation, in arrays of static shape.
 
-    self_attention: tuple[LayerCache, ...]  # prefix, tokens and free columns of each layer
+    The K beams of a row share its columns: first those of the prefix and the input, then K for the
+    beams' first new tokens, K for their second ones, and so on.
+    """
+
+    self_attention: tuple[LayerCache, ...]
     positions: Array  # int32 [B, S] of each column, -1 = not in a relative bias
+    visible: Array  # bool [B, K, S], the columns of each beam's new tokens
     cross: tuple[LayerCache, ...] | None = None  # the encoder's output, after its prefix
 
 

@@ -83,7 +83,7 @@ _ENCODER = dict(
     hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=MLP, vocab_size=VOCAB,
     max_position_embeddings=PLACES,
 )  # fmt: skip
-# Llamas whose local layers see a window, with caps or norms of heads; a DeBERTa's decoder.
+# Llamas whose local layers see a window, with caps or norms of heads; a DeBERTa's decoder; a T5.
 KINDS = {
     "gemma2": dict(
         model_type="gemma2", head_dim=SIZE, sliding_window=7, query_pre_attn_scalar=8,
@@ -96,6 +96,7 @@ KINDS = {
     "mistral": dict(model_type="mistral", head_dim=SIZE, sliding_window=517),
     "qwen3": dict(model_type="qwen3", head_dim=SIZE),
     "mask_decoder": dict(position_biased_input=False),
+    "wide_heads": dict(d_kv=16),
 }  # fmt: skip
 WEIGHTS = {
     (WIDTH, MLP), (MLP, WIDTH), (WIDTH, HEADS, SIZE), (HEADS, SIZE, WIDTH), (VOCAB, WIDTH),

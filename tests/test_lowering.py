@@ -511,6 +511,15 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
     assert kernel_notes(config, on(TPU), dropped) == [line]
 
 
+@pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
+def test_a_short_decoder_needs_no_keys_of_the_source(target):
+    """Its queries, of 4 heads of 16, are mapped to the width of the encoder's states, 32."""
+    text = lower(Case("t5", method="soft", mesh=MESHES[1], target=target, kind="wide_heads"))
+    shapes = [tuple(map(shape_of, product)) for product in products(text)]
+    assert ((32, 4, 16), (8, 5, 4, 16), (4, 32, 8, 5)) in shapes
+    check_alone(text)
+
+
 def check_alone(text: str) -> None:
     """Asserts what holds for programs without a step's products."""
     assert "callback" not in text and "f64" not in text

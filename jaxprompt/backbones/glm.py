@@ -25,7 +25,7 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import bidirectional_mask, causal_mask
-from jaxprompt.layers.cache import make_layer_caches, step_layers
+from jaxprompt.layers.cache import make_cache, show_token, step_layers
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.prefix import append_to_prefix
@@ -97,7 +97,9 @@ class Backbone(LanguageModel):
             batch, input_prefix, deterministic, output_positions=output_positions
         )[0]
 
-    def prefill(self, batch: Batch, injection: Injection, max_new_tokens: int) -> tuple[Any, Cache]:
+    def prefill(
+        self, batch: Batch, injection: Injection, max_new_tokens: int, num_beams: int = 1
+    ) -> tuple[Any, Cache]:
         """Processes the input and the given start of the answer, with room for more tokens.
 
         Returns the states of the answer [B, T, H], and the cache with the blank's `positions`.
@@ -106,19 +108,22 @@ class Backbone(LanguageModel):
         # The input is a prefix to the answer, which sees all of it and is never seen by it.
         input_prefix = self._read_input(batch.encoder, injection, True)[1]
         x, (k, v) = self._run_answer(batch, input_prefix, True, return_kv=True)
-        mask = batch.decoder_tokens.mask
-        layer_caches = make_layer_caches(input_prefix, k, v, mask, max_new_tokens)
-        blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], layer_caches[0].mask.shape)
-        return x, Cache(layer_caches, blank)
+        tokens = batch.decoder_tokens
+        text = k, v, tokens.mask, tokens.positions
+        cache = make_cache(input_prefix, *text, max_new_tokens, num_beams)
+        blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], cache.positions.shape)
+        return x, cache._replace(positions=blank)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Runs one more token through each of the `reading_layers`.
+        """Runs one more token of each beam through each of the `reading_layers`.
 
-        int [B], int [B], int scalar -> its state [B, H], the cache
+        int [B*K], int [B*K], int scalar -> its state [B*K, H], the cache
         """
         # All columns have the position of the blank.
-        x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
-        inputs = [(column,)] * self.cfg.layers
+        blank = jnp.repeat(cache.positions[:, 0], len(ids) // len(cache.positions))
+        x = self.embed(ids, blank, positions + 1, deterministic=True)
+        cache = show_token(cache, column)
+        inputs = [(cache.visible, column)] * self.cfg.layers
         x, layer_caches = step_layers(self.layer, layers, x, cache.self_attention, inputs)
         return self.norm(x), cache._replace(self_attention=layer_caches)
 

@@ -19,8 +19,8 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.layers.attention import Attention, causal_mask, prepend_prefix, select_queries
 from jaxprompt.layers.cache import (
-    column_positions,
-    make_layer_caches,
+    make_cache,
+    show_token,
     step_layers,
     write_position,
     write_token,
@@ -113,12 +113,16 @@ class Layer(nn.Module):
         kv = (text_k, text_v) if return_kv else None
         return x + self.drop(y, deterministic=deterministic), kv
 
-    def step(self, x, layer_cache: LayerCache, column):
-        """Runs the layer on one more token. [B, H] -> [B, H], the cache with the token"""
+    def step(self, x, layer_cache: LayerCache, visible, column):
+        """Runs the layer on one more token. [B*K, H] -> [B*K, H], the cache with the token
+
+        visible: bool [B, K, S], the columns of each beam's new tokens.
+        """
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
         layer_cache = write_token(layer_cache, k, v, column)
-        x = x + self.attention.attend_cached(y, layer_cache)
+        mask = layer_cache.mask[:, None] | visible
+        x = x + self.attention.attend_cached(y, layer_cache, mask)
         return x + self.mlp(self.mlp_norm(x)), layer_cache
 
 
@@ -183,27 +187,29 @@ class Decoder(LanguageModel):
         )
         return append_to_prefix(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
 
-    def prefill(self, batch: Batch, injection: Injection, max_new_tokens: int) -> tuple[Any, Cache]:
+    def prefill(
+        self, batch: Batch, injection: Injection, max_new_tokens: int, num_beams: int = 1
+    ) -> tuple[Any, Cache]:
         """Processes the input, with room for more tokens. -> states [B, T, H], the cache"""
         tokens, prefix = batch.encoder, injection.encoder.prefix
         x, (k, v) = self._read(batch, injection, deterministic=True, return_kv=True)
-        layer_caches = make_layer_caches(prefix, k, v, tokens.mask, max_new_tokens)
-        return x, Cache(layer_caches, column_positions(prefix, tokens.positions, max_new_tokens))
+        text = k, v, tokens.mask, tokens.positions
+        return x, make_cache(prefix, *text, max_new_tokens, num_beams)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Runs one more token through each of the `reading_layers`.
+        """Runs one more token of each beam through each of the `reading_layers`.
 
-        int [B], int [B], int scalar -> its state [B, H], the cache
+        int [B*K], int [B*K], int scalar -> its state [B*K, H], the cache
         """
         x = self.embed(ids, positions, deterministic=True)
+        cache = write_position(show_token(cache, column), positions, column)
         inputs = self._step_inputs(positions, cache, column)
         x, layer_caches = step_layers(self.layer, layers, x, cache.self_attention, inputs)
-        cache = cache._replace(self_attention=layer_caches)
-        return self.norm(x), write_position(cache, positions, column)
+        return self.norm(x), cache._replace(self_attention=layer_caches)
 
     def _step_inputs(self, positions, cache: Cache, column) -> list[tuple[Any, ...]]:
         """Returns the other arguments of each layer's `step`."""
-        return [(column,)] * self.cfg.layers
+        return [(cache.visible, column)] * self.cfg.layers
 
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **options: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder

@@ -172,26 +172,34 @@ class Layer(nn.Module):
         return x + self._post_norm("mlp", y, deterministic), kv
 
     def step(
-        self, x, layer_cache: LayerCache, column, is_local: bool, position, columns, rotations
+        self,
+        x,
+        layer_cache: LayerCache,
+        visible,
+        column,
+        is_local: bool,
+        position,
+        columns,
+        rotations,
     ):
-        """Runs the layer on one more token. [B, H] -> [B, H], the cache with the token
+        """Runs the layer on one more token. [B*K, H] -> [B*K, H], the cache with the token
 
-        position: int [B]; columns: int [B, S], the positions of the cached tokens.
+        visible: bool [B, K, S], the columns of each beam's new tokens; position: int [B*K];
+        columns: int [B, S], the positions of the cached tokens.
         """
         # `is_local` is known when tracing, so that global layers compute no window.
         rotations = rotations[int(is_local)]
         y = self.attention_norm(x)[:, None]
         k, v = self.attention.keys(y, rotations)
         layer_cache = write_token(layer_cache, k[:, 0], v[:, 0], column)
-        mask = layer_cache.mask
+        mask = layer_cache.mask[:, None] | visible  # [B, K, S]
         if is_local:
-            is_near = columns > position[:, None] - self.cfg.window
-            is_new = jnp.arange(mask.shape[1]) == column
-            # `columns` only has the new token's position after the last layer. Positions below 0
-            # are those of a prefix without positions.
-            mask = mask & (is_near | (columns < 0) | is_new)
+            columns = columns[:, None]
+            is_near = columns > position.reshape(len(columns), -1, 1) - self.cfg.window
+            # Positions below 0 are those of a prefix without positions.
+            mask = mask & (is_near | (columns < 0))
         q = self.attention.queries(y, rotations)[:, 0]
-        y = self.attention.attend_cached_queries(q, layer_cache._replace(mask=mask))
+        y = self.attention.attend_cached_queries(q, layer_cache, mask)
         x = x + self._post_norm("attention", y, True)
         y = self.mlp(self.mlp_norm(x), deterministic=True)
         return x + self._post_norm("mlp", y, True), layer_cache
@@ -292,7 +300,7 @@ class Backbone(Decoder):
 
     def _step_inputs(self, positions, cache: Cache, column) -> list[tuple[Any, ...]]:
         shared = positions, cache.positions, self._rotations(positions[:, None])
-        return [(column, is_local, *shared) for is_local in self.cfg.is_local]
+        return [(cache.visible, column, is_local, *shared) for is_local in self.cfg.is_local]
 
     def words(self):
         """Returns the word embeddings as they enter the first layer. -> [V, H]"""

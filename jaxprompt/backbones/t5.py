@@ -30,9 +30,10 @@ from jaxprompt.layers.attention import (
     select_queries,
 )
 from jaxprompt.layers.cache import (
-    column_positions,
     decoding_layers,
+    make_cache,
     make_layer_caches,
+    show_token,
     step_layers,
     write_position,
     write_token,
@@ -182,28 +183,35 @@ class DecoderLayer(EncoderLayer):
         bias = select_bias(output_positions, without_prefix(bias, k))
         y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
         x = self._add(self.attention_norm, x, y, deterministic)
-        cross_k, cross_v = self.cross.keys(encoder_states)
-        k, v, mask = prepend_prefix(cross_prefix, cross_k, cross_v, encoder_mask)
-        (mask,) = select_queries(output_positions, mask)
-        # Without a bias: T5 only has one for self-attention.
         y = self._enter(self.cross_norm, x)
-        y = self.cross(y, k, v, mask, deterministic=deterministic)
+        # Without a bias: T5 only has one for self-attention.
+        needs_keys = return_kv or cross_prefix is not None
+        if needs_keys or not self.cross.is_faster_without_keys(y.shape[1], encoder_states.shape[1]):
+            cross_k, cross_v = self.cross.keys(encoder_states)
+            k, v, mask = prepend_prefix(cross_prefix, cross_k, cross_v, encoder_mask)
+            (mask,) = select_queries(output_positions, mask)
+            y = self.cross(y, k, v, mask, deterministic=deterministic)
+        else:
+            (mask,) = select_queries(output_positions, encoder_mask)
+            y = self.cross.attend_to_source(y, encoder_states, mask, deterministic=deterministic)
         x = self._add(self.cross_norm, x, y, deterministic)
         y = self.mlp(self._enter(self.mlp_norm, x), deterministic=deterministic)
         x = self._add(self.mlp_norm, x, y, deterministic)
         return x, (text_k, text_v, cross_k, cross_v) if return_kv else None
 
-    def step(self, x, layer_cache: LayerCache, cross: LayerCache, bias, column):
-        """Runs the layer on one more token. [B, H] -> [B, H], the cache with the token
+    def step(self, x, layer_cache: LayerCache, cross: LayerCache, bias, visible, column):
+        """Runs the layer on one more token. [B*K, H] -> [B*K, H], the cache with the token
 
-        `cross` has B rows, or fewer: then consecutive rows share a source.
+        bias: [B, N, 1, S] or None; visible: bool [B, K, S], the columns of each beam's new tokens.
         """
         y = self._enter(self.attention_norm, x)
         k, v = self.attention.keys(y)
         layer_cache = write_token(layer_cache, k, v, column)
-        y = self.attention.attend_cached(y, layer_cache, bias)
+        mask = layer_cache.mask[:, None] | visible
+        y = self.attention.attend_cached(y, layer_cache, mask, bias)
         x = self._add(self.attention_norm, x, y, True)
-        y = self.cross.attend_cached(self._enter(self.cross_norm, x), cross)
+        y = self._enter(self.cross_norm, x)
+        y = self.cross.attend_cached(y, cross, cross.mask[:, None])
         x = self._add(self.cross_norm, x, y, True)
         y = self.mlp(self._enter(self.mlp_norm, x), deterministic=True)
         return self._add(self.mlp_norm, x, y, True), layer_cache
@@ -299,7 +307,9 @@ class EncoderDecoder(LanguageModel):
         x = self.embed(batch.encoder, None, deterministic=True)
         return self._encode(x, None, batch, True, last=layer)
 
-    def prefill(self, batch: Batch, injection: Injection, max_new_tokens: int) -> tuple[Any, Cache]:
+    def prefill(
+        self, batch: Batch, injection: Injection, max_new_tokens: int, num_beams: int = 1
+    ) -> tuple[Any, Cache]:
         """Encodes the input and processes the decoder's first tokens, with room for more.
 
         Returns the decoder's states [B, T, H] and the cache.
@@ -319,24 +329,25 @@ class EncoderDecoder(LanguageModel):
             return_kv=True,
         )
         cross_caches = make_layer_caches(cross_prefix, cross_k, cross_v, batch.encoder.mask)
-        layer_caches = make_layer_caches(prefix, k, v, tokens.mask, max_new_tokens)
-        positions = column_positions(prefix, tokens.positions, max_new_tokens)
-        return x, Cache(layer_caches, positions, cross_caches)
+        text = k, v, tokens.mask, tokens.positions
+        return x, make_cache(prefix, *text, max_new_tokens, num_beams, cross_caches)
 
     def reading_layers(self) -> Any:
         """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
         return decoding_layers(self.decoder_layers, self.cfg.decoder_layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Runs one more token through each of the `reading_layers`.
+        """Runs one more token of each beam through each of the `reading_layers`.
 
-        int [B], int [B], int scalar -> its state [B, H], the cache
+        int [B*K], int [B*K], int scalar -> its state [B*K, H], the cache
         """
         x = self.embed.embed_token(ids, positions)
         # Before the bias is computed: the token sees itself, at distance 0.
-        cache = write_position(cache, positions, column)
-        bias = self._token_bias(positions, cache)
-        inputs = [(cross, bias, column) for cross in cache.cross or ()]
+        cache = write_position(show_token(cache, column), positions, column)
+        # The beams of a row are equally long.
+        row_positions = positions.reshape(len(cache.positions), -1)[:, :1]
+        bias = self._token_bias(row_positions, cache)
+        inputs = [(cross, bias, cache.visible, column) for cross in cache.cross or ()]
         x, layer_caches = step_layers(self.decoder_layer, layers, x, cache.self_attention, inputs)
         return self._finish_decoder(x, True), cache._replace(self_attention=layer_caches)
 
@@ -347,7 +358,7 @@ class EncoderDecoder(LanguageModel):
         """Computes the bias of the decoder's self-attention. -> [B, N, T, P+T] or None"""
 
     def _token_bias(self, positions, cache: Cache):
-        """Computes the bias of the next token. -> [B, N, S] or None"""
+        """Computes the bias of each row's next token. int [B, 1] -> [B, N, 1, S] or None"""
 
     def _finish(self, x, deterministic: bool):
         """Computes the encoder's output from that of its last layer."""
@@ -444,7 +455,7 @@ class Backbone(EncoderDecoder):
         return self.drop(self.decoder_norm(x), deterministic=deterministic)
 
     def _token_bias(self, positions, cache: Cache):
-        return self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]
+        return self.decoder_bias(positions, cache.positions)
 
     def _encoder_bias(self, batch: Batch, prefix: Prefix | None):
         tokens = batch.encoder

@@ -125,9 +125,13 @@ def _repeat_mask(mask, times: int):
 
 
 def _probabilities(q, k, mask, bias, scale, cap=0.0):
-    """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
+    """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]
+
+    All heads share keys [B, S, D].
+    """
+    equation = "btnd,bsnd->bnts" if k.ndim == 4 else "btnd,bsd->bnts"
     # q is scaled and not the scores, which are larger.
-    scores = einsum("btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k, jnp.float32)
+    scores = einsum(equation, q if scale == 1.0 else q * scale, k, jnp.float32)
     # Capped before the mask: a tanh would bring the mask's minimum back to -cap.
     scores = soft_cap(scores, cap)
     # The lowest finite number: with -inf a row without visible keys would be NaN.
@@ -137,22 +141,27 @@ def _probabilities(q, k, mask, bias, scale, cap=0.0):
     return softmax(scores, q.dtype)
 
 
-def attend_cached(q, cache: LayerCache, bias=None, *, scale=None, cap=0.0):
-    """Attends from one token of each row over the cached keys and values. [R, N, D] -> [R, N, D]
+def attend_cached(q, cache: LayerCache, mask, bias=None, *, scale=None, cap=0.0):
+    """Attends from one token of each beam over cached keys and values. -> [B*K, N, D]
 
-    The cache has R rows, or B < R: then R / B consecutive rows share one. It may have fewer heads,
-    as in `attend`. bias: [R, N, S].
+    Args:
+      q: queries, [B*K, N, D]; the K beams of a row share its keys and values.
+      cache: keys and values; they may have fewer heads, as in `attend`.
+      mask: True = seen, bool [B, K|1, S].
+      bias: [B, N, 1, S], added to the scores; every head needs keys of its own.
+      scale: of the scores; 1 / sqrt(D) by default.
+      cap: as in `attend`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    shape, (_, heads, columns, _) = q.shape, cache.k.shape
-    beam_queries = (q * scale).reshape(cache.k.shape[0], -1, *shape[1:])  # R -> B, J
+    shape, (rows, heads, _, _) = q.shape, cache.k.shape
+    beam_queries = (q * scale).reshape(rows, -1, *shape[1:])  # [B, K, N, D]
     queries = _fold_query_heads(beam_queries, heads)
     scores = einsum("bjnd,bnsd->bnjs", queries, cache.k, jnp.float32)
-    mask_bias = jnp.where(cache.mask, 0.0, jnp.finfo(jnp.float32).min)
+    mask = _repeat_mask(mask[:, None], shape[1] // heads)
     # Capped before the mask, as in `_probabilities`.
-    scores = soft_cap(scores, cap) + mask_bias[:, None, None]
+    scores = soft_cap(scores, cap) + jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
-        scores = scores + bias.reshape(len(cache.k), -1, heads, columns).swapaxes(1, 2)
+        scores = scores + bias
     probs = softmax(scores, q.dtype)  # [B, N, J, S]
     y = jnp.einsum("bnjs,bnsd->bjnd", probs, cache.v)
     return _unfold_query_heads(y, beam_queries.shape).reshape(shape)
@@ -230,20 +239,23 @@ class MultiHead(nn.Module):
         return self.out(y)
 
     def probabilities(self, q, k, mask: AttentionMask, bias=None):
-        """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
+        """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]
+
+        All heads share keys [B, S, D].
+        """
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        if k.shape[2] < q.shape[2]:
+        if k.ndim == 4 and k.shape[2] < q.shape[2]:
             # Not folded as in `attend`, so that the probabilities of each head are returned.
             k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
         return _probabilities(q, k, kernels.score_mask(mask), bias, scale, self.cap)
 
-    def attend_cached(self, x, cache: LayerCache, bias=None):
-        """Attends from one token of each row over cached keys and values. [R, H] -> [R, H]"""
-        return self.attend_cached_queries(self.query(x), cache, bias)
+    def attend_cached(self, x, cache: LayerCache, mask, bias=None):
+        """Attends from one token of each beam over cached keys and values. [B*K, H] -> [B*K, H]"""
+        return self.attend_cached_queries(self.query(x), cache, mask, bias)
 
-    def attend_cached_queries(self, q, cache: LayerCache, bias=None):
-        """Attends from one query of each row over cached keys and values. [R, N, D] -> [R, H]"""
-        return self.out(attend_cached(q, cache, bias, scale=self.scale, cap=self.cap))
+    def attend_cached_queries(self, q, cache: LayerCache, mask, bias=None):
+        """Attends from one query of each beam, see `attend_cached`. [B*K, N, D] -> [B*K, H]"""
+        return self.out(attend_cached(q, cache, mask, bias, scale=self.scale, cap=self.cap))
 
 
 class Attention(MultiHead):
@@ -256,6 +268,42 @@ class Attention(MultiHead):
     def __call__(self, x, k, v, mask: AttentionMask, bias=None, *, deterministic: bool):
         """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
         return self.attend_and_project(self.query(x), k, v, mask, bias, deterministic=deterministic)
+
+    def is_faster_without_keys(self, queries: int, keys: int) -> bool:
+        """Returns whether `attend_to_source` needs fewer FLOPs than keys and values would.
+
+        Per head and text, keys and values cost 4 S H D forward and as many backward, if they are
+        frozen; `attend_to_source` costs 4 T H (S + D) forward and up to twice as many backward.
+        """
+        return 2 * queries < min(self.head_dim, keys) and not self.is_initializing()
+
+    def attend_to_source(self, x, source, mask: AttentionMask, *, deterministic: bool):
+        """Attends over the keys and values of a source without computing them.
+
+        Equals `__call__` with `keys(source)`: scores q (s W_k)^T = (q W_k^T) s^T, and outputs
+        p (s W_v) = (p s) W_v. [B, T, H], [B, S, H] -> [B, T, H]
+        """
+        has_dropout = self.dropout > 0.0 and not deterministic
+
+        def weighted_sum(probs, source, keep_mask=None):
+            probs = probs if keep_mask is None else apply_keep_mask(probs, keep_mask, self.dropout)
+            mix = einsum("bnts,bsh->btnh", probs, source)
+            return mix, probs.sum(-1).swapaxes(1, 2) if self.use_bias else None
+
+        # In `run_stack` the kernels are neither sharded over the data axis nor quantised.
+        key_params, value_params = (part.variables["params"] for part in (self.key, self.value))
+        q = einsum("btnd,hnd->btnh", self.query(x), key_params["kernel"].astype(self.dtype))
+        probs = self.probabilities(q, source, mask)
+        if has_dropout:
+            keep_mask = sample_keep_mask(probs.shape, self.dropout, self.make_rng("dropout"))
+            mix, totals = recompute(weighted_sum, probs, source, keep_mask)
+        else:
+            mix, totals = weighted_sum(probs, source)
+        y = einsum("btnh,hnd->btnd", mix, value_params["kernel"].astype(self.dtype))
+        # A bias of keys adds the same to all scores of a query, and the softmax does not change.
+        if self.use_bias:
+            y = y + totals[..., None] * value_params["bias"].astype(self.dtype)
+        return self.out(y)
 
     def attention_weights(self, x, k, mask: AttentionMask, bias=None):
         """Returns the probabilities that `__call__` weights the values with, for any kernel.

@@ -68,7 +68,7 @@ def step_layers(
     caches: Sequence[LayerCache],
     per_layer: Iterable[tuple[Any, ...]],
 ):
-    """Runs one more token of each row through the layers. [B, H] -> [B, H], the caches with it
+    """Runs one more token of each beam through the layers. [B*K, H] -> [B*K, H], the caches with it
 
     `layers` are those of `iterate_layers`, `per_layer` the other arguments of each one's `step`.
     """
@@ -78,6 +78,26 @@ def step_layers(
         x, layer_cache = layer.apply(variables, x, layer_cache, *inputs, method="step")
         new_caches.append(layer_cache)
     return x, tuple(new_caches)
+
+
+def make_cache(
+    prefix: Prefix | None,
+    k,
+    v,
+    mask,
+    positions,
+    max_new_tokens: int,
+    num_beams: int,
+    cross: tuple[LayerCache, ...] | None = None,
+) -> Cache:
+    """Returns the cache of an input, with room for the new tokens of its beams.
+
+    [L, B, T, N, D] x 2, bool [B, T], int [B, T]
+    """
+    num_free = max_new_tokens * num_beams
+    positions = _column_positions(prefix, positions, num_free)
+    visible = jnp.zeros((len(positions), num_beams, positions.shape[1]), bool)
+    return Cache(make_layer_caches(prefix, k, v, mask, num_free), positions, visible, cross)
 
 
 def make_layer_caches(
@@ -93,7 +113,6 @@ def make_layer_caches(
     for layer_prefix, k_part, v_part in unstack((prefix, k, v), k.shape[0]):
         text = k_part, v_part, AttentionMask(mask)
         k_all, v_all, full_mask = prepend_prefix(layer_prefix, *text)
-        # The mask is padded with False, so a column is hidden until a token is written there.
         columns = k_all, v_all, full_mask.mask
         k_all, v_all, column_mask = (_pad_columns(x, num_free) for x in columns)
         heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
@@ -101,11 +120,8 @@ def make_layer_caches(
     return tuple(caches)
 
 
-def column_positions(prefix: Prefix | None, positions, num_free: int):
-    """Returns the positions of a cache's columns, -1 = no relative bias. int [B, T] -> [B, S]
-
-    Those of the `num_free` columns are 0 until a token is written there.
-    """
+def _column_positions(prefix: Prefix | None, positions, num_free: int):
+    """Returns the positions of a cache's columns, -1 = no relative bias. int [B, T] -> [B, S]"""
     if prefix is not None:
         no_positions = jnp.full(prefix.k.shape[2], -1, jnp.int32)
         prefix_positions = no_positions if prefix.positions is None else prefix.positions
@@ -116,45 +132,39 @@ def column_positions(prefix: Prefix | None, positions, num_free: int):
 
 
 def write_token(layer_cache: LayerCache, k, v, column) -> LayerCache:
-    """Writes one token of each row into a column. [B, N, D] x 2, int scalar"""
-    # All rows write the same column, so a slice is enough and no scatter is needed.
-    update_slice = jax.lax.dynamic_update_slice_in_dim
-    is_written = jnp.ones((len(layer_cache.mask), 1), bool)
-    return LayerCache(
-        update_slice(layer_cache.k, k[:, :, None].astype(layer_cache.k.dtype), column, 2),
-        update_slice(layer_cache.v, v[:, :, None].astype(layer_cache.v.dtype), column, 2),
-        update_slice(layer_cache.mask, is_written, column, 1),
-    )
+    """Writes one token of each beam into K columns from `column` on. [B*K, N, D] x 2, int scalar"""
+
+    def write(columns, token):
+        token = token.reshape(len(columns), -1, *token.shape[1:]).swapaxes(1, 2)  # [B, N, K, D]
+        # All rows write the same columns, so a slice is enough and no scatter is needed.
+        return _update_columns(columns, token.astype(columns.dtype), column, 2)
+
+    return layer_cache._replace(k=write(layer_cache.k, k), v=write(layer_cache.v, v))
 
 
 def write_position(cache: Cache, positions, column) -> Cache:
-    """Writes the position of the token in a column. int [B], int scalar"""
-    update_slice = jax.lax.dynamic_update_slice_in_dim
-    return cache._replace(positions=update_slice(cache.positions, positions[:, None], column, 1))
+    """Writes the positions of a token of each beam. int [B*K], int scalar"""
+    positions = positions.reshape(len(cache.positions), -1)
+    return cache._replace(positions=_update_columns(cache.positions, positions, column, 1))
 
 
-def repeat_for_beams(cache: Cache, num_beams: int) -> Cache:
-    """Repeats the cache of a row for each of its beams, except `cross`. [B, ...] -> [B*K, ...]"""
-    caches, positions = jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.self_attention, cache.positions)
-    )
-    return cache._replace(self_attention=caches, positions=positions)
+def show_token(cache: Cache, column) -> Cache:
+    """Makes each of the K columns from `column` on visible to its beam. int scalar"""
+    rows, num_beams, _ = cache.visible.shape
+    is_beam = jnp.broadcast_to(jnp.eye(num_beams, dtype=bool), (rows, num_beams, num_beams))
+    return cache._replace(visible=_update_columns(cache.visible, is_beam, column, 2))
 
 
 def select_beams(cache: Cache, parents) -> Cache:
-    """Selects for each beam the cache of one of its row's beams, except `cross`. int [B, K] < K
+    """Continues for each beam one of its row's beams: it sees the tokens of that one. int [B, K]
 
-    Selection is within a row: across rows, a mesh would communicate the whole cache.
+    Keys and values stay where they are.
     """
-    batch, num_beams = parents.shape
+    visible = jnp.take_along_axis(cache.visible, parents[:, :, None], axis=1)
+    return cache._replace(visible=visible)
 
-    def select(leaf):
-        by_beam = leaf.reshape(batch, num_beams, *leaf.shape[1:])
-        indices = parents.reshape(batch, num_beams, *[1] * (leaf.ndim - 1))
-        return jnp.take_along_axis(by_beam, indices, axis=1).reshape(leaf.shape)
 
-    by_beam, positions = jax.tree.map(select, (cache.self_attention, cache.positions))
-    return cache._replace(self_attention=by_beam, positions=positions)
+_update_columns = jax.lax.dynamic_update_slice_in_dim
 
 
 def _pad_columns(x, num_free: int):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.layers.cache import iterate_layers, repeat_for_beams, select_beams
+from jaxprompt.layers.cache import iterate_layers, select_beams
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.model import KeyValues, Model, without_absent_slots
 from jaxprompt.tree import Params
@@ -68,11 +68,13 @@ def generate(
     check_search(model, batch, max_new_tokens, num_beams, ends)
     if not checked:
         check_new_tokens(model, batch, max_new_tokens)
-    num_free = max_new_tokens - 1  # the last token is not read, since nothing follows it
-    batch, states, cache = read_input(model, params, batch, num_free, shared_kv=shared_kv)
+    num_read = max_new_tokens - 1  # the last token is not read, since nothing follows it
+    batch, states, cache = read_input(
+        model, params, batch, num_read, num_beams, shared_kv=shared_kv
+    )
     tokens, backbone = batch.read, model.backbone.bind({"params": params["backbone"]})
     layers = backbone.reading_layers()
-    first_column = cache.positions.shape[1] - num_free
+    first_column = cache.positions.shape[1] - num_read * num_beams
     columns = jnp.arange(tokens.mask.shape[1])
     # Padding may be on either side.
     last = jnp.where(tokens.mask, columns, 0).max(1)[:, None]  # [B, 1]
@@ -85,10 +87,10 @@ def generate(
         """Reads new token number `count`. int [B] or [B, K] -> float32 [B or B*K, V], the cache"""
         inner = model.backbone.bind({"params": params["backbone"]})
         where = jnp.broadcast_to(start + count, (len(start), ids.size // len(start)))
-        column = first_column + count
+        column = first_column + count * num_beams
         weights = iterate_layers(layers, column)
         x, cache = inner.extend(weights, ids.ravel(), where.ravel(), cache, column)
-        return _force_end(cfg, _score(inner, x), count + 1 == num_free), cache
+        return _force_end(cfg, _score(inner, x), count + 1 == num_read), cache
 
     # By length, computed on the host in float64. A forced first token counts, as in transformers.
     lengths = np.arange(1, max_new_tokens + 1, dtype=np.float64) + _forces_first(cfg)
@@ -97,7 +99,7 @@ def generate(
     penalties = jnp.concatenate([jnp.ones(1), penalties])
     idle = jnp.asarray(batch.weights) == 0  # [B]
     ids = jnp.full((len(start), max_new_tokens), pad, jnp.int32)
-    scores = _force_end(cfg, _score(backbone, state), num_free == 0)
+    scores = _force_end(cfg, _score(backbone, state), num_read == 0)
     if num_beams == 1:
         return _greedy(read, scores, cache, ids, idle, ends, penalties)
     # The length by which the scores of open continuations are compared; 0 = their current one,
@@ -108,9 +110,15 @@ def generate(
 
 
 def read_input(
-    model: Model, params: Params, batch: Batch, room: int, *, shared_kv: KeyValues | None = None
+    model: Model,
+    params: Params,
+    batch: Batch,
+    room: int,
+    num_beams: int = 1,
+    *,
+    shared_kv: KeyValues | None = None,
 ) -> tuple[Batch, Array, Cache]:
-    """Processes the input, with room for `room` more tokens.
+    """Processes the input, with room for `room` more tokens of each beam.
 
     Returns the batch with its positions, the states of its tokens, and the cache.
     """
@@ -118,7 +126,7 @@ def read_input(
     batch = without_absent_slots(batch, injection)
     injection = model.add_shared_prefix(params, injection, shared_kv=shared_kv)
     backbone = model.backbone.bind({"params": params["backbone"]})
-    return batch, *backbone.prefill(batch, injection, room)
+    return batch, *backbone.prefill(batch, injection, room, num_beams)
 
 
 class _Row(NamedTuple):
@@ -203,7 +211,7 @@ def _beam_search(
 
     def step(carry):
         beam, cache = carry
-        # Before the token is read, since its column follows those of the beam that it extends.
+        # Before the token is read, since it sees the tokens of the beam that it extends.
         cache = select_beams(cache, beam.parents)
         scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
         return choose(beam, scores), cache
@@ -211,7 +219,6 @@ def _beam_search(
     ids = jnp.repeat(ids[:, None], num_beams, axis=1)
     none = jnp.zeros((rows, num_beams))
     empty = _Beams(jnp.int32(0), ids, none, none.astype(int), ids, none - jnp.inf, idle)
-    cache = repeat_for_beams(cache, num_beams)
     beam, _ = jax.lax.while_loop(_is_running, step, (choose(empty, scores), cache))
     ids = beam.ended[:, 0]
     # The pad id may be an end id, too, so the first one counts.

@@ -47,10 +47,16 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
 
     def watch(next_call, args, kwargs, context):
         module = context.module
-        if not isinstance(module, MultiHead) or context.method_name != "__call__":
+        if not isinstance(module, MultiHead):
             return next_call(*args, **kwargs)
-        # The other arguments depend on the kind of attention, e.g. a bias or rotations.
-        x, k, _, seen, *bias = args
+        if context.method_name == "attend_to_source":
+            x, source, seen, *bias = args
+            k = module.key(source)
+        elif context.method_name == "__call__":
+            # The other arguments depend on the kind of attention, e.g. a bias or rotations.
+            x, k, _, seen, *bias = args
+        else:
+            return next_call(*args, **kwargs)
         probs = module.attention_weights(x, k, seen, *bias)
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
         calls.append(_Call(probs, jnp.broadcast_to(mask, (len(x), *probs.shape[2:]))))

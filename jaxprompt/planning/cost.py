@@ -234,7 +234,11 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
 
     def read_prompt(trainable: tree.Flat, frozen: tree.Flat, batch: Batch) -> tuple[Any, Any]:
         _, states, cache = read_input(
-            model, tree.merge(trainable, frozen), batch, generation.max_new_tokens - 1
+            model,
+            tree.merge(trainable, frozen),
+            batch,
+            generation.max_new_tokens - 1,
+            generation.num_beams,
         )
         return states[:, -1], cache
 
@@ -243,7 +247,7 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
         return model.backbone.bind({"params": backbone}).reading_layers()
 
     temporary, cached = _eval_memory(placement, read_prompt, shapes)
-    state, cache = jax.eval_shape(with_placement(placement, read_prompt), *shapes[1:])
+    state, _ = jax.eval_shape(with_placement(placement, read_prompt), *shapes[1:])
     # The copies of the layers are sharded like the layers.
     copies = (
         run.copies_layers
@@ -251,16 +255,10 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
         * _local_bytes(shapes.frozen)
         // _global_bytes(shapes.frozen)
     )
-    # Each beam has its cache, and the scores of the whole vocabulary.
-    beam_bytes = (
-        (generation.num_beams - 1)
-        * cached
-        * _global_bytes(cache.self_attention)
-        // _global_bytes((state, cache))
-    )
+    # Each beam has the scores of the whole vocabulary.
     rows = placement.batch.shard_shape(state.shape)[0] * generation.num_beams
     scores = 2 * 4 * rows * model.backbone.dims.vocab  # float32, as they are and as logarithms
-    return copies + cached + max(temporary, beam_bytes + scores)
+    return copies + cached + max(temporary, scores)
 
 
 def _eval_memory(placement: Placement, step: Callable, shapes: EvalShapes) -> tuple[int, int]:

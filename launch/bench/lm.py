@@ -59,10 +59,12 @@ def measure(args: argparse.Namespace) -> list[dict]:
     rows = []
     for model in [args.model] if args.model else MEASURED:
         for kind, peft_kind in PAIRS[model.partition("-")[0]]:
-            shape = {"model": model, **{n: getattr(args, n) for n in ("rows", "length", "input")}}
+            names = ("rows", "length", "input", "dtype")
+            shape = {"model": model, **{name: getattr(args, name) for name in names}}
             how = {"in-rows": True} if args.in_rows else {}
             ours = side("lm", "step", **shape, kind=kind, stack=args.stack, **how)
-            pair = take_turns(args, ours, side("lm", "peft", **shape, kind=peft_kind), args.reps)
+            theirs = side("lm", "peft", **shape, kind=peft_kind)
+            pair = take_turns(args, ours, theirs, args.reps)
             rows.append({"model": model, "ours": kind, "PEFT": peft_kind, **pair})
     return rows
 
@@ -121,7 +123,9 @@ def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
         zeros = np.zeros_like(ids)
         columns = zeros + np.arange(ids.shape[1], dtype=np.int32)
         slot = np.where(columns < slots, columns, -1)
-        return Tokens(ids, zeros == 0, slot, columns + shift, zeros, zeros.astype(np.int8))
+        roles, lengths = zeros.astype(np.int8), np.full(len(ids), ids.shape[1], np.int32)
+        # The fused kernel needs lengths, as training gives them.
+        return Tokens(ids, zeros == 0, slot, columns + shift, zeros, roles, lengths=lengths)
 
     ids, targets = draw(slots + args.input), draw(TARGET)
     decoder, last = None, ids.shape[1] - 1
@@ -151,8 +155,10 @@ def share_front(model, batch):
         return model, batch
     none = (0,) * count
     front = SharedPrefix(none, tuple(range(count)), none, none)
+    columns = {name: x for name, x in batch.encoder._asdict().items() if np.ndim(x) == 2}
     tokens = batch.encoder._replace(
-        **{name: x[:, count:] for name, x in batch.encoder._asdict().items() if x is not None}
+        **{name: x[:, count:] for name, x in columns.items()},
+        lengths=batch.encoder.lengths - count,
     )
     batch = batch._replace(encoder=tokens, label_pos=batch.label_pos - count)
     return dataclasses.replace(model, shared_prefix=front), batch
@@ -271,16 +277,19 @@ def time_writing(args: argparse.Namespace) -> None:
 
 
 def torch_model(args: argparse.Namespace):
-    """Makes the same shape in torch, of random weights."""
+    """Makes the same shape and dtype in torch, of random weights."""
     import torch
     import transformers
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
     if args.model.startswith("t5"):
-        config = transformers.T5Config(**CONFIGS[args.model])
-        return transformers.T5ForConditionalGeneration(config)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIGS[args.model]))
+        model = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(**CONFIGS[args.model])
+        )
+    else:
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIGS[args.model]))
+    return model.to(getattr(torch, args.dtype))
 
 
 def time_peft(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxprompt.config.run import RunConfig
 
 LENGTH = 20  # of every prompt that is timed
+DROPOUT = 0.1
 SHAPES = {  # MiniLM is that of 6 layers; nothing is measured on the tiny one
     "tiny": dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2),
     "minilm": dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12),
@@ -21,11 +22,11 @@ SHAPES = {  # MiniLM is that of 6 layers; nothing is measured on the tiny one
 }
 
 
-def hf_config(shape: str, dropout: float = 0.1) -> dict:
+def hf_config(shape: str) -> dict:
     """Returns the transformers config of a BERT shape."""
     width = SHAPES[shape]["hidden_size"]
     sizes = dict(vocab_size=30522, intermediate_size=4 * width, max_position_embeddings=512)
-    rates = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    rates = dict(hidden_dropout_prob=DROPOUT, attention_probs_dropout_prob=DROPOUT)
     return SHAPES[shape] | sizes | rates
 
 
@@ -44,7 +45,7 @@ def serve(run, facts_of=dict) -> None:
         print(json.dumps(facts), flush=True)
 
 
-def make_model(shape: str, kind: str, length: int = LENGTH, *, dropout: float = 0.1, **how):
+def make_model(shape: str, kind: str, length: int = LENGTH, **how):
     """Makes a BERT of a shape with a prompt, and a linear head of two classes on its pooler.
 
     The dropout is that of hidden states, attention and head; a prefix has none, as PEFT's.
@@ -54,14 +55,12 @@ def make_model(shape: str, kind: str, length: int = LENGTH, *, dropout: float = 
     from jaxprompt.models.model import Model
     from jaxprompt.prompts import make_prompt
 
-    backbone = make_backbone("bert", hf_config(shape, dropout), {"pooler"}, **how)
+    backbone = make_backbone("bert", hf_config(shape), {"pooler"}, **how)
     prompt = make_prompt(kind, backbone.dims, length=length)
-    return Model(backbone, prompt, {"main": Head(2, "checkpoint", dropout)})
+    return Model(backbone, prompt, {"main": Head(2, "checkpoint", DROPOUT)})
 
 
-def make_peft(
-    shape: str, kind: str, *, dropout: float = 0.1, dtype: str = "float32", device: str = "cpu"
-):
+def make_peft(shape: str, kind: str, *, dtype: str = "float32"):
     """Makes the model of `make_model` with the same prompt in PEFT, to be trained."""
     import peft
     import torch
@@ -70,11 +69,11 @@ def make_peft(
     torch.manual_seed(0)
     # Left to itself the model finds the problem's type in the first step, and compiles again.
     fields = {"num_labels": 2, "problem_type": "single_label_classification"}
-    config = BertConfig(attn_implementation="sdpa", **hf_config(shape, dropout), **fields)
-    model = BertForSequenceClassification(config).to(device, getattr(torch, dtype))
+    config = BertConfig(attn_implementation="sdpa", **hf_config(shape), **fields)
+    model = BertForSequenceClassification(config).to(getattr(torch, dtype))
     settings = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}
     setting = settings[kind](task_type="SEQ_CLS", num_virtual_tokens=LENGTH)
-    return peft.get_peft_model(model, setting).to(device).train()
+    return peft.get_peft_model(model, setting).train()
 
 
 def make_batch(prompt, rows: int):
@@ -94,11 +93,8 @@ def make_batch(prompt, rows: int):
     return Batch(tokens, np.full((rows, 1), slots, np.int32), labels, index >= 0, index)
 
 
-def make_work(model, rows: int, *, abstract: bool = False, params=None):
-    """Makes (step, (state, frozen, batch)); the arguments are shapes alone where `abstract`.
-
-    `params` are the model's where they were drawn on the host; else the device draws them.
-    """
+def make_work(model, rows: int, *, abstract: bool = False):
+    """Makes (step, (state, frozen, batch)); the arguments are shapes alone where `abstract`."""
     import jax
     import optax
 
@@ -122,26 +118,22 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
         return begin(model.init(key, tree.cast(loaded, model.backbone.cfg.dtype)))
 
     key = jax.random.key(0)
-    if params is not None:
-        start, frozen = jax.device_put(begin(params))
-    else:
-        start, frozen = jax.eval_shape(draw, key) if abstract else jax.jit(draw)(key)
+    start, frozen = jax.eval_shape(draw, key) if abstract else jax.jit(draw)(key)
     step = steps.make_train_step(model, tx, [Objective("main", losses.cross_entropy)])
     return jit(step, donate_argnums=0), (start, frozen, jax.device_put(batch))
 
 
-def time_steps(step, wait, reps: int, burst: int = 1) -> list[float]:
-    """Returns the seconds per step in each of `reps` bursts, after two bursts that are not timed.
+def time_steps(step, wait, reps: int) -> list[float]:
+    """Returns the seconds of `reps` steps, after two that are not timed: they compile.
 
-    Compilation is in those two. `wait` returns when all that was asked for is computed.
+    `wait` returns when a step is computed.
     """
     seconds = []
     for _ in range(2 + reps):
         started = time.perf_counter()
-        for _ in range(burst):
-            step()
+        step()
         wait()
-        seconds.append((time.perf_counter() - started) / burst)
+        seconds.append(time.perf_counter() - started)
     return seconds[2:]
 
 

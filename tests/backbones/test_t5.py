@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import transformers
 from flax import linen as nn
+from jax.flatten_util import ravel_pytree
 from pairs import (
     BF16_MAX,
     assert_near,
@@ -23,10 +24,17 @@ from pairs import (
     run_torch,
     write_checkpoint,
 )
+from tiny import make_batch as make_tiny_batch
+from tiny import make_params, make_tiny
 
 from jaxprompt.errors import InputError
+from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import log_probabilities
-from jaxprompt.types import Injection, Prefix, Stream
+from jaxprompt.layers.attention import Attention
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import make_prompt
+from jaxprompt.scoring.losses import cross_entropy
+from jaxprompt.types import Injection, Prefix, Stream, TaskInfo
 
 torch = pytest.importorskip("torch")
 
@@ -268,3 +276,40 @@ def test_dims(pairs):
     assert (dims.width, dims.heads, dims.head_dim) == (32, 4, 12)
     assert (dims.layers, dims.decoder_layers, dims.vocab) == (3, 2, 60)
     assert dims.max_len == 2**31 - 1
+
+
+@pytest.mark.default_cases("soft-t5")
+@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("method", ["soft", "prefix", "p_tuning", "cross"])
+def test_a_short_decoder_needs_no_keys_of_the_source(family, method, monkeypatch):
+    """Losses and gradients are those with keys and values, which a prefix of its own needs."""
+    sizes = dict(d_kv=24) if family == "t5" else dict(d_model=48)
+    module, weights = make_tiny(family, stack="scan", **sizes)
+    fields = dict(length=3, cross=2) if method == "cross" else dict(length=3)
+    name = method.replace("cross", "prefix")
+    prompt = make_prompt(name, module.dims, TaskInfo(3), **fields)
+    model = Model(module, prompt, {"main": linear.Classifier(3)})
+    # Halved: T5 does not scale its scores, and rounding grows with them.
+    params = make_params(model, jax.tree.map(lambda leaf: leaf / 2, weights))
+    slots, shift = prompt.num_slots(), prompt.position_shift()
+    batch = make_tiny_batch(slots=slots, shift=shift, length=16, family=family)
+    calls = []
+    inner = Attention.attend_to_source
+    count = lambda *args, **options: calls.append(args) or inner(*args, **options)
+    monkeypatch.setattr(Attention, "attend_to_source", count)
+
+    def loss(trainable):
+        sums = cross_entropy(model.forward(params | trainable, batch), batch.labels, batch.weights)
+        return sums[0]
+
+    def results():
+        trainable = {name: params[name] for name in ("prompt", "head") if name in params}
+        value, gradients = jax.jit(jax.value_and_grad(loss))(trainable)
+        return np.float64(value), np.float64(ravel_pytree(gradients)[0])
+
+    value, gradients = results()
+    assert bool(calls) == (method != "cross")
+    monkeypatch.setattr(Attention, "is_faster_without_keys", lambda *_: False)
+    expected_value, expected = results()
+    assert abs(value - expected_value) <= 1e-6 * abs(expected_value)
+    assert np.linalg.norm(gradients - expected) <= 1e-6 * np.linalg.norm(expected)

@@ -3,15 +3,16 @@
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from processes import quick_env
 
-from launch.bench import gpu, process
+from jaxprompt.errors import InputError
+from launch.bench import device, lm, process
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "launch" / "bench"
@@ -21,11 +22,11 @@ CASES = sorted(
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
-def bench(*words: object, **env: str) -> subprocess.CompletedProcess:
+def bench(*words: object, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
     """Runs the runner on one CPU device."""
     return subprocess.run(
         [sys.executable, FOLDER, *map(str, words)], env=os.environ | quick_env() | env,
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip
 
 
@@ -92,69 +93,160 @@ def test_summarise():
     assert set(process.summarise([[{"x": 1.0}]], {"ms": "x"})) == {"ours ms"}
 
 
-# -- gpu ------------------------------------------------------------------------------------------
+# -- lm -------------------------------------------------------------------------------------------
 
 
-# A soft prompt of 20 x 32 values or a prefix of 2 layers x 2 x 20 x 32, and a head of 2 x 32 + 2.
+def test_batches_of_lm_have_lengths():
+    args = argparse.Namespace(
+        model="gpt2-tiny", kind="soft", rows=2, length=4, input=8, stack="scan", dtype="float32",
+        scores=None, still=True,
+    )  # fmt: skip
+    model = lm.make_model(args)
+    batch = lm.make_batch(args, model.prompt)
+    columns = 4 + 8 + lm.TARGET - 1
+    assert batch.encoder.lengths.tolist() == [columns] * 2 == [batch.encoder.ids.shape[1]] * 2
+    _, batch = lm.share_front(model, batch)  # a soft token is left to each row
+    assert batch.encoder.lengths.tolist() == [columns - 3] * 2 == [batch.encoder.ids.shape[1]] * 2
+
+
+# -- device ---------------------------------------------------------------------------------------
+
+
+# Answers for each case that is named behind the flags.
+STAND_IN = """
+import json, os, sys, time
+for name in [word for word in sys.argv[2:] if not word.startswith("--")]:
+    if name == "bert-large-unroll":
+        print("out of luck", file=sys.stderr)
+        os._exit(9)
+    if name == "t5-xl":
+        time.sleep(60)
+    print("a library prints")
+    print(json.dumps({"case": name, "ms": 1.5, "product": str(sys.argv)}), flush=True)
+"""
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    """Starts a session whose processes are stand-ins."""
+    words = lambda command, cores: [sys.executable, "-c", STAND_IN, *command[1:]]
+    monkeypatch.setattr(device, "pinned", words)
+
+    def start(**settings):
+        args = argparse.Namespace(
+            output=str(tmp_path / "device.jsonl"), cores="", tiny=True, set=[], product=700.0,
+            limit=600.0, case_limit=60.0, cases=[],
+        )  # fmt: skip
+        vars(args).update(settings)
+        return device.Session(args)
+
+    return start
+
+
+def test_a_device_case_that_ends_the_process_loses_only_itself(session):
+    session = session()
+    session.run("jax", ["bert-large", "bert-large-unroll", "t5-xl-unroll"])
+    rows = [json.loads(line) for line in session.path.read_text().splitlines()]
+    assert rows == session.rows
+    assert [row["case"] for row in rows] == ["bert-large", "bert-large-unroll", "t5-xl-unroll"]
+    assert [row.get("ms") for row in rows] == [1.5, None, 1.5]
+    assert rows[1]["error"] == "the process ended with 9: out of luck"
+    assert "--product=700.0" in rows[2]["product"]  # also of the process that continues
+    table = session.path.with_suffix(".md").read_text()
+    assert "failed: the process ended with 9: out of luck" in table
+
+
+def test_a_device_case_that_exceeds_its_time_is_ended(session):
+    session = session(case_limit=0.5)
+    session.run("jax", ["t5-xl"])
+    assert session.rows == [{"case": "t5-xl", "error": "no result within 0 s", "ended": True}]
+    session.end = 0.0
+    session.run("torch", ["peft-bert-large"])
+    assert session.rows[1]["skipped"] == "the session's 600 s are over"
+
+
+def test_a_device_case_that_raises_has_an_error():
+    args = argparse.Namespace(set=["data.batch=3"], tiny=True)
+
+    def fail(case, args):
+        assert case.fields["data.max_len"] == 64 and case.fields["mesh.model"] == 2
+        raise MemoryError("4 TB")
+
+    def skip(case, args):
+        raise device.SkippedCase("no GPU")
+
+    row = device.guarded("t5-xl-1x2", fail, args)
+    assert row["error"] == "MemoryError: 4 TB" and row["kind"] == "train"
+    assert device.guarded("product", skip, args)["skipped"] == "no GPU"
+    with pytest.raises(InputError, match="data.batch"):
+        device.check_fields(["data.batch"])
+
+
+def test_shares_and_the_table_of_device(session):
+    how = dict(device="NVIDIA H100", dtype="bfloat16", product=791.2)  # of 989
+    row = device.make_row([2.0, 0.5, 1.0], 395.6e12, 4096, **how)
+    assert (row["ms"], row["tokens/s"]) == (1000.0, 4096.0)
+    shares = [row[name] for name in ("needed TFLOP", "share of peak", "share of product")]
+    assert shares == pytest.approx([395.6, 0.4, 0.5])
+    two = device.make_row([1.0], 395.6e12, 0, **how, count=2)
+    assert two["share of product"] == pytest.approx(0.25) and two["tokens/s"] is None
+    session = session()
+    session.record({"case": "a", "device": "H100", "devices": 1, "jax": "1", "mesh": "1 x 1"} | row)
+    assert session.table().splitlines()[-1] == (
+        "| a | 1 x 1 |  | 1000.00 | 4,096 | 395.60 | 40.0% | 50.0% |  |  |"
+    )
+    with pytest.raises(InputError, match="no GPU"):
+        session.record({"case": "product", "skipped": "no GPU"})
+
+
+def test_configs_of_device_cases():
+    cases = {(case.config, *case.fields): case for case in device.CASES.values() if case.config}
+    for case in cases.values():
+        assert device.load_case(case).backbone.dtype == "bfloat16"
+    assert {case.library for case in device.CASES.values()} == set(device.SIDES)
+
+
+def test_arrays_of_device_cases():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    leaf = lambda dtype: jax.ShapeDtypeStruct((4, 8), dtype, sharding=sharding)
+    shapes = {
+        "backbone/layers/mlp/up/bias": leaf("bfloat16"),
+        "backbone/layers/mlp/up/kernel/codes": leaf("uint8"),
+        "backbone/layers/mlp/up/kernel/scale": [leaf("float16"), leaf("float16")],
+        "backbone/layers/norm/scale": [leaf("bfloat16")],
+    }
+    bias, codes, scales, norms = device.random_arrays(shapes).values()
+    assert codes.dtype == "uint8" and len(set(codes.ravel().tolist())) > 8
+    assert [float(x.max()) for x in scales] == pytest.approx([2e-4] * 2, rel=1e-3)
+    assert norms[0].dtype == "bfloat16" and (norms[0] == 1).all()
+    assert 0 < float(abs(bias).max()) < 0.2
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kind, stack, dropout, backend, trained",
-    [("soft", "scan", 0.0, "inductor", 706), ("prefix", "unroll", 0.1, "aot_eager", 2626)],
-)
-def test_a_dry_run_of_gpu(tmp_path, kind, stack, dropout, backend, trained):
-    if backend == "inductor" and not shutil.which("g++"):
-        backend = "aot_eager"  # inductor compiles C++ on the CPU, for most of a minute
-    output = tmp_path / "rows.json"
-    flags = [f"--kinds={kind}", f"--stack={stack}", f"--dropout={dropout}", f"--backend={backend}"]
-    done = bench("gpu", f"--output={output}", "--dry-run", *flags, **NO_GPU)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(output.read_text())
-    assert result["dry_run"] and result["device"] == "cpu" and result["product TFLOP/s"] > 0
-    assert [row["PEFT"] for row in result["rows"]] == ["SDPA", "compiled"]
-    for row in result["rows"]:
-        settings = {"method": kind, "rows": 2, "stack": stack, "dropout": dropout}
-        assert settings.items() <= row.items()
-        assert row["every trained"] == [[trained, trained]]
-        names = [f"{side} {name}" for side in ("ours", "PEFT") for name in ("ms", "TFLOP/s")]
-        assert all(row[name] > 0 for name in names)
-        assert row["ratio ms"] == pytest.approx(row["ours ms"] / row["PEFT ms"])
-        peak = result["product TFLOP/s"]
-        assert row["ours share of peak"] == pytest.approx(row["ours TFLOP/s"] / peak)
-        assert row["ours GPU GiB"] is row["ratio GPU GiB"] is None  # a CPU counts none
-        ((ours, theirs),) = row["every loss"]
-        assert ours == pytest.approx(0.69, abs=0.2) and theirs == pytest.approx(0.69, abs=0.2)
-    assert "dry run on the CPU" in done.stdout.splitlines()[0]
+def test_a_tiny_run_of_device(tmp_path):
+    output = tmp_path / "device.jsonl"
+    cases = ("bert-large-grid8", "t5-xl-1x2", "llama-2-7b-int8", "peft-bert-large-compiled")
+    done = bench("device", *cases, "--tiny", "--case-limit=600", "--limit=1500",
+                 f"--output={output}", timeout=1500)  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    product, *rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert product["case"] == "product" and product["TFLOP/s"] > 0
+    assert tuple(row["case"] for row in rows) == cases
+    for row in rows:
+        assert len(row["every ms"]) == 3 and row["tokens/s"] > 0 and row["compile s"] > 0
+        share = row["needed TFLOP"] / (1e-3 * row["ms"] * product["TFLOP/s"])
+        devices = 2 if row["mesh"] == "1 x 2" else 1
+        assert row["share of product"] == pytest.approx(share / devices)
+    grid, mesh, texts, peft = rows
+    assert grid["shape"] == "8 x 2 x 64" and mesh["mesh"] == "1 x 2"
+    assert texts["shape"].endswith(" + 64") and "loss" not in texts
+    assert grid["needed TFLOP"] == pytest.approx(8 * peft["needed TFLOP"])
+    assert "| peft-bert-large-compiled | 1 x 1 | 2 x 64 |" in done.stdout
 
 
 @pytest.mark.long
-def test_no_gpu_is_one_line(tmp_path):
-    output = tmp_path / "rows.json"
-    done = bench("gpu", f"--output={output}", **NO_GPU, JAX_PLATFORMS="")
-    assert (done.returncode, done.stdout) == (2, "") and not output.exists()
-    assert done.stderr == "no GPU for both: jax False, torch False\n"
-
-
-def test_a_side_of_gpu_that_fails_is_left_out(monkeypatch, capsys):
-    answer = {"ms": [1.0], "loss": 0.7, "trained": 3, "rss_peak_gib": 1.0, "gpu_peak_gib": 2.0}
-
-    def call(command, cores, **env):
-        if "--side=find" in command[2]:
-            return {"jax": True, "torch": True, "device": "some", "product TFLOP/s": 100.0}
-        assert "--shape=large" in command and not env
-        if "--compiled" in command:
-            raise subprocess.CalledProcessError(1, command)
-        return answer
-
-    monkeypatch.setattr(process, "call", call)
-    parser = argparse.ArgumentParser()
-    for name in ("rounds", "cores"):
-        parser.add_argument(f"--{name}", default="")
-    gpu.flags(parser)
-    result = gpu.measure(parser.parse_args(["--kinds", "soft"]))
-    assert result.failed
-    captured = capsys.readouterr()
-    assert captured.err.count("compiled: exit code 1, left out") == 1
-    assert "dry run" not in captured.out
-    (row,) = result.rows
-    assert row["PEFT"] == "SDPA" and row["ratio GPU GiB"] == 1.0
-    assert len(row["every ms"]) == 3
+def test_device_without_a_device_is_one_line(tmp_path):
+    output = tmp_path / "device.jsonl"
+    done = bench("device", f"--output={output}", **NO_GPU, JAX_PLATFORMS="cpu")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ("bench: JAX sees no GPU and no TPU; --tiny tries the cases on the CPU\n")

@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
-SCRIPTS = sorted(LAUNCH.glob("*.sh"))
+SCRIPTS = sorted(LAUNCH.rglob("*.sh"))
 ODD = "--config.task.template={text} it's [mask]"
 COMMAND = ["train", "--config=configs/base.py", ODD, "--workdir=/shared/run"]
 
@@ -80,6 +80,24 @@ def test_gpu_host_prints_its_commands():
     ]
     assert lines[4][:2] == ["/py/python", "-c"] and 'jax.devices("gpu")' in lines[4][2]
     assert lines[5:] == [["/py/python", "-m", "jaxprompt", *COMMAND]]
+
+
+def test_device_session_prints_its_commands():
+    options = ["--install=cuda12", "--limit=300", "--set=data.batch=4", "bert-large"]
+    bench = ["/py/python", f"{LAUNCH.parent}/launch/bench", "device", "--output=device.jsonl"]
+    assert dry("bench/device_session.sh", *options, XLA_FLAGS="--xla_x=1") == [
+        ["export", f"PYTHONPATH={ROOT}"],
+        ["/py/python", "-m", "pip", "install", "--quiet", "jax[cuda12]"],
+        ["export", f"{HIDING} --xla_x=1"],
+        [*bench, "--limit=300", "--set=data.batch=4", "bert-large"],
+    ]
+    assert dry("bench/device_session.sh", "--tiny", "--output=x.jsonl")[1:] == [
+        [*bench[:-1], "--output=x.jsonl", "--limit=600", "--tiny"]
+    ]
+    code, _, err = call("bench/device_session.sh", "--limit=0")
+    assert (code, err) == (
+        2, "device_session.sh: --limit=0 must be a whole number of at least 1\n",
+    )  # fmt: skip
 
 
 def test_slurm_prints_its_commands():

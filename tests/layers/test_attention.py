@@ -165,6 +165,49 @@ def test_attention_projects_attends_and_projects(options):
     assert_close(actual, expected + params["out"]["bias"] if has_bias else expected)
 
 
+@pytest.mark.parametrize("mask", [MASK, FULL], ids=["keys", "queries"])
+@pytest.mark.parametrize(
+    "options", [{}, dict(scale=1.0, use_bias=False), dict(dropout=0.4)], ids=["", "t5", "dropout"]
+)
+def test_few_queries_need_no_keys_and_values(options, mask):
+    """Values and gradients are those of attention over keys and values, also with dropout."""
+    layer, params = draw_layer(**options)
+    x, source, weights = draw(B, T, 10), draw(B, S, 10), draw(B, T, 10)
+
+    def loss(inputs, without_keys):
+        params, x, source = inputs
+
+        def run(module):
+            options = dict(deterministic=False)
+            if without_keys:
+                return module.attend_to_source(x, source, AttentionMask(mask), **options)
+            return module(x, *module.keys(source), AttentionMask(mask), **options)
+
+        rngs = {"dropout": jax.random.key(0)}
+        return (layer.apply({"params": params}, method=run, rngs=rngs) * weights).sum()
+
+    results = [
+        jax.jit(jax.value_and_grad(loss), static_argnums=1)((params, x, source), without_keys)
+        for without_keys in (False, True)
+    ]
+    # That of a bias of keys is the rounding of 0.
+    for _, gradients in results:
+        assert np.abs(gradients[0]["key"].pop("bias", np.zeros(1))).max() < 1e-5
+    assert_close(results[1], results[0], rtol=2e-6)
+
+
+def test_keys_are_left_out_where_that_is_fewer_products():
+    layer = Attention(10, 4, 64).bind({"params": {}})
+    cases = ((2, 512), (31, 512), (32, 512), (2, 4), (2, 5))
+    assert [layer.is_faster_without_keys(*case) for case in cases] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
 @pytest.mark.parametrize("rows", [1, B])
 @pytest.mark.parametrize("mask", [MASK, FULL], ids=["keys", "queries"])
 def test_prefix_stands_in_front_of_the_keys(rows, mask):

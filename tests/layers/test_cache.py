@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal
 
-from jaxprompt.layers.attention import attend, attend_cached, prepend_prefix
+from jaxprompt.layers.attention import attend, attend_cached
 from jaxprompt.layers.cache import (
-    column_positions,
+    make_cache,
     make_layer_caches,
-    repeat_for_beams,
     select_beams,
+    show_token,
     unstack,
     write_position,
     write_token,
 )
-from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
+from jaxprompt.types import AttentionMask, LayerCache, Prefix
 
 L, B, P, T, N, D, ROOM = 2, 3, 2, 4, 2, 5, 3
 RNG = np.random.default_rng(0)
@@ -55,69 +55,74 @@ def test_remember(prefix):
         assert (np.asarray(memory.mask[:, :front]) == (i == 0)).all()
 
 
-def test_place():
-    assert_equal(column_positions(None, POSITIONS, 2), np.pad(POSITIONS, [(0, 0), (0, 2)]))
-    outside, inside = (
-        np.asarray(column_positions(FRONT._replace(positions=where), POSITIONS, 0))
-        for where in (None, np.arange(P, dtype=np.int32))
-    )
-    assert_equal(outside[:, P:], POSITIONS)
-    assert_equal(inside[:, P:], POSITIONS)
-    assert (outside[:, :P] == -1).all() and (inside[:, :P] == [0, 1]).all()
+def test_make_cache():
+    """Columns of the prefix, of the input, and of each beam's new tokens."""
+    for where in (None, np.arange(P, dtype=np.int32)):
+        front = FRONT._replace(positions=where)
+        cache = make_cache(front, K, V, MASK, POSITIONS, ROOM, 2)
+        assert cache.self_attention[1].k.shape == (B, N, P + T + 2 * ROOM, D)
+        assert_equal(cache.positions[:, P : P + T], POSITIONS)
+        assert (np.asarray(cache.positions[:, :P]) == (-1 if where is None else where)).all()
+        assert cache.visible.shape == (B, 2, P + T + 2 * ROOM) and not cache.visible.any()
+    assert make_cache(None, K, V, MASK, POSITIONS, 0, 1).positions.shape == (B, T)
 
 
-def test_write_fills_one_column():
-    before = make_layer_caches(FRONT, K, V, MASK, ROOM)[0]
-    k, v = draw(B, N, D), draw(B, N, D)
-    after = jax.jit(write_token)(before, k, v, P + T + 1)
-    assert_equal(after.k[:, :, P + T + 1], k)
-    assert_equal(after.v[:, :, P + T + 1], v)
-    assert after.mask[:, P + T + 1].all() and not after.mask[:, [P + T, P + T + 2]].any()
-    others = np.delete(np.arange(P + T + ROOM), P + T + 1)
-    assert_equal(after.k[:, :, others], before.k[:, :, others])
-    assert_equal(after.mask[:, others], before.mask[:, others])
-    cache = Cache((before,), column_positions(FRONT, POSITIONS, ROOM))
-    moved = write_position(cache, np.array([4, 2, 1], np.int32), P + T)
-    assert_equal(moved.positions[:, P + T], np.array([4, 2, 1], np.int32))
-    assert_equal(moved.positions[:, : P + T], cache.positions[:, : P + T])
+def test_a_token_of_each_beam_fills_one_column():
+    """Two steps of two beams: the second extends other beams than those that wrote the first."""
+    before = make_cache(FRONT, K, V, MASK, POSITIONS, ROOM, 2)
+    first, second = P + T, P + T + 2
+    tokens = [(draw(2 * B, N, D), draw(2 * B, N, D)) for _ in range(2)]
+    positions = np.repeat(np.array([4, 2, 1], np.int32), 2)
 
+    @jax.jit
+    def run(cache):
+        cache = write_position(show_token(cache, first), positions, first)
+        layer = write_token(cache.self_attention[0], *tokens[0], first)
+        cache = select_beams(cache, np.array([[1, 1], [0, 1], [1, 0]]))
+        cache = write_position(show_token(cache, second), positions + 1, second)
+        return cache, write_token(layer, *tokens[1], second)
 
-def test_beams_take_from_their_own_row_and_leave_the_source():
-    self_cache, cross = (
-        make_layer_caches(None, K, V, MASK, ROOM),
-        make_layer_caches(None, K, V, MASK),
-    )
-    cache = Cache(self_cache, column_positions(None, POSITIONS, ROOM), cross)
-    wide = repeat_for_beams(cache, 2)
-    assert_equal(wide.self_attention[1].v, self_cache[1].v[np.array([0, 0, 1, 1, 2, 2])])
-    marks = np.arange(6, dtype=np.int32)[:, None] + 0 * wide.positions
-    actual = select_beams(wide._replace(positions=marks), np.array([[1, 1], [0, 1], [1, 0]]))
-    rows = np.array([1, 1, 2, 3, 5, 4])
-    assert_equal(actual.positions, marks[rows])
-    assert_equal(actual.self_attention[1].v, wide.self_attention[1].v[rows])
-    assert_equal(actual.self_attention[0].mask, wide.self_attention[0].mask[rows])
-    assert actual.cross is wide.cross is cache.cross
+    cache, layer = run(before)
+    for i, column in enumerate((first, second)):
+        for actual, expected in zip((layer.k, layer.v), tokens[i], strict=True):
+            by_beam = expected.reshape(B, 2, N, D).swapaxes(1, 2)
+            assert_equal(actual[:, :, column : column + 2], by_beam)
+        for beam in range(2):
+            assert_equal(cache.positions[:, column + beam], positions[::2] + i)
+    others = [*range(P + T), *range(P + T + 4, P + T + 2 * ROOM)]
+    assert_equal(layer.k[:, :, others], before.self_attention[0].k[:, :, others])
+    assert_equal(layer.mask, before.self_attention[0].mask)
+    visible = np.zeros(cache.visible.shape, bool)
+    for row, parents in enumerate([[1, 1], [0, 1], [1, 0]]):
+        for beam, parent in enumerate(parents):
+            visible[row, beam, [first + parent, second + beam]] = True
+    assert_equal(cache.visible, visible)
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])
-@pytest.mark.parametrize("fold", [1, 3])
-def test_recall_equals_attend(scale, fold):
-    """`fold` rows in a row share one memory."""
-    q, bias = draw(B * fold, N, D), draw(B * fold, N, P + T + ROOM)
-    memory = make_layer_caches(FRONT, K, V, MASK, ROOM)[0]
-    front = Prefix(FRONT.k[0], FRONT.v[0], FRONT.mask[0])
-    k, v, joined = prepend_prefix(front, K[0], V[0], AttentionMask(MASK))
-    k, v, mask = (np.repeat(x, fold, axis=0) for x in (k, v, joined.mask))
-    for added, visible_bias in ((bias, bias[:, :, None, : P + T]), (None, None)):
-        expected = attend(q[:, None], k, v, AttentionMask(mask), visible_bias, scale=scale)[:, 0]
-        assert_close(attend_cached(q, memory, added, scale=scale), expected)
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("heads_of_key", [1, 2])
+def test_attend_cached_equals_attend(scale, beams, heads_of_key):
+    """Of rows whose beams share keys, of which each sees other columns."""
+    q = draw(B * beams, N * heads_of_key, D)
+    bias = draw(B, N, 1, P + T + ROOM) if heads_of_key == 1 else None
+    layer_cache = make_layer_caches(FRONT, K, V, MASK, ROOM)[0]
+    mask = layer_cache.mask[:, None] | (RNG.random((B, beams, P + T + ROOM)) < 0.5)
+    k, v = (np.repeat(x.swapaxes(1, 2), beams, axis=0) for x in layer_cache[:2])
+    each_mask = AttentionMask(np.asarray(mask).reshape(B * beams, -1))
+    each_bias = None if bias is None else np.repeat(bias, beams, axis=0)
+    expected = attend(q[:, None], k, v, each_mask, each_bias, scale=scale)[:, 0]
+    assert_close(attend_cached(q, layer_cache, mask, bias, scale=scale), expected)
 
 
-def test_what_a_memory_hides_has_no_part():
-    memory = make_layer_caches(None, K, V, MASK, ROOM)[0]
-    hidden = ~memory.mask[:, None, :, None]
+def test_what_a_cache_hides_has_no_part():
+    layer_cache = make_layer_caches(None, K, V, MASK, ROOM)[0]
+    mask = layer_cache.mask[:, None]
+    hidden = ~mask[..., None]
     spoilt = LayerCache(
-        np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask
+        np.where(hidden, 1e4, layer_cache.k),
+        np.where(hidden, -1e4, layer_cache.v),
+        layer_cache.mask,
     )
     q = draw(B, N, D)
-    assert_equal(attend_cached(q, spoilt), attend_cached(q, memory))
+    assert_equal(attend_cached(q, spoilt, mask), attend_cached(q, layer_cache, mask))

@@ -42,6 +42,12 @@ def test_products_are_counted(function, times):
     assert count_flops(function, A, B) == times * ONE
 
 
+def test_iterations_of_a_while_loop_are_an_argument():
+    step = lambda total: total + product(jnp.ones(A.shape), jnp.ones(B.shape))
+    run = lambda: jax.lax.while_loop(lambda total: total.sum() < 9, step, jnp.zeros((2, 3, 7)))
+    assert count_flops(run) == ONE and count_flops(run, while_steps=5) == 5 * ONE
+
+
 def test_the_count_is_that_of_the_compiled_program():
     weights = jnp.ones((4, 6, 6))
 
