@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxprompt.errors import InputError, nearest
 
@@ -14,7 +15,100 @@ Nested = dict[str, Any]  # mutable Params
 Flat = dict[str, Any]  # {"prompt/table": array}
 # The arrays that a quantized parameter consists of (layers/quantized.py), by the end of the name.
 PLANE = re.compile(r"(?<=/)(kernel|table)/(codes|scale|minimum)$")
+# Parts of a backbone whose layers can be separate arrays. "later_layers" are a few vectors.
+SEPARABLE = ("layers", "decoder_layers")
 BLOCK = 32  # weights that share a scale and a minimum
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class LayerList:
+    """A parameter of L layers as separate arrays, in place of one array [L, ...].
+
+    A program that runs the layers one after the other reads each array as it is. It would copy a
+    layer of a stacked array before most products.
+    """
+
+    def __init__(self, layers: Sequence[Any]):
+        self.layers = tuple(layers)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
+        """Returns the layers with their indices."""
+        return [(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(self.layers)], None
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        """Returns the layers."""
+        return self.layers, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, layers: Sequence[Any]) -> "LayerList":
+        """Inverts `tree_flatten`."""
+        return cls(layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer: int) -> Any:
+        return self.layers[layer]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = np.stack([np.asarray(layer) for layer in self.layers])
+        return array if dtype is None else array.astype(dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the stacked array."""
+        return (len(self), *self.layers[0].shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the arrays."""
+        return self.layers[0].dtype
+
+    @property
+    def size(self) -> int:
+        """The number of values in all layers."""
+        return sum(x.size for x in self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all layers."""
+        return sum(x.nbytes for x in self.layers)
+
+
+def is_layer_list(node: Any) -> bool:
+    """Returns whether a node of a tree is a `LayerList`."""
+    return isinstance(node, LayerList)
+
+
+def has_layer_lists(tree: Any) -> bool:
+    """Returns whether a tree of parameters has the layers of one as separate arrays."""
+    return any(map(is_layer_list, jax.tree.leaves(tree, is_leaf=is_layer_list)))
+
+
+def select_layer(tree: Any, layer: int) -> Any:
+    """Returns the parameters of one layer. Leaves [L, ...] or `LayerList` -> [...]"""
+    return jax.tree.map(lambda leaf: leaf[layer], tree, is_leaf=is_layer_list)
+
+
+def stack_layers(tree: Any) -> Any:
+    """Stacks the layers of each `LayerList`; other leaves stay."""
+
+    def stack(leaf: Any) -> Any:
+        return jnp.stack(leaf.layers) if is_layer_list(leaf) else leaf
+
+    return jax.tree.map(stack, tree, is_leaf=is_layer_list)
+
+
+def split_layers(backbone: Params) -> Nested:
+    """Splits the stacked layers of a backbone into separate arrays, a `LayerList` each."""
+
+    def split(leaf: Any) -> LayerList:
+        return LayerList([leaf[i] for i in range(leaf.shape[0])])
+
+    return {
+        name: jax.tree.map(split, part) if name in SEPARABLE else part
+        for name, part in backbone.items()
+    }
 
 
 def flatten(tree: Params, prefix: str = "") -> Flat:
@@ -80,7 +174,8 @@ def count(tree: Any) -> int:
     """Counts the parameters of arrays or shapes in a tree, quantised ones at their full size."""
     total = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        plane = PLANE.search("/".join(str(getattr(key, "key", key)) for key in path))
+        # Without the index of a layer, which has no key.
+        plane = PLANE.search("/".join(str(key.key) for key in path if hasattr(key, "key")))
         total += leaf.size if plane is None else BLOCK * leaf.size * (plane[2] == "scale")
     return total
 

@@ -42,7 +42,14 @@ from jaxprompt.scoring.losses import (
 from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
-from jaxprompt.tree import cast, is_plane, split_trainable, trainable_mask, unflatten
+from jaxprompt.tree import (
+    cast,
+    is_plane,
+    split_layers,
+    split_trainable,
+    trainable_mask,
+    unflatten,
+)
 from jaxprompt.types import Objective, Role, SharedPrefix, TaskInfo
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
@@ -139,6 +146,8 @@ class Case:
     front: bool = False  # the soft tokens stand in front of all rows, and run once
     rng: str = "threefry"
     attention_dropout: float | None = None
+    separate: bool = False  # layers are separate arrays
+    remat: str = "none"
 
     def __str__(self):
         data, model, fsdp = self.mesh
@@ -148,7 +157,8 @@ class Case:
         words += [self.side] * (self.side != "right")
         words += [self.head] * bool(self.head) + [self.quantize] * (self.quantize != "none")
         words += [self.kind] * bool(self.kind) + ["front"] * self.front
-        words += [self.rng] * (self.rng != "threefry")
+        words += [self.rng] * (self.rng != "threefry") + ["separate"] * self.separate
+        words += [self.remat] * (self.remat != "none")
         return "-".join(words)
 
 
@@ -161,7 +171,7 @@ def make_model(case: Case):
     make = lambda hf, heads: make_backbone(
         "electra" if case.family == "electra" else case.family, hf, heads, dtype="bfloat16",
         stack="scan", dropout=case.dropout, attention_dropout=case.attention_dropout,
-        attention=case.attention,
+        attention=case.attention, remat=case.remat,
     )  # fmt: skip
     more_heads = (case.kind,) if case.kind == "mask_decoder" else ()
     backbone = with_lm_states(
@@ -240,7 +250,8 @@ def make_shapes(case: Case, model):
         shapes = backbone_shapes(module, case.quantize)
         kind = lambda name, x: x.dtype if is_plane(name) else jnp.bfloat16
         laid = {n: jax.ShapeDtypeStruct(x.shape, kind(n, x)) for n, x in shapes.items()}
-        return unflatten(laid)["backbone"]
+        backbone = unflatten(laid)["backbone"]
+        return jax.eval_shape(split_layers, backbone) if case.separate else backbone
 
     laid = dict(rows=8, length=case.tokens, family=case.family, side=case.side)
     if isinstance(model, replaced_tokens.Pair):

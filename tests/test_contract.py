@@ -22,14 +22,20 @@ from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
 from jaxprompt import registry
 from jaxprompt.backbones import families
 from jaxprompt.heads import linear
-from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.folding import _injection, fields_read, fold
 from jaxprompt.models.model import Model, positions_read, without_absent_slots
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
-from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
+from jaxprompt.tree import (
+    flatten,
+    merge,
+    split_layers,
+    split_trainable,
+    trainable_mask,
+    unflatten,
+)
 from jaxprompt.types import Injection, Objective, Stream, TaskInfo
 
 METHODS = sorted([*registry.METHODS.names(), *probes.NAMES])
@@ -122,7 +128,7 @@ def case(request):
     # Every method and every backbone sees both ways; that these agree, layers/test_stack.py shows.
     method, family = request.param
     turn = METHODS.index(method) + families().index(family)
-    backbone, weights = make_tiny(family, stack=STACKS[turn % 2])
+    backbone, weights = make_tiny(family, stack=("unroll", "scan")[turn % 2])
     fields = FIELDS.get(method, DEFAULT)
     if backbone.dims.decoder_layers:
         declared = method_of(method).__dataclass_fields__
@@ -285,6 +291,27 @@ def test_what_is_exported_scores_other_batches_as_what_is_live(case):
             batch = case.batch(seed)
             scores = exported(case.params | {"prompt": arrays}, batch)
             assert_close(scores, live(case.params, batch))
+
+
+@pytest.mark.default_cases("prefix-llama")
+def test_separate_layers_compute_what_a_scan_does(case):
+    """The loss and every gradient, with dropout."""
+    cfg = dataclasses.replace(case.model.backbone.cfg, stack="scan", dropout=0.1)
+    model = dataclasses.replace(case.model, backbone=case.model.backbone.clone(cfg=cfg))
+    backbone = split_layers(unflatten(case.frozen)["backbone"])
+    separate = case.frozen | flatten({"backbone": backbone})
+    batch = case.batch()
+
+    def loss(trainable, frozen):
+        params, key = merge(trainable, frozen), jax.random.key(2)
+        scores = model.forward(params, batch, deterministic=False, key=key)
+        return -jax.nn.log_softmax(scores)[:, 0].mean()
+
+    results = [jit(jax.value_and_grad(loss))(case.trainable, x) for x in (case.frozen, separate)]
+    (scanned, expected), (unrolled, gradient) = results
+    assert abs(unrolled - scanned) <= 1e-6 * abs(scanned)
+    expected, gradient = ravel_pytree(expected)[0], ravel_pytree(gradient)[0]
+    assert np.linalg.norm(gradient - expected) <= 1e-6 * np.linalg.norm(expected) > 0
 
 
 def test_folding_again_compiles_nothing(case):

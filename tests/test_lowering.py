@@ -211,6 +211,19 @@ CODES = [
     Case("llama", "train", "soft", 5, 27, mesh=MESHES[1], target=H100, quantize="int8",
          kind="gemma2"),
 ]  # fmt: skip
+# Layers that are separate arrays.
+SEPARATE = [
+    Case(family, work, "prefix", length, 27, mesh=mesh, target=target, quantize=quantize,
+         separate=True)
+    for family, work, length, mesh, target, quantize in (
+        ("bert", "train", 5, MESHES[0], H100, "none"),
+        ("t5", "train", 3, MESHES[0], H100, "int8"),
+        ("llama", "generate", 5, MESHES[1], H100, "none"),
+        ("t5", "generate", 3, MESHES[0], TPU, "none"),
+        ("gpt2", "grid", 3, MESHES[0], A100, "none"),
+        ("bert", "train", 5, MESHES[2], TPU, "none"),
+    )
+]  # fmt: skip
 LONG = [
     Case(family, work, method, length, 512, mesh=mesh, target=TPU)
     for family, work, method, length, mesh in (
@@ -237,7 +250,7 @@ FRONTS = [
 
 GROUPS = (
     ODD, TOKENS, ROWS, DECODERS, ENCODED, READING, BESIDE, LISTED, PROBES, OTHERS, CODES, FRONTS,
-    LONG,
+    SEPARATE, LONG,
 )  # fmt: skip
 CASES = {str(case): case for case in itertools.chain(spread(), *GROUPS)}
 # Every 14th backbone and work, and the first and last case of each group; others are long.
@@ -250,6 +263,19 @@ DEFAULT |= {"tpu-bart-grid-prefix16-T27-2x2fsdp"}  # the others of a BART are fo
 @pytest.mark.parametrize("name", CASES)
 def test_every_step(name):
     check(CASES[name], lower(CASES[name]))
+
+
+@pytest.mark.long_cases("t5-mlp", "t5-dots", "t5-full", "llama-full")
+@pytest.mark.parametrize("remat", ["mlp", "dots", "full"])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_only_whole_layers_run_attention_again(family, remat):
+    """Of cuDNN's calls there is one in each direction and kind of layer."""
+    case = Case(family, "train", "soft", target=H100, remat=remat)
+    text = lower(case)
+    check(case, text)
+    backward = len(re.findall(r"__cudnn\$fmha\w*Backward", text))
+    forward = len(re.findall(r"__cudnn\$fmha", text)) - backward
+    assert backward and forward == backward * (1 + (remat == "full"))
 
 
 @pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)

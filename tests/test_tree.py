@@ -17,9 +17,14 @@ from jaxprompt.tree import (
     cast,
     count,
     flatten,
+    has_layer_lists,
+    is_layer_list,
     merge,
     parameter_table,
+    select_layer,
+    split_layers,
     split_trainable,
+    stack_layers,
     trainable_mask,
     unflatten,
 )
@@ -36,6 +41,24 @@ def test_flatten_names_every_leaf_and_comes_back():
     assert list(flat) == ["backbone/layers/mlp/bias", "head/main/bias", "prompt/table"]
     assert flat["prompt/table"] is PARAMS["prompt"]["table"]
     assert unflatten(flat) == PARAMS
+
+
+def test_separate_layers_stand_for_a_stack():
+    planes = {"codes": np.zeros((3, 4, 2), np.uint8), "scale": np.ones((3, 1, 2), np.float16)}
+    backbone = {
+        "layers": {"bias": np.arange(6.0).reshape(3, 2), "up": {"kernel": planes}},
+        "later_layers": {"scale": np.ones((2, 2))},
+    }
+    split = split_layers(backbone)
+    flat = flatten(split)
+    assert list(flat) == list(flatten(backbone)) and count(split) == count(backbone) == 6 + 192 + 4
+    bias = flat["layers/bias"]
+    assert is_layer_list(bias) and not is_layer_list(flat["later_layers/scale"])
+    assert bias.shape == (3, 2) and bias.size == 6 and bias.nbytes == 48 and len(bias) == 3
+    assert bias[2].tolist() == [4, 5] and np.array_equal(bias, backbone["layers"]["bias"])
+    assert_equal(select_layer(split["layers"], 1), select_layer(backbone["layers"], 1))
+    assert_equal(stack_layers(split)["layers"]["up"], backbone["layers"]["up"])
+    assert has_layer_lists(split) and not has_layer_lists(backbone)
 
 
 @pytest.mark.parametrize(

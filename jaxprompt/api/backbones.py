@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
+from jaxprompt.build.layers import separates_layers
 from jaxprompt.build.placement import check_mesh
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.parallel.sharding import make_placement
@@ -31,4 +32,6 @@ def load_backbone(
     backbone = open_backbone(config)
     placement = make_placement(*mesh)
     check_mesh(placement, backbone)
-    return LoadedBackbone(*load_weights(backbone, placement), placement)
+    separate_layers = separates_layers(backbone, placement)
+    weights = load_weights(backbone, placement, separate_layers=separate_layers)
+    return LoadedBackbone(*weights, placement)

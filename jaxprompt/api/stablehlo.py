@@ -176,7 +176,7 @@ def _encode(scorer: Scorer) -> Batch:
 
 def _export(model: PromptedModel, batch: Batch) -> _Program:
     """Lowers the scores of a batch, with b and t as symbolic dimensions."""
-    params, arrays = tree.flatten(model.params), _flatten(batch)
+    params, arrays = tree.flatten(tree.stack_layers(model.params)), _flatten(batch)
     # Programs for a CPU run everywhere; other targets have their own kernels.
     placement = dataclasses.replace(make_placement(1, 1), compiled_for=Target("cpu"))
     score = jax.jit(with_placement(placement, _make_score(model, params, batch)))

@@ -62,7 +62,13 @@ class BartConfig(DecoderConfig):
     def make_mlp(self) -> GatedMlp:
         """Makes a feed-forward block."""
         return GatedMlp(
-            self.mlp, self.activation, False, self.activation_dropout, self.dtype, use_bias=True
+            self.mlp,
+            self.activation,
+            False,
+            self.activation_dropout,
+            self.dtype,
+            use_bias=True,
+            recomputed=self.remat == "mlp",
         )
 
 

@@ -87,7 +87,7 @@ class EncoderLayer(nn.Module):
         x = LayerNorm(cfg.eps, name="attention_norm")(
             x + Dropout(cfg.dropout)(y, deterministic=deterministic)
         )
-        y = Mlp(cfg.mlp, cfg.activation, cfg.dtype, name="mlp")(x)
+        y = Mlp(cfg.mlp, cfg.activation, cfg.dtype, recomputed=cfg.remat == "mlp", name="mlp")(x)
         if cfg.drops_mlp:
             y = Dropout(cfg.dropout)(y, deterministic=deterministic)
         return LayerNorm(cfg.eps, name="mlp_norm")(x + y), None

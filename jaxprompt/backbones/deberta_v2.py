@@ -106,7 +106,7 @@ class Layer(nn.Module):
         )
         x = residual + drop(y, deterministic=deterministic)
         x = LayerNorm(cfg.eps, name="attention_norm")(x)
-        y = Mlp(cfg.mlp, cfg.activation, cfg.dtype, name="mlp")(x)
+        y = Mlp(cfg.mlp, cfg.activation, cfg.dtype, recomputed=cfg.remat == "mlp", name="mlp")(x)
         return LayerNorm(cfg.eps, name="mlp_norm")(x + drop(y, deterministic=deterministic)), None
 
 

@@ -85,7 +85,7 @@ class Layer(nn.Module):
         self.attention = Attention(
             cfg.width, cfg.heads, head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype, scale
         )
-        self.mlp = Mlp(cfg.mlp, cfg.activation, cfg.dtype)
+        self.mlp = Mlp(cfg.mlp, cfg.activation, cfg.dtype, recomputed=cfg.remat == "mlp")
         self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
         self.drop = Dropout(cfg.dropout)
 

@@ -136,7 +136,15 @@ class Layer(nn.Module):
             key_heads=cfg.key_heads,
             cap=cfg.cap,
         )
-        self.mlp = GatedMlp(cfg.mlp, cfg.activation, True, 0.0, cfg.dtype, "mlp" in cfg.biases)
+        self.mlp = GatedMlp(
+            cfg.mlp,
+            cfg.activation,
+            True,
+            0.0,
+            cfg.dtype,
+            "mlp" in cfg.biases,
+            cfg.remat == "mlp",
+        )
         self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
         if cfg.sandwich:
             self.behind_attention_norm, self.behind_mlp_norm = cfg.norm(), cfg.norm()

@@ -125,6 +125,7 @@ class Layer(nn.Module):
             cfg.dropout,
             cfg.dtype,
             "mlp_bias" in cfg.biases,
+            cfg.remat == "mlp",
             name="mlp",
         )
         return x + mlp(cfg.norm(name="mlp_norm")(x), deterministic=deterministic), None

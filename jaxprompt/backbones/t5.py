@@ -115,7 +115,14 @@ class T5Config:
 
     def make_mlp(self) -> GatedMlp:
         """Makes a feed-forward block."""
-        return GatedMlp(self.mlp, self.activation, self.gated, self.dropout, self.dtype)
+        return GatedMlp(
+            self.mlp,
+            self.activation,
+            self.gated,
+            self.dropout,
+            self.dtype,
+            recomputed=self.remat == "mlp",
+        )
 
 
 class EncoderLayer(nn.Module):

@@ -88,8 +88,12 @@ def backbone_from_config(
     return Backbone(config, path, family, hf, module)
 
 
-def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
+def load_weights(
+    backbone: Backbone, placement: Placement, *, separate_layers: bool = False
+) -> tuple[Backbone, load.Loaded]:
     """Loads the weights onto their devices.
+
+    `separate_layers` is the result of `build.layers.separates_layers`.
 
     Returns:
       (backbone, weights). The module may change: only the checkpoint shows whether the output
@@ -103,6 +107,7 @@ def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, lo
         rescale=backbone.config.rescale,
         quantize=backbone.config.quantize,
         placement=placement,
+        separate_layers=separate_layers,
     )
     cfg = backbone.module.cfg
     cfg = dataclasses.replace(
@@ -132,10 +137,12 @@ class InMemoryInputs(NamedTuple):
     rows: Mapping[str, Rows] | None = None  # by split
     backbone: LoadedBackbone | None = None
 
-    def load(self, backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
+    def load(
+        self, backbone: Backbone, placement: Placement, *, separate_layers: bool = False
+    ) -> tuple[Backbone, load.Loaded]:
         """Returns the given weights, or loads them; see `load_weights`."""
         if self.backbone is None:
-            return load_weights(backbone, placement)
+            return load_weights(backbone, placement, separate_layers=separate_layers)
         return self.backbone.backbone, self.backbone.loaded
 
 

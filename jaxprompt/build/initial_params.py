@@ -103,12 +103,14 @@ def float32_copy(trainable: tree.Flat, placement: Placement) -> tree.Flat:
     """Copies parameters that train to float32 arrays.
 
     Copied: a step donates the buffers of the state, and a pooler is also a frozen parameter.
+    Separate layers are stacked.
     """
 
     def copy(flat):
-        return jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
+        return jax.tree.map(jnp.copy, tree.cast(tree.stack_layers(flat), jnp.float32))
 
-    return jax.jit(copy, out_shardings=placement.param_shardings(trainable))(trainable)
+    shapes = jax.eval_shape(tree.stack_layers, trainable)
+    return jax.jit(copy, out_shardings=placement.param_shardings(shapes))(trainable)
 
 
 def split_params(

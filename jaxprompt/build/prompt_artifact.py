@@ -16,6 +16,7 @@ from jaxprompt.build.demonstrations import (
     demos_metadata,
     replace_sentence_encoder,
 )
+from jaxprompt.build.layers import separates_layers
 from jaxprompt.build.method import cached_head, cached_method
 from jaxprompt.build.scorer import build_scorer, example_layout
 from jaxprompt.build.tuned_backbone import from_delta
@@ -203,7 +204,9 @@ def load_prompt_export(
     metadata = replace_sentence_encoder(metadata, sentence_encoder)
     backbone_module = open_backbone(backbone_from_metadata(metadata.backbone, backbone))
     scorer = scorer_from_metadata(backbone_module, metadata, batch, placement, force=force)
-    loaded_backbone = LoadedBackbone(*load_weights(backbone_module, placement), placement)
+    separate_layers = separates_layers(backbone_module, placement, writes=scorer.head.WRITES)
+    weights = load_weights(backbone_module, placement, separate_layers=separate_layers)
+    loaded_backbone = LoadedBackbone(*weights, placement)
     check_fingerprint(metadata.backbone, loaded_backbone.loaded.report.fingerprint, force=force)
     tensors = with_base_params(path, tensors, metadata.init, scorer, pretrained)
     scorer = scorer.with_backbone(loaded_backbone.backbone)

@@ -33,15 +33,17 @@ class BackboneConfig(Block):
         "weights",
     )
     stack: str = kinds.word(
-        "scan",
+        "auto",
         kinds.ImportedWords("layers.stack", "STACKS"),
-        "scan: compile one layer for all; unroll: compile every layer",
+        "scan: compile one layer for all; unroll: compile every layer, with frozen layers as "
+        "separate arrays; auto: unroll on GPUs if training is long enough, and for generation on "
+        "GPUs and CPUs",
     )
     remat: str = kinds.word(
         "none",
         kinds.ImportedWords("layers.stack", "REMATS"),
-        "what the backward pass recomputes. none: nothing; dots: all but matrix products; "
-        "full: whole layers",
+        "what the backward pass recomputes. none: nothing; mlp: the wide activations of "
+        "feed-forward blocks; dots: all but matrix products and attention; full: whole layers",
     )
     attention: str = kinds.word(
         "auto",
@@ -766,6 +768,7 @@ def forms() -> tuple[str, ...]:
 # Fields that may change when a workdir is used again: they do not change results.
 CHANGEABLE_FIELDS: tuple[str, ...] = (
     "backbone.path",
+    "backbone.stack",
     "train.tracker",
     "train.log_steps",
     "train.test",
@@ -789,7 +792,6 @@ CHANGEABLE_AFTER_TRAINING: tuple[str, ...] = (
     "generate",
     "cache",
     "backbone.dtype",
-    "backbone.stack",
     "backbone.remat",
     "backbone.attention",
     "backbone.last_layer",

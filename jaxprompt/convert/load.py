@@ -64,6 +64,7 @@ def load_backbone(
     rescale: float = 1.0,
     quantize: str = "none",
     placement: Placement | None = None,
+    separate_layers: bool = False,
 ) -> Loaded:
     """Reads the trunk and every head in the checkpoint, one block of a tensor at a time.
 
@@ -88,6 +89,7 @@ def load_backbone(
         `placement.param_sharding`, and embedding tables are padded with zero rows to
         `placement.padded_vocab`; otherwise parameters are numpy arrays. Memory is needed for the
         shards of this process, each once, and for a few blocks.
+      separate_layers: whether the layers of a parameter are separate arrays, as a `LayerList`.
 
     Raises:
       InputError: if a tensor of the trunk or part of a head is missing, or its shape differs from
@@ -112,7 +114,9 @@ def load_backbone(
                 if (axis := input_axis(tensor.path)) is not None:
                     size = sizes[(tensor.stack + tensor.axes)[axis]]
                     check_blocks(f"backbone/{tensor.path}", size, quantize)
-        filler = ParameterFiller(weights, sizes, DTYPES[dtype], rescale, placement, quantize)
+        filler = ParameterFiller(
+            weights, sizes, DTYPES[dtype], rescale, placement, quantize, separate_layers
+        )
         flat, digests = filler.fill(names_by_tensor)
         absent = tuple(head for head in table.heads if head not in heads)
         missing = select_tensors(table._replace(trunk=()), config, sizes, absent, tied=True)

@@ -35,7 +35,7 @@ from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import acquire_lock, dumps, make_folder, read_json, write_atomic, write_error
 from jaxprompt.parallel import processes
-from jaxprompt.tree import Flat, Params, flatten
+from jaxprompt.tree import Flat, Params, flatten, is_layer_list
 
 FILE_BYTES = 5 * 10**9
 TRAINING = "training.json"  # the run that a folder belongs to, and the fields of its model card
@@ -290,7 +290,8 @@ def _to_host(param: Any, layer: int | None) -> np.ndarray:
     """Copies a parameter, or one layer of it, to every host."""
     if isinstance(param, np.ndarray):
         return param if layer is None else param[layer]
-    param = param if layer is None else _take(param, layer)
+    if layer is not None:
+        param = param[layer] if is_layer_list(param) else _take(param, layer)
     if param.is_fully_addressable:
         return np.asarray(param)
     from jax.experimental.multihost_utils import process_allgather

@@ -20,8 +20,8 @@ from jaxprompt.convert.weights import CheckpointTensors, is_finite
 from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BITS, DTYPES, PLANES, input_axis, plane_shape
 from jaxprompt.parallel import processes
-from jaxprompt.parallel.sharding import Placement
-from jaxprompt.tree import BLOCK, Flat
+from jaxprompt.parallel.sharding import Placement, layer_sharding
+from jaxprompt.tree import BLOCK, SEPARABLE, Flat, LayerList
 
 _THREADS = min(8, os.cpu_count() or 1)
 _MAX_PENDING = 2  # parameters that are read ahead
@@ -65,7 +65,7 @@ class _Shard(NamedTuple):
     """A shard of a parameter on devices of this process, and its place in the file."""
 
     devices: tuple[Any, ...]
-    arrays: tuple[np.ndarray, ...]  # of each plane, of all layers
+    arrays: tuple[Any, ...]  # of each plane, of all layers: [L, ...], or a list of L arrays
     rows: slice  # of the file's matrix, as if it had the rows of the padding
     columns: slice
 
@@ -111,8 +111,10 @@ class ParameterFiller:
         rescale: float,
         placement: Placement | None,
         quantize: str = "none",
+        separate_layers: bool = False,
     ):
         self.weights, self.sizes, self.dtype = weights, sizes, dtype
+        self.separate_layers = separate_layers
         self.rescale, self.placement, self.quantize = rescale, placement, quantize
         self.bits = BITS.get(quantize, 0)
         self.requantized: set[str] = set()  # names in the file
@@ -200,6 +202,10 @@ class ParameterFiller:
         shape = tuple(sizes[letter] for letter in letters)
         return shape, self.placement.param_sharding(f"backbone/{tensor.path}", shape)
 
+    def _separates(self, tensor: Tensor) -> bool:
+        """Returns whether the layers of a parameter are separate arrays."""
+        return self.separate_layers and tensor.path.split("/")[0] in SEPARABLE
+
     def _has_planes(self, tensor: Tensor) -> bool:
         """Returns whether a parameter is quantised."""
         return self.bits > 0 and input_axis(tensor.path) is not None
@@ -234,13 +240,18 @@ class ParameterFiller:
         shards = []
         for ranges, devices in devices_by_index.items():
             lengths = tuple(end - start for start, end in ranges)
-            arrays = tuple(
-                aligned_zeros(self._plane_shape(plane, tensor, lengths), plane.dtype)
-                for plane in planes
-            )
+            arrays = tuple(self._zeros(plane, tensor, lengths) for plane in planes)
             rows, columns = self._file_range(tensor, ranges[len(tensor.stack) :])
             shards.append(_Shard(tuple(devices), arrays, rows, columns))
         return shards
+
+    def _zeros(self, plane: _Plane, tensor: Tensor, shape: tuple[int, ...]) -> Any:
+        """Allocates a plane, as a list of layers if these are separate."""
+        plane_shape = self._plane_shape(plane, tensor, shape)
+        if not self._separates(tensor):
+            return aligned_zeros(plane_shape, plane.dtype)
+        count, *layer_shape = plane_shape
+        return [aligned_zeros(tuple(layer_shape), plane.dtype) for _ in range(count)]
 
     def _plane_shape(
         self, plane: _Plane, tensor: Tensor, shape: tuple[int, ...]
@@ -374,19 +385,35 @@ class ParameterFiller:
         params = {}
         for i, plane in enumerate(self._planes(tensor)):
             path = f"{tensor.path}/{plane.name}" if plane.name else tensor.path
-            if sharding is None:
-                params[path] = shards[0].arrays[i]
-                continue
-            arrays = [
-                jax.device_put(shard.arrays[i], device)
-                for shard in shards
-                for device in shard.devices
-            ]
+            arrays = [shard.arrays[i] for shard in shards]
             full_shape = self._plane_shape(plane, tensor, shape)
-            param = jax.make_array_from_single_device_arrays(full_shape, sharding, arrays)
-            # Waits, so that the host's memory is freed before more is allocated.
-            params[path] = param.block_until_ready()
-        return params
+            if self._separates(tensor):
+                layers = zip(*arrays, strict=True)
+                where = sharding and layer_sharding(sharding)
+                params[path] = LayerList(
+                    [_to_device(shards, layer, full_shape[1:], where) for layer in layers]
+                )
+            else:
+                params[path] = _to_device(shards, arrays, full_shape, sharding)
+        # Waits, so that the host's memory is freed before more is allocated.
+        return jax.block_until_ready(params)
+
+
+def _to_device(
+    shards: Sequence[_Shard],
+    arrays: Sequence[np.ndarray],
+    shape: tuple[int, ...],
+    sharding: NamedSharding | None,
+) -> Any:
+    """Makes an array of the arrays of shards; without a sharding it stays on the host."""
+    if sharding is None:
+        return arrays[0]
+    local_arrays = [
+        jax.device_put(array, device)
+        for shard, array in zip(shards, arrays, strict=True)
+        for device in shard.devices
+    ]
+    return jax.make_array_from_single_device_arrays(shape, sharding, local_arrays)
 
 
 def _has_input_columns(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
@@ -13,6 +14,8 @@ from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Array, AttentionMask, LayerCache, Prefix, Tokens
+
+PROBABILITIES = "probabilities"  # the name of a softmax for the policies of layers/stack.py
 
 
 def attend(
@@ -87,7 +90,8 @@ def attend(
         # Of the arrays as large as the scores only these two are stored for the backward pass.
         y = recompute(dropped_sum, probs, keep_mask, v)
     elif implementation == "recompute":
-        y = recompute(weighted_sum, v, q, k, visible, bias)
+        with kernels.fused_scope(mask.causal and mask.lengths is not None):
+            y = recompute(weighted_sum, v, q, k, visible, bias)
     else:
         y = weighted_sum(v, q, k, visible, bias)
     return _unfold_query_heads(y, shape)
@@ -174,7 +178,7 @@ def softmax(x, dtype=jnp.float32):
 
 
 def _softmax_forward(x, dtype):
-    y = softmax(x, dtype)
+    y = checkpoint_name(softmax(x, dtype), PROBABILITIES)
     return y, y
 
 

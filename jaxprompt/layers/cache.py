@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxprompt.layers.attention import prepend_prefix
 from jaxprompt.layers.quantized import dequantize_layer
 from jaxprompt.parallel.sharding import current_target
+from jaxprompt.tree import has_layer_lists, select_layer
 from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
 
@@ -25,12 +26,12 @@ class StackedLayers(NamedTuple):
 
 
 def unstack(tree, length: int) -> tuple:
-    """Splits a stack. Leaves [L, ...] -> L trees of leaves [...]"""
-    return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(length))
+    """Splits a stack. Leaves [L, ...] or `LayerList`s -> L trees of leaves [...]"""
+    return tuple(select_layer(tree, i) for i in range(length))
 
 
 def copies_layers(platform: str) -> bool:
-    """Returns whether a loop over tokens reads copies of the layers in addition to the stack.
+    """Returns whether a loop over tokens reads copies of stacked layers in addition to the stack.
 
     The compiler for TPUs reads a slice of the stack inside the product. Those for CPUs and GPUs
     would copy it for every token.
@@ -39,8 +40,8 @@ def copies_layers(platform: str) -> bool:
 
 
 def decoding_layers(tree, length: int) -> tuple | StackedLayers:
-    """Returns the layers for a loop over tokens with `iterate_layers`."""
-    if copies_layers(current_target().platform):
+    """Returns the layers for a loop over tokens with `iterate_layers`; `LayerList`s as they are."""
+    if has_layer_lists(tree) or copies_layers(current_target().platform):
         return unstack(tree, length)
     return StackedLayers(tree, length)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
+from jaxprompt.parallel.roofline import CAUSAL_SCOPE, FUSED_SCOPE
 from jaxprompt.parallel.sharding import Target
 from jaxprompt.types import AttentionMask, AttentionWindow
 
@@ -72,6 +73,11 @@ def has_fused_kernel(
         has_cap=getattr(cfg, "cap", 0.0) > 0,
     )
     return kernel in ("cudnn", "pallas")
+
+
+def fused_scope(is_causal: bool):
+    """Names the operations that a fused kernel computes, or would, for the estimates of `plan`."""
+    return jax.named_scope(CAUSAL_SCOPE if is_causal else FUSED_SCOPE)
 
 
 def score_mask(mask: AttentionMask):
@@ -195,7 +201,8 @@ def pallas_attention(q, k, v, mask: AttentionMask, bias, scale: float, cap: floa
 
         q = heads_first(q, num_earlier, padding[0])
         k, v = (heads_first(x, 0, padding[1]) for x in (k, v))
-        y = run_kernel(q, k, v, *arrays)
+        with fused_scope(mask.causal):
+            y = run_kernel(q, k, v, *arrays)
         return y.swapaxes(1, 2)[:, num_earlier : num_earlier + queries]
 
     def join_heads(x):

@@ -67,15 +67,29 @@ class Mlp(nn.Module):
     hidden: int
     activation: str = "gelu"
     dtype: jnp.dtype = jnp.float32
+    recomputed: bool = False  # the wide activations, in the backward pass
 
     @nn.compact
     def __call__(self, x):
         """Applies both maps."""
-        width = x.shape[-1]
         dense = functools.partial(nn.Dense, dtype=self.dtype, dot_general=dot_general)
-        x = dense(self.hidden, name="up")(x)
-        x = ACTIVATIONS[self.activation](x)
-        return dense(width, name="down")(x)
+        y = _widen(self, dense, ("up",), x)
+        return dense(x.shape[-1], name="down")(y)
+
+
+def _widen(module: "Mlp | GatedMlp", dense: Callable, names: tuple[str, ...], x):
+    """Computes act(up x), or act(gate x) * up x by the layers `names`. [..., H] -> [..., F]"""
+    act = ACTIVATIONS[module.activation]
+    if not module.recomputed or module.is_initializing():
+        up, *gate = (dense(module.hidden, name=name)(x) for name in names)
+        return _gate(act, *gate, up) if gate else act(up)
+
+    def compute(params, x):
+        layer = dense(module.hidden, parent=None)
+        up, *gate = (layer.apply({"params": param}, x) for param in params)
+        return act(*gate) * up if gate else act(up)
+
+    return recompute(compute, [module.variables["params"][name] for name in names], x)
 
 
 def _gate(act, gate, x):
@@ -99,6 +113,7 @@ class GatedMlp(nn.Module):
     dropout: float = 0.0
     dtype: jnp.dtype = jnp.float32
     use_bias: bool = False
+    recomputed: bool = False  # as in `Mlp`
 
     @nn.compact
     def __call__(self, x, *, deterministic: bool):
@@ -106,8 +121,6 @@ class GatedMlp(nn.Module):
         dense = functools.partial(
             nn.Dense, use_bias=self.use_bias, dtype=self.dtype, dot_general=dot_general
         )
-        act = ACTIVATIONS[self.activation]
-        y = dense(self.hidden, name="up")(x)
-        y = _gate(act, dense(self.hidden, name="gate")(x), y) if self.gated else act(y)
+        y = _widen(self, dense, ("up", "gate") if self.gated else ("up",), x)
         y = Dropout(self.dropout)(y, deterministic=deterministic)
         return dense(x.shape[-1], name="down")(y)

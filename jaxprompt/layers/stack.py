@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.layers.attention import PROBABILITIES
 from jaxprompt.layers.quantized import dequantize_tree, has_quantized
 from jaxprompt.layers.reading import select_positions
 from jaxprompt.parallel import sharding
+from jaxprompt.tree import has_layer_lists, is_layer_list, select_layer
 from jaxprompt.types import Prefix
 
-STACKS = ("unroll", "scan")
-REMATS = ("none", "dots", "full")
+STACKS = ("auto", "scan", "unroll")
+REMATS = ("none", "mlp", "dots", "full")
 WATCHED = "watched"  # cfg.remat to read values of layers, without gradients
 
 
@@ -74,12 +76,15 @@ def run_stack(
 
     Args:
       layer: the module of one layer.
-      params: its parameters, stacked.
+      params: its parameters, stacked [L, ...] or as `LayerList`s.
       x: the input, [B, T, H].
       per_layer: a tree of arrays [L, ...]; each layer gets its part.
       *shared: other arguments, the same for all layers.
-      stack: "scan" compiles one layer, "unroll" all of them.
-      remat: "dots" stores the matrix products for the backward pass, "full" only layer inputs.
+      stack: "scan" compiles one layer, "unroll" all of them. Layers in `LayerList`s are always
+        unrolled; "auto" scans the others.
+      remat: "mlp" stores no wide activations of the feed-forward blocks for the backward pass,
+        which layers/mlp.py implements; "dots" stores only the matrix products and what attention
+        needs; "full" only layer inputs.
       key: for dropout, folded with the layer's number, so that all modes agree.
       first: the first layer to run.
       last: the end of the layers to run (exclusive).
@@ -91,7 +96,7 @@ def run_stack(
       frozen_input: whether x depends on nothing trainable.
       **flags: keyword arguments of the layers.
     """
-    length = len(param_indices) if param_indices else jax.tree.leaves(params)[0].shape[0]
+    length, stack = _length_and_mode(params, param_indices, stack)
     last = length if last is None else last
     if first == last:
         return x, None
@@ -108,8 +113,8 @@ def run_stack(
             boundaries.add(1)
     params = _cast_kernels(params, x.dtype)
     segments = layer_segments(per_layer, first, last, boundaries)
-    # Slices of the stack would be copies of the weights.
-    runs_some = len(segments) > 1 or last - first < length
+    # Slices of a stack would be copies of the weights.
+    runs_some = not has_layer_lists(params) and (len(segments) > 1 or last - first < length)
     in_place = runs_some or (param_indices is not None and stack == "scan")
     apply = _make_apply(layer, params, shared, flags, key=key, param_indices=param_indices)
     checkpoint = _make_checkpoint(params, stack=stack, remat=remat, in_place=in_place)
@@ -134,6 +139,15 @@ def run_stack(
     if output_positions is not None and not narrows_last:
         x = select_positions(x, output_positions)
     return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
+
+
+def _length_and_mode(params: Any, param_indices: Any, stack: str) -> tuple[int, str]:
+    """Returns the number of layers, and "scan" or "unroll"."""
+    leaves = jax.tree.leaves(params, is_leaf=is_layer_list)
+    length = len(param_indices) if param_indices else leaves[0].shape[0]
+    if has_layer_lists(params):
+        return length, "unroll"
+    return length, "scan" if stack == "auto" else stack
 
 
 def _layers_outside_loops(
@@ -162,7 +176,7 @@ def _layer_calls(
             continue
         for i in range(low, high):
             param_index = i if param_indices is None else param_indices[i]
-            layer_params = jax.tree.map(lambda leaf, at=param_index: leaf[at], params)
+            layer_params = select_layer(params, param_index)
             layer_part = jax.tree.map(lambda leaf, at=i - low: leaf[at], part)
             yield i, (i, layer_params, layer_part), False
 
@@ -198,12 +212,13 @@ def _make_checkpoint(params, *, stack: str, remat: str, in_place: bool):
     computes_weights = sharding.gathers_params() or has_quantized(params)
     # Even without remat: otherwise the weights of every layer that are read from the stack,
     # gathered or dequantized would be stored for the backward pass.
-    if remat == WATCHED or not (remat != "none" or in_place or computes_weights):
+    stores_products_only = remat not in ("none", "mlp")
+    if remat == WATCHED or not (stores_products_only or in_place or computes_weights):
         return lambda apply, in_loop=False: apply
     # Merging of common subexpressions would undo the recomputation, except in a loop's body. A
     # single layer may store its weights: a barrier would materialise the symbolic zeros of
     # gradients that are not needed.
-    prevents_merging = stack == "unroll" or remat != "none" or computes_weights
+    prevents_merging = stack == "unroll" or stores_products_only or computes_weights
 
     def checkpoint(apply, in_loop=False):
         prevent_cse = prevents_merging and not in_loop
@@ -217,7 +232,9 @@ def _cast_kernels(params, dtype):
 
     # Biases and norms stay: they are small, and the norms' scales are used in float32.
     def cast_kernel(path, leaf):
-        return leaf.astype(dtype) if path[-1].key == "kernel" else leaf
+        # The last key may be the index of a layer.
+        name = next(key.key for key in reversed(path) if hasattr(key, "key"))
+        return leaf.astype(dtype) if name == "kernel" else leaf
 
     return jax.tree_util.tree_map_with_path(cast_kernel, params)
 
@@ -244,9 +261,19 @@ def _save_all_but_weights(primitive, *_, **__) -> bool:
     return primitive.name not in ("dynamic_slice", "squeeze", "sharding_constraint", "dequantize")
 
 
+def _save_products(primitive, *args, **params) -> bool:
+    """Stores matrix products, and the results of attention that its backward pass reads."""
+    if primitive.name == "name":
+        return params["name"] == PROBABILITIES
+    # cuDNN's attention is no product for JAX: it would run again.
+    is_attention = primitive.name == "dot_product_attention_fwd_wrapper"
+    return is_attention or jax.checkpoint_policies.dots_saveable(primitive, *args, **params)
+
+
 _POLICIES = {
     "none": _save_all_but_weights,
-    "dots": jax.checkpoint_policies.dots_saveable,
+    "mlp": _save_all_but_weights,
+    "dots": _save_products,
     "full": None,
 }
 

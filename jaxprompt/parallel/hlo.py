@@ -11,7 +11,7 @@ from collections import Counter
 from typing import NamedTuple
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -25,7 +25,7 @@ _GROUP_LIST = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _GROUP_SIZE = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
 _GROUP_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 # Kind -> what a device sends in a ring of n devices, as a share of the largest array involved.
-_SENT_SHARE = {
+SENT_SHARE = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "all-gather": lambda n: (n - 1) / n,
     "reduce-scatter": lambda n: (n - 1) / n,
@@ -41,6 +41,7 @@ class DeviceWork(NamedTuple):
     counts: Counter  # collectives by kind
     sent: Counter  # bytes that they send, by kind
     overlapped: Counter = Counter()  # those of `counts` that run in parallel with other work
+    overlapped_sent: Counter = Counter()  # bytes that those send
 
     def plus(self, other: "DeviceWork", times: int = 1) -> "DeviceWork":
         """Adds other work, `times` times."""
@@ -51,16 +52,19 @@ class DeviceWork(NamedTuple):
         return DeviceWork(self.flops + times * other.flops, *counters)
 
 
-class _Instruction(NamedTuple):
+class Instruction(NamedTuple):
+    """One instruction of a program."""
+
     name: str
     result: str  # its type
     kind: str
     rest: str  # operands and attributes
+    is_root: bool = False  # whether it is the result of its computation
 
 
 def count_work(text: str) -> DeviceWork:
     """Counts the work of a program in HLO text, as `compiled.as_text()` gives it."""
-    computations, entry = _parse(text)
+    computations, entry = parse_program(text)
     duplicates = _duplicate_parts(computations)
 
     # Cached: a computation that is called from several places is parsed once.
@@ -72,22 +76,19 @@ def count_work(text: str) -> DeviceWork:
             if instruction.name in duplicates:
                 continue
             work = work.plus(_instruction_work(instruction, result_types))
-            trips = _trip_count(instruction, computations) if instruction.kind == "while" else 1
-            callees = _CALLED.findall(instruction.rest)
-            for branches in _BRANCHES.findall(instruction.rest):
-                callees += re.findall(r"[\w.\-]+", branches)
-            for callee in callees:
+            trips = trip_count(instruction, computations) if instruction.kind == "while" else 1
+            for callee in callees(instruction):
                 work = work.plus(total(callee), trips)
         return work
 
     return total(entry)
 
 
-def _duplicate_parts(computations: dict[str, list[_Instruction]]) -> set[str]:
+def _duplicate_parts(computations: dict[str, list[Instruction]]) -> set[str]:
     """Returns the parts of collectives that are already counted: libtpu splits them."""
     seen, parts = set(), set()
     for instruction in itertools.chain.from_iterable(computations.values()):
-        if instruction.kind.removesuffix("-start") not in _SENT_SHARE:
+        if instruction.kind.removesuffix("-start") not in SENT_SHARE:
             continue
         # All parts of one collective have its channel.
         channel = _CHANNEL.search(instruction.rest)
@@ -98,7 +99,15 @@ def _duplicate_parts(computations: dict[str, list[_Instruction]]) -> set[str]:
     return parts
 
 
-def _trip_count(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> int:
+def callees(instruction: Instruction) -> list[str]:
+    """Lists the computations that an instruction calls, without the condition of a loop."""
+    names = _CALLED.findall(instruction.rest)
+    for branches in _BRANCHES.findall(instruction.rest):
+        names += re.findall(r"[\w.\-]+", branches)
+    return names
+
+
+def trip_count(loop: Instruction, computations: dict[str, list[Instruction]]) -> int:
     """Returns the trip count of a loop: as annotated, else the limit in its condition."""
     if annotated := _TRIPS.search(loop.rest):
         return int(annotated[1])
@@ -111,36 +120,28 @@ def _trip_count(loop: _Instruction, computations: dict[str, list[_Instruction]])
     return int(bound[1]) if bound else 1
 
 
-def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
+def parse_program(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """Parses a program. Returns its computations and the name of the entry computation."""
-    computations: dict[str, list[_Instruction]] = {}
+    computations: dict[str, list[Instruction]] = {}
     entry, current = "", []
     for line in text.splitlines():
         if header := _HEADER.match(line):
             current = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
         elif match := _INSTRUCTION.match(line):
-            current.append(_Instruction(*match.groups()))
+            root, name, result, kind, rest = match.groups()
+            current.append(Instruction(name, result, kind, rest, bool(root)))
     return computations, entry
 
 
-def _instruction_work(instruction: _Instruction, types: dict[str, str]) -> DeviceWork:
+def _instruction_work(instruction: Instruction, types: dict[str, str]) -> DeviceWork:
     if instruction.kind == "dot":
-        # Some versions print the type of an operand before its name.
-        lhs = re.match(r"[^%)]*%?([\w.\-]+)", instruction.rest)
-        if lhs is None:
-            raise ValueError(f"a dot without operands: {instruction.rest!r:.60}")
-        sizes = _arrays(types[lhs[1]])[0][1]
-        axes = _CONTRACTED.search(instruction.rest)
-        contracted = axes[1].split(",") if axes else []
-        contracted_size = math.prod(sizes[int(axis)] for axis in contracted if axis)
-        result = math.prod(_arrays(instruction.result)[0][1])
-        return DeviceWork(2.0 * result * contracted_size, Counter(), Counter())
+        return DeviceWork(dot_flops(instruction, types), Counter(), Counter())
     kind = instruction.kind.removesuffix("-start")
-    if kind not in _SENT_SHARE:
+    if kind not in SENT_SHARE:
         return DeviceWork(0.0, Counter(), Counter())
     devices = _group_size(instruction.rest)
-    arrays, is_async = _arrays(instruction.result), instruction.kind.endswith("-start")
+    arrays, is_async = type_arrays(instruction.result), instruction.kind.endswith("-start")
     if is_async and instruction.result.startswith("("):  # operands, then results
         half = len(arrays) // 2
         # Its start may also return two counters, after operand and result.
@@ -149,22 +150,41 @@ def _instruction_work(instruction: _Instruction, types: dict[str, str]) -> Devic
     # Its result is one device's part of the array that it reads.
     if kind == "reduce-scatter":
         size *= devices
-    sent = round(_SENT_SHARE[kind](devices) * size)
+    sent = round(SENT_SHARE[kind](devices) * size)
     is_overlapped = is_async or any(mark in instruction.rest for mark in _ASYNC_MARKS)
-    overlapped = Counter({kind: 1} if is_overlapped else {})
-    return DeviceWork(0.0, Counter({kind: 1}), Counter({kind: sent}), overlapped)
+    counts, bytes_sent = Counter({kind: 1}), Counter({kind: sent})
+    return DeviceWork(
+        0.0,
+        counts,
+        bytes_sent,
+        *((counts, bytes_sent) if is_overlapped else (Counter(), Counter())),
+    )
 
 
-def _arrays(type_text: str) -> list[tuple[int, list[int]]]:
+def dot_flops(dot: Instruction, types: dict[str, str]) -> float:
+    """Returns the FLOPs of a matrix product; `types` has the type of its first operand."""
+    # Some versions print the type of an operand before its name.
+    lhs = re.match(r"[^%)]*%?([\w.\-]+)", dot.rest)
+    if lhs is None:
+        raise ValueError(f"a dot without operands: {dot.rest!r:.60}")
+    sizes = type_arrays(types[lhs[1]])[0][1]
+    axes = _CONTRACTED.search(dot.rest)
+    contracted = axes[1].split(",") if axes else []
+    contracted_size = math.prod(sizes[int(axis)] for axis in contracted if axis)
+    return 2.0 * math.prod(type_arrays(dot.result)[0][1]) * contracted_size
+
+
+def type_arrays(type_text: str) -> list[tuple[int, list[int]]]:
     """Lists the arrays of a type, each as bytes per element and shape."""
     matches = _ARRAY.findall(type_text)
     return [
-        (_bytes_per_element(dtype), [int(x) for x in sizes.split(",") if x])
+        (bytes_per_element(dtype), [int(x) for x in sizes.split(",") if x])
         for dtype, sizes in matches
     ]
 
 
-def _bytes_per_element(dtype: str) -> int:
+def bytes_per_element(dtype: str) -> int:
+    """Returns the bytes of a number of a dtype of HLO, at least one."""
     bits = re.search(r"\d+", dtype)
     # Types of less than 8 bits count as one byte, and so does pred, which has no digits.
     return max(1, int(bits[0]) // 8) if bits else 1

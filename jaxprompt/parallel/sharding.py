@@ -18,7 +18,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxprompt.errors import InputError
-from jaxprompt.tree import PLANE
+from jaxprompt.tree import PLANE, LayerList, is_layer_list
 from jaxprompt.types import Array
 
 DATA, MODEL = "data", "model"
@@ -135,9 +135,16 @@ class Placement:
         spec = (None if is_shared(axis, size) else self.mesh_axis(axis) for axis, size in named)
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-    def param_shardings(self, leaves: Mapping[str, Any]) -> dict[str, NamedSharding]:
-        """Returns the sharding of each leaf of a flat tree."""
-        return {name: self.param_sharding(name, leaf.shape) for name, leaf in leaves.items()}
+    def param_shardings(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the sharding of each leaf of a flat tree; those of a `LayerList` as another."""
+        shardings: dict[str, Any] = {}
+        for name, leaf in leaves.items():
+            sharding = self.param_sharding(name, leaf.shape)
+            is_separate = is_layer_list(leaf)
+            shardings[name] = (
+                LayerList([layer_sharding(sharding)] * len(leaf)) if is_separate else sharding
+            )
+        return shardings
 
     def batch_part(self) -> tuple[int, int]:
         """Returns (part, parts): which part of a global batch this process loads.
@@ -159,6 +166,11 @@ class Placement:
     def padded_vocab(self, vocab: int) -> int:
         """Rounds a vocabulary size up to a multiple of the model axis."""
         return -(-vocab // self.mesh.shape[MODEL]) * self.mesh.shape[MODEL]
+
+
+def layer_sharding(stacked: NamedSharding) -> NamedSharding:
+    """Returns the sharding of one layer of a stacked parameter."""
+    return NamedSharding(stacked.mesh, PartitionSpec(*stacked.spec[1:]))
 
 
 def _process_indices(devices: Iterable[jax.Device]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from flax import linen as nn
 from jaxprompt.build.backbone import backbone_from_config, open_backbone
 from jaxprompt.build.check import check_config
 from jaxprompt.build.examples import Examples, apply_form, read_task
+from jaxprompt.build.layers import separates_layers
 from jaxprompt.build.method import get_head
 from jaxprompt.build.scorer import check_fit
 from jaxprompt.build.task import build_objectives, cache_shared_prefix, scorer_from_config
@@ -162,9 +163,18 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         model,
         objectives,
         *batches,
-        device is None or copies_layers(device.platform),
+        _copies_layers(config, backbone, device),
         widens_bfloat16,
         notes + more_notes,
+    )
+
+
+def _copies_layers(config: RunConfig, backbone: Backbone, device: Device | None) -> bool:
+    """Returns whether text generation copies the layers on the device."""
+    target = Target("cpu") if device is None else Target(device.platform, device.capability)
+    placement = dataclasses.replace(make_placement(devices=jax.devices()[:1]), compiled_for=target)
+    return copies_layers(target.platform) and not separates_layers(
+        backbone, placement, writes=True, trainable=config.trainable
     )
 
 

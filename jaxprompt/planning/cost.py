@@ -19,11 +19,22 @@ from flax import linen as nn
 
 from jaxprompt import rng, tree
 from jaxprompt.build.initial_params import split_params
+from jaxprompt.build.layers import measure_corpus_work, separates_layers
 from jaxprompt.build.optimizer import build_optimizer, config_milestones
 from jaxprompt.models.generation import read_input
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.compilation import supported_options
 from jaxprompt.parallel.hlo import DeviceWork, count_work
+from jaxprompt.parallel.roofline import (
+    ATTENTION,
+    CAUSAL_SCOPE,
+    FUSED_SCOPE,
+    INTEGER,
+    LAYOUT,
+    PRODUCT,
+    Kernel,
+    read_kernels,
+)
 from jaxprompt.parallel.sharding import Placement, check_divisible, shardings_like, with_placement
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for
@@ -80,6 +91,12 @@ class Cost(NamedTuple):
     activations: int  # bytes, XLA's temporary memory at its peak
     results: int  # bytes of results that do not reuse the buffer of an argument
     work: DeviceWork
+    kernels: tuple[Kernel, ...]  # estimates of those that the device will run
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of matrix products, including recomputed ones."""
+        return sum(kernel.times * kernel.flops for kernel in self.kernels)
 
     @property
     def bytes(self) -> int:
@@ -109,7 +126,8 @@ def step_shapes(
     """
     config, rows = run.config, placement.padded_vocab(run.backbone.module.cfg.vocab)
     module = _module(run, rows, remat or config.backbone.remat, attention, as_it_runs)
-    trainable, frozen, state = _param_shapes(run, rows, as_it_runs)
+    separate_layers = as_it_runs and _separates_layers(run, placement)
+    trainable, frozen, state = _param_shapes(run, rows, as_it_runs, separate_layers)
     check_divisible(placement, trainable | frozen)
     step = make_train_step(
         dataclasses.replace(run.model, backbone=module),
@@ -141,7 +159,8 @@ def eval_shapes(
 ) -> EvalShapes:
     """Makes the model for evaluation on a mesh, with arguments as in `step_shapes`."""
     rows = placement.padded_vocab(run.backbone.module.cfg.vocab)
-    trainable, frozen, _ = _param_shapes(run, rows, as_it_runs)
+    separate_layers = as_it_runs and _separates_layers(run, placement)
+    trainable, frozen, _ = _param_shapes(run, rows, as_it_runs, separate_layers)
     module = _module(run, rows, "none", attention, as_it_runs)
     return EvalShapes(
         dataclasses.replace(run.scorer.model, backbone=module),
@@ -160,6 +179,17 @@ def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs:
     return run.backbone.module.clone(cfg=cfg)
 
 
+def _separates_layers(run: AbstractRun, placement: Placement) -> bool:
+    """Returns whether a run on a mesh has separate layers, if an epoch has _STEPS_PER_EPOCH steps.
+
+    The CPU's compiler would take minutes for them, so estimates are those of stacked layers.
+    """
+    config, writes = run.config, run.scorer.head.WRITES
+    steps = config_milestones(config, _STEPS_PER_EPOCH).total
+    work, trainable = measure_corpus_work(config, steps), config.trainable
+    return separates_layers(run.backbone, placement, writes=writes, work=work, trainable=trainable)
+
+
 def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransformation:
     milestones = config_milestones(run.config, _STEPS_PER_EPOCH)
     return build_optimizer(run.config, trainable, milestones, _STEPS_PER_EPOCH)
@@ -168,7 +198,7 @@ def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransfor
 # The meshes of a search need few of these: only the padding of the vocabulary differs.
 @functools.lru_cache(maxsize=8)
 def _param_shapes(
-    run: AbstractRun, rows: int, as_it_runs: bool
+    run: AbstractRun, rows: int, as_it_runs: bool, separate_layers: bool
 ) -> tuple[tree.Flat, tree.Flat, TrainState]:
     """Returns the shapes of the trainable parameters, the frozen ones, and the train state."""
     # Neither remat nor the attention kernel changes the shape of a parameter.
@@ -181,6 +211,7 @@ def _param_shapes(
             for name, leaf in backbone_shapes(module, run.backbone.config.quantize).items()
         }
         loaded = tree.unflatten(backbone)["backbone"]
+        loaded = tree.split_layers(loaded) if separate_layers else loaded
         params = model.init(key, loaded, choices=run.scorer.layout.num_rows)
         trainable, frozen = split_params(run.config, run.scorer, params)
         return tree.cast(trainable, jnp.float32), frozen
@@ -210,7 +241,7 @@ def measure_sizes(shapes: StepShapes, placement: Placement) -> StepSizes:
 @functools.lru_cache(maxsize=64)
 def step_cost(run: AbstractRun, placement: Placement, remat: str = "", attention: str = "") -> Cost:
     """Compiles the step for one device of the mesh. Returns its cost."""
-    return measure_step(step_shapes(run, placement, remat, attention), placement)
+    return measure_step(run, step_shapes(run, placement, remat, attention), placement)
 
 
 @functools.lru_cache(maxsize=64)
@@ -288,15 +319,56 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
     return compiled._replace(bytes=compiled.bytes + optimizer_bytes)
 
 
-def measure_step(shapes: StepShapes, placement: Placement) -> Cost:
-    """Compiles a step. Returns its cost on one device."""
+def measure_step(run: AbstractRun, shapes: StepShapes, placement: Placement) -> Cost:
+    """Compiles a step of a run. Returns its cost on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
     compiled = lowered.compile(compiler_options=supported_options(**_OPTIONS))
     memory: Any = compiled.memory_analysis()
     # Without results that reuse the buffer of an argument.
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    work = count_work(compiled.as_text() or "")
-    return Cost(measure_sizes(shapes, placement), memory.temp_size_in_bytes, results, work)
+    text = compiled.as_text() or ""
+    return Cost(
+        measure_sizes(shapes, placement),
+        memory.temp_size_in_bytes,
+        results,
+        count_work(text),
+        _device_kernels(run, text),
+    )
+
+
+def _device_kernels(run: AbstractRun, text: str) -> tuple[Kernel, ...]:
+    """Estimates the kernels of a device from the program that XLA compiles for CPUs.
+
+    Devices do not widen or reorder whole arrays as CPUs do, and compute masks and random bits where
+    these are used. Their fused kernel for attention, if they have one, replaces the matrix products
+    with the scores and all that is in between, and moves no scores.
+    """
+    module = run.backbone.module
+    width = 4 if run.widens_bfloat16 else jnp.dtype(module.cfg.dtype).itemsize
+    others, products = [], []
+    for kernel in read_kernels(text, width):
+        is_causal = CAUSAL_SCOPE in kernel.op
+        if is_causal or FUSED_SCOPE in kernel.op:
+            if kernel.category == PRODUCT:
+                # Each product multiplies by the head's dimension or sums over it.
+                scores = width * round(kernel.flops / (2 * module.dims.head_dim))
+                flops = kernel.flops / 2 if is_causal else kernel.flops
+                read = max(0, kernel.bytes - scores)  # or written
+                products.append(kernel._replace(flops=flops, read=read, written=0))
+        elif kernel.category not in (LAYOUT, INTEGER):
+            others.append(kernel)
+    return (*others, *_attention_kernels(products))
+
+
+def _attention_kernels(products: list[Kernel]) -> list[Kernel]:
+    """Merges the matrix products of attention: 2 forward and 5 backward are two kernels."""
+    # All are taken as equal, which holds for those that take most of the time.
+    count = math.ceil(2 / 7 * sum(product.times for product in products))
+    if not count:
+        return []
+    flops = sum(product.times * product.flops for product in products) / count
+    moved = sum(product.times * product.bytes for product in products) // count
+    return [Kernel("attention", ATTENTION, flops, moved, 0, 0, count, FUSED_SCOPE)]
 
 
 def _with_sharding(x, sharding):

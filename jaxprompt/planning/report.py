@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxprompt.parallel import roofline
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled
-from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
+from jaxprompt.planning.search import RESERVE, Plan, needed_flops
 
 _FLOPS = ("", "k", "M", "G", "T", "P")
 _COMPILED_PARTS = {
@@ -30,16 +31,23 @@ def plans_to_json(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -
             "dtype": dtype,
             "evaluated": run.config.data.eval_batch,
         },
-        "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
+        "assumed": {
+            "reserve": RESERVE,
+            "limit": limit,
+            "product_share": roofline.PRODUCT_SHARE,
+            "attention_share": roofline.ATTENTION_SHARE,
+            "bandwidth_share": roofline.BANDWIDTH_SHARE,
+            "launch_seconds": roofline.LAUNCH_SECONDS,
+        },
         "source": device and device.source,
         "plans": {
-            name: plan and _plan_to_json(plan, dtype, rows * length, heads)
+            name: plan and _plan_to_json(run, plan, rows * length, heads)
             for name, plan in plans.items()
         },
     }
 
 
-def _plan_to_json(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[str, Any]:
+def _plan_to_json(run: AbstractRun, plan: Plan, tokens: int, key_heads: int) -> dict[str, Any]:
     """Returns a plan as JSON values; `key_heads` is 0 if the attention heads share no keys."""
     cost, mesh, sizes = plan.cost, plan.mesh, plan.cost.sizes
     values = {
@@ -58,7 +66,7 @@ def _plan_to_json(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[s
             "total": cost.bytes,
             "evaluation": plan.evaluation,
         },
-        "flops": cost.work.flops,
+        "flops": cost.flops,
         "collectives": {
             kind: {"count": cost.work.counts[kind], "bytes": cost.work.sent[kind]}
             for kind in sorted(cost.work.counts)
@@ -68,12 +76,20 @@ def _plan_to_json(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[s
         return values
     if plan.compiled is not None:
         values |= {"compiled": _compiled_to_json(plan.compiled, plan.evaluated)}
+    dtype, kernels, needed = run.config.backbone.dtype, plan.kernels, needed_flops(run, plan)
     time = plan.time(dtype)
     return values | {
+        "needed_flops": needed,
+        "kernels": {
+            "count": sum(kernel.times for kernel in kernels),
+            "bytes": sum(kernel.times * kernel.bytes for kernel in kernels),
+            "weight_copies": sum(kernel.times * kernel.copied for kernel in kernels),
+        },
         "room": plan.room,
         "fits": plan.fits,
         "evaluates": plan.evaluates,
         "seconds": {**time._asdict(), "step": time.step},
+        "share_of_peak": needed / (time.step * plan.device.peak(dtype)),
         "tokens_per_second": tokens / time.step,
     }
 
@@ -123,7 +139,9 @@ def format_plans(report: dict[str, Any]) -> str:
         lines += ["", *_advice(report), ""]
         lines += [
             f"room is {1 - assumed['reserve']:.0%} of the memory; times assume matrix products at "
-            f"{assumed['utilisation']:.0%} of the peak speed, everything else at full speed",
+            f"{assumed['product_share']:.0%} of the peak speed, attention kernels at "
+            f"{assumed['attention_share']:.0%}, others at {assumed['bandwidth_share']:.0%} of the "
+            "bandwidth",
             *_sources(report),
             f"data sheet: {report['source']}",
         ]
@@ -152,8 +170,8 @@ def _sources(report: dict[str, Any]) -> list[str]:
         ]
     refused = [plan["refused"] for plan in compiled if "refused" in plan]
     return [
-        "compiled: by the compiler of the devices, which decides what fits; estimated: by that of "
-        "the CPU, as are FLOPs and times",
+        "compiled: by the compiler of the devices, which decides what fits, and whose kernels give "
+        "the times; estimated: by that of the CPU, as are FLOPs",
         *dict.fromkeys(refused),
     ]
 
@@ -213,6 +231,9 @@ def _table(plans: dict[str, Any]) -> list[str]:
     if has_device:
         row("fits", ("yes" if p["fits"] else "NO" for p in columns))
     row("FLOPs per device", (_format_scaled(p["flops"], _FLOPS, 1000) for p in columns))
+    if has_device and any(p["needed_flops"] < p["flops"] for p in columns):
+        needed = (_format_scaled(p["needed_flops"], _FLOPS, 1000) for p in columns)
+        row("  not recomputed", needed)
     none = ("" if p["collectives"] else "nothing" for p in columns)
     row("sent per device, estimated" if compiled else "sent per device", none)
     for kind in _kinds(columns):
@@ -223,9 +244,14 @@ def _table(plans: dict[str, Any]) -> list[str]:
             sent = [p["compiled"].get("collectives", {}) for p in columns]
             row(f"  {kind}", (_format_traffic(traffic.get(kind)) for traffic in sent))
     if has_device:
-        row("one step", (f"{p['seconds']['step']:.3g} s" for p in columns))
-        for part in ("compute", "memory", "network"):
-            row(f"  {part}", (f"{p['seconds'][part]:.3g} s" for p in columns))
+        row("one step", (_format_seconds(p["seconds"]["step"]) for p in columns))
+        for part in roofline.StepTime._fields:
+            seconds = [p["seconds"][part] for p in columns]
+            if any(seconds):
+                row(f"  {part}", map(_format_seconds, seconds))
+        row("kernels", (f"{p['kernels']['count']:,}" for p in columns))
+        row("copies of frozen weights", (_format_copies(p["kernels"]) for p in columns))
+        row("share of peak", (f"{p['share_of_peak']:.0%}" for p in columns))
         row("tokens per second", (f"{p['tokens_per_second']:,.0f}" for p in columns))
     name_width = max(len(name) for name, _ in rows)
     width = 2 + max(len(cell) for _, cells in rows for cell in cells)
@@ -247,6 +273,15 @@ def _format_traffic(traffic: dict[str, int] | None) -> str:
         f", {traffic['asynchronous']} asynchronous" if traffic.get("asynchronous") else ""
     )
     return f"{traffic['count']}x {_format_bytes(traffic['bytes'])}{asynchronous}"
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _format_copies(kernels: dict[str, int]) -> str:
+    share = kernels["weight_copies"] / max(1, kernels["bytes"])
+    return f"{_format_bytes(kernels['weight_copies'])}, {share:.0%}"
 
 
 def _format_bytes(count: float) -> str:

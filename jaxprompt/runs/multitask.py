@@ -16,11 +16,12 @@ import optax
 
 from jaxprompt import tree
 from jaxprompt.build import initial_params
-from jaxprompt.build.backbone import NO_INPUTS
+from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.check import check_config, check_metric_package
 from jaxprompt.build.evaluation import make_metrics_fn
 from jaxprompt.build.inheritance import init_notes
 from jaxprompt.build.initial_params import init_params
+from jaxprompt.build.layers import layer_notes, measure_work, separates_layers
 from jaxprompt.build.method import prompt_starts
 from jaxprompt.build.optimizer import make_milestones
 from jaxprompt.build.placement import build_placement
@@ -166,6 +167,19 @@ class Tasks:
         return dataclasses.replace(self, backbone=backbone, by_name=by_name)
 
 
+def _separates_layers(config: RunConfig, tasks: Tasks) -> bool:
+    """Returns whether layers are separate arrays, see `build.layers`."""
+    scorers = [task.scorer for task in tasks.by_name.values()]
+    train_splits = [task.splits["train"] for task in tasks.by_name.values()]
+    return separates_layers(
+        tasks.backbone,
+        tasks.placement,
+        writes=any(scorer.head.WRITES for scorer in scorers),
+        work=measure_work(config, tasks.milestones.total, scorers[0].layout, train_splits),
+        trainable=config.trainable,
+    )
+
+
 def read_tasks(config: RunConfig) -> Tasks:
     """Loads and encodes the splits of all tasks of a config."""
     placement, configs = build_placement(config), task_configs(config)
@@ -284,7 +298,9 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
         """Loads and encodes the splits of all tasks, and loads the backbone."""
         del saved, resume_step
         tasks = read_tasks(self.config)
-        backbone, loaded = NO_INPUTS.load(tasks.backbone, tasks.placement)
+        backbone, loaded = load_weights(
+            tasks.backbone, tasks.placement, separate_layers=_separates_layers(self.config, tasks)
+        )
         tasks = tasks.with_backbone(backbone)
         record = SharedRecord(
             tasks={name: task.record for name, task in tasks.by_name.items()},
@@ -344,6 +360,7 @@ class SharedTrainStages(RunStages[SharedRecord, PreparedTasks, TasksJob]):
             yield from split_lines(task.scorer, task.splits, task.notes)
         yield tree.parameter_table(job.state.trainable, job.frozen)
         yield f"{prepared.milestones.total} steps, {start_message}"
+        yield from layer_notes(prepared.placement, job.frozen)
 
     def finish(self, prepared: PreparedTasks, job: TasksJob, outcome: TrainOutcome) -> RunResult:
         """Evaluates on test once, and exports the prompt with the head of each task."""

@@ -17,6 +17,7 @@ from jaxprompt.build.check import check_config
 from jaxprompt.build.corpus import read_corpus, require_corpus
 from jaxprompt.build.inheritance import init_notes
 from jaxprompt.build.initial_params import InitialParams, count_tokens, init_params
+from jaxprompt.build.layers import layer_notes, measure_corpus_work, separates_layers
 from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.optimizer import build_optimizer, config_milestones, uses_epoch_length
 from jaxprompt.build.placement import build_placement, kernel_notes
@@ -509,6 +510,22 @@ def make_prepared_prompt(
     )
 
 
+def _load_weights(
+    config: RunConfig,
+    ppt_task: PptTask,
+    text: CorpusExamples,
+    placement: Placement,
+    runs: int = 1,
+) -> tuple[Backbone, Loaded]:
+    """Loads the weights of a backbone that `runs` runs train with at once."""
+    steps_per_epoch = -(-len(text.rows) // config.data.batch)
+    steps = config_milestones(config, steps_per_epoch, len(text.rows)).total
+    work = measure_corpus_work(config, steps, runs)
+    backbone = ppt_task.backbone
+    separate_layers = separates_layers(backbone, placement, work=work, trainable=config.trainable)
+    return load_weights(backbone, placement, separate_layers=separate_layers)
+
+
 class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
     """Trains on documents of a corpus, and evaluates on held-out ones."""
 
@@ -527,7 +544,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
         corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, resume_step)
         text = make_corpus_examples(config, corpus, ppt_task, placement.batch_part())
         check_same(saved, text.data, config)
-        backbone, loaded = load_weights(ppt_task.backbone, placement)
+        backbone, loaded = _load_weights(config, ppt_task, text, placement)
         ppt_task = ppt_task.with_backbone(backbone)
         return make_prepared_prompt(config, placement, ppt_task, text, loaded, corpus.token_counts)
 
@@ -573,6 +590,7 @@ class PretrainStages(RunStages[PretrainingRecord, PreparedPrompt, Job]):
         batch_shape = f"{config.data.batch} x {config.data.max_len} tokens"
         yield f"{prepared.milestones.total} steps of {batch_shape}, {start_message}"
         yield from kernel_notes(config, prepared.placement, backbone)
+        yield from layer_notes(prepared.placement, job.frozen)
 
     def finish(self, prepared: PreparedPrompt, job: Job, outcome: TrainOutcome) -> RunResult:
         """Makes the result; `export` writes the prompt."""
@@ -620,7 +638,8 @@ def prepare_corpus_group(
         readable.append((run, key))
     if corpus is None or not readable:
         return None, []
-    backbone, loaded = load_weights(ppt_tasks[readable[0][1]].backbone, placement)
+    ppt_task, text = ppt_tasks[readable[0][1]], texts[readable[0][1]]
+    backbone, loaded = _load_weights(config, ppt_task, text, placement, runs=len(readable))
     models: dict[str, Model] = {}
     flops: dict[str, float] = {}
     members, token_counts = [], functools.cache(corpus.token_counts)
@@ -640,7 +659,7 @@ def prepare_corpus_group(
         members.append(_member(run, prepared, flops[key]))
     objectives = make_objectives(config, members[0].scorer.model)[1]
     lines = corpus_lines(config, backbone, loaded.report, corpus)
-    lines += kernel_notes(config, placement, backbone)
+    lines += [*kernel_notes(config, placement, backbone), *layer_notes(placement, loaded.params)]
     for key, text in texts.items():
         lines += task_lines(ppt_tasks[key], text)
     shared = GroupInputs(

@@ -9,6 +9,7 @@ from jaxprompt.build.check import check_config
 from jaxprompt.build.demonstrations import has_demos
 from jaxprompt.build.examples import check_prompt_tuning, read_examples
 from jaxprompt.build.initial_params import InitialParams, count_corpus, count_tokens, init_params
+from jaxprompt.build.layers import separates_layers
 from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import (
@@ -99,7 +100,10 @@ def restore_run(
     if demo_splits and "train" not in split_names:  # only for demonstrations, not to be scored
         del examples.splits["train"]
     splits = encode_splits(scorer, examples)
-    backbone, loaded = inputs.load(backbone, placement)
+    is_separate = separates_layers(
+        backbone, placement, writes=scorer.head.WRITES, trainable=config.trainable
+    )
+    backbone, loaded = inputs.load(backbone, placement, separate_layers=is_separate)
     scorer = scorer.with_backbone(backbone)
     if record is None:
         params = scorer.model.init(

@@ -18,6 +18,7 @@ from jaxprompt.build.evaluation import make_metrics_fn
 from jaxprompt.build.examples import examples_key
 from jaxprompt.build.inheritance import init_notes
 from jaxprompt.build.initial_params import InitialParams, count_corpus, count_tokens, init_params
+from jaxprompt.build.layers import layer_notes, measure_work, separates_layers
 from jaxprompt.build.method import get_method
 from jaxprompt.build.optimizer import config_milestones
 from jaxprompt.build.placement import build_placement, kernel_notes
@@ -104,6 +105,21 @@ def read_inputs(
     )
 
 
+def _separates_layers(
+    config: RunConfig, inputs: TaskInputs, placement: Placement, backbone: Backbone, runs: int = 1
+) -> bool:
+    """Returns whether layers are separate arrays, see `build.layers`; `runs` train at once."""
+    scorer, train = inputs.scorer, inputs.splits["train"]
+    work = measure_work(config, inputs.milestones.total, scorer.layout, [train], runs)
+    return separates_layers(
+        backbone,
+        placement,
+        writes=scorer.head.WRITES,
+        work=work,
+        trainable=config.trainable,
+    )
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedTask(PreparedWithWeights[TaskRecord]):
     """The examples of a task, and the backbone."""
@@ -167,7 +183,8 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             # Every process reads all rows, and trains on its share of them.
             rows = {f"the rows of {name}": split.digest() for name, split in inputs.splits.items()}
             processes.check_agreement(rows)
-        backbone, loaded = self.inputs.load(backbone, placement)
+        separate_layers = _separates_layers(config, inputs, placement, backbone)
+        backbone, loaded = self.inputs.load(backbone, placement, separate_layers=separate_layers)
         return make_prepared_task(config, inputs, placement, backbone, loaded)
 
     def build(self, prepared: PreparedTask) -> TaskJob:
@@ -219,6 +236,7 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             yield f"randomly initialised: {', '.join(new_heads)}"
         yield f"{prepared.milestones.total} steps, {start_message}"
         yield from kernel_notes(config, prepared.placement, prepared.backbone)
+        yield from layer_notes(prepared.placement, job.frozen)
 
     def finish(self, prepared: PreparedTask, job: TaskJob, outcome: TrainOutcome) -> RunResult:
         """Evaluates on test once, with the best parameters."""
@@ -259,7 +277,10 @@ def prepare_task_group(
     backbone = open_checked_backbone(config, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
     pairs = _read_inputs(runs, placement, backbone, mark_failed)
-    backbone, loaded = load_weights(backbone, placement)
+    separate_layers = bool(pairs) and _separates_layers(
+        config, pairs[0][1], placement, backbone, runs=len(pairs)
+    )
+    backbone, loaded = load_weights(backbone, placement, separate_layers=separate_layers)
     corpus = functools.cache(lambda: count_corpus(config, pairs[0][1].scorer, workdir))
     models: dict[str, Model] = {}
     members = []
@@ -279,6 +300,7 @@ def prepare_task_group(
         records.check_same_data(member.run.folder, member.record)
     lines = [f"backbone {backbone.config.path} ({backbone.family})"]
     lines += kernel_notes(config, placement, backbone)
+    lines += layer_notes(placement, loaded.params)
     lines += _example_lines(pairs)
     objectives = build_objectives(config, members[0].model) if members else []
     shared = GroupInputs(config, placement, loaded, objectives, SplitScorer, lines)

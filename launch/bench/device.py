@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.errors import InputError, check_known
+from launch.bench.models import import_peft
 from launch.bench.process import Result, environment, pinned, side
 
 
@@ -52,13 +53,13 @@ BERT = HALF | {
     "data.batch": 32, "data.max_len": 128,
 }  # fmt: skip
 LLAMA = HALF | {"backbone.path": "meta-llama/Llama-2-7b-hf", "prompt.length": 20}
-LONG_LLAMA = LLAMA | {"data.batch": 8, "data.max_len": 2048}
+LONG_LLAMA = LLAMA | {"prompt.dropout": 0, "data.batch": 8, "data.max_len": 2048}
 TEXTS = LLAMA | {  # 8 texts of 512 tokens are continued; the target of training has 64 more
     "prompt.name": "soft", "data.eval_batch": 8, "data.max_len": 592, "head.name": "text",
     "task.name": "custom", "task.fields": "text", "task.target": "target",
     "task.template": "{text}",
 } | UNROLL  # fmt: skip
-LLAMA31 = LLAMA | {
+LLAMA31 = LONG_LLAMA | {
     "backbone.path": "meta-llama/Llama-3.1-8B", "backbone.remat": "full",
     "data.batch": 1, "data.max_len": 16384,
 }  # fmt: skip
@@ -97,7 +98,7 @@ TINY_SHAPES = {
     ),
     "t5": dict(d_model=64, num_layers=2, num_heads=4, d_kv=16, d_ff=128, vocab_size=1024),
     "llama": dict(
-        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=128, vocab_size=1024,
     ),
 }  # fmt: skip
@@ -416,9 +417,9 @@ def unneeded_flops(run, batch) -> float:
     The last layer has few queries, those that the head reads.
     """
     module, (rows, length) = run.backbone.module, batch.encoder.ids.shape
-    dims = module.dims
-    square = 2 * rows * length**2 * dims.heads * dims.head_dim  # half of two products
-    return square * (dims.layers - 1) if module.STYLE == "causal" else 0
+    # Half of two products. The heads of `dims` are those of keys.
+    square = 2 * rows * length**2 * module.cfg.heads * module.dims.head_dim
+    return square * (module.dims.layers - 1) if module.STYLE == "causal" else 0
 
 
 # -- ours -----------------------------------------------------------------------------------------
@@ -696,12 +697,12 @@ def measure_peft(case: Case, args: argparse.Namespace) -> dict[str, Any]:
 
 def make_torch_model(config, device: str):
     """Makes the model of a config with its prompt in PEFT, of random weights."""
-    import peft
     import torch
     import transformers
 
     from jaxprompt.planning.published import published_checkpoints
 
+    peft = import_peft()
     hf = dict(published_checkpoints()[config.backbone.path].hf)
     is_t5, rate = hf["model_type"] == "t5", config.backbone.dropout or 0.0
     names = ("dropout_rate",) if is_t5 else ("hidden_dropout_prob", "attention_probs_dropout_prob")

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,12 +61,33 @@ def make_model(shape: str, kind: str, length: int = LENGTH, **how):
     return Model(backbone, prompt, {"main": Head(2, "checkpoint", DROPOUT)})
 
 
+def import_peft():
+    """Imports PEFT. Version 0.21 misses the cache in signatures of transformers 5.24, by its name.
+
+    The models still take the old name.
+    """
+    import inspect
+
+    import peft
+    from transformers import BertModel
+
+    def signature(function):
+        parameters = dict(inspect.signature(function).parameters)
+        if "cache" in parameters:
+            parameters["past_key_values"] = parameters["cache"]
+        return SimpleNamespace(parameters=parameters)
+
+    if "cache" in inspect.signature(BertModel.forward).parameters:
+        peft.peft_model.inspect = SimpleNamespace(**vars(inspect) | {"signature": signature})
+    return peft
+
+
 def make_peft(shape: str, kind: str, *, dtype: str = "float32"):
     """Makes the model of `make_model` with the same prompt in PEFT, to be trained."""
-    import peft
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
+    peft = import_peft()
     torch.manual_seed(0)
     # Left to itself the model finds the problem's type in the first step, and compiles again.
     fields = {"num_labels": 2, "problem_type": "single_label_classification"}

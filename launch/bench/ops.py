@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from launch.bench.models import LENGTH, hf_config, make_model, make_work
+from launch.bench.models import LENGTH, hf_config, import_peft, make_model, make_work
 from launch.bench.process import call, side
 
 KINDS = (
@@ -211,11 +211,11 @@ def their_kind(names: list[str]) -> str:
 
 def measure_peft(args: argparse.Namespace) -> dict[str, float]:
     """Profiles steps of PEFT's. -> kind -> seconds of a step"""
-    import peft
     import torch
     from torch.profiler import ProfilerActivity, profile
     from transformers import BertConfig, BertForSequenceClassification
 
+    peft = import_peft()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(num_labels=2, **hf_config("base")))

@@ -71,7 +71,7 @@ def compare(case: str, steps: int = 2) -> dict[str, float]:
     run = open_run(make_config(case))
     placement = make_placement(devices=jax.devices()[:1])
     shapes = step_shapes(run, placement)
-    cost = measure_cost(shapes, placement)
+    cost = measure_cost(run, shapes, placement)
     # Compiled before anything is measured: the compiler takes memory of its own.
     step = jit(shapes.step, donate_argnums=0).lower(*shapes[1:]).compile()
     full = lambda x: jnp.full(x.shape, 1e-2, x.dtype)

@@ -1,6 +1,8 @@
 """Real steps at published sizes, as shapes that lie on devices that are not there."""
 
 import dataclasses
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from jaxprompt.scoring.losses import count_hits, target_loss
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
+from jaxprompt.tree import is_layer_list
 from jaxprompt.types import Batch, Objective, Tokens
 
 WRITES = dict(max_new_tokens=32, eos=1, pad=0, num_beams=4)
@@ -107,6 +110,33 @@ def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compile
     prompt = {n: x for n, x in shapes.state.trainable.items() if n.startswith("prompt/")}
     arguments = prompt, shapes.frozen, shapes.batch
     return compile_for(place, with_placement(place, step), *arguments), shapes, config
+
+
+def copied_weights(text: str, frozen: Any) -> list[str]:
+    """Lists the operations that make an array as large as a layer's matrix of parameters alone.
+
+    A product also reads what a layer computes. `frozen` are shapes, with `LayerList`s.
+    """
+    lists = [leaf for leaf in frozen.values() if is_layer_list(leaf)]
+    sizes = {math.prod(leaf.shape[1:]) for leaf in lists if len(leaf.shape) > 2}
+    entry = text[text.index("\nENTRY ") :]
+    unchanged, copies = set(), []
+    for line in entry.splitlines():
+        found = re.match(r"\s+(?:ROOT )?(%\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*)", line)
+        if not found:
+            continue
+        name, kind, operation, rest = found.groups()
+        operands = re.findall(r"%[\w.-]+", rest.partition("), ")[0])
+        if operation == "constant" or (operation == "parameter" and "layers/" in rest):
+            unchanged.add(name)
+        elif operands and unchanged.issuperset(operands):
+            if operation in ("bitcast", "get-tuple-element"):
+                unchanged.add(name)
+                continue
+            shapes = re.findall(r"\[([\d,]+)\]", kind)
+            if sizes.intersection(math.prod(map(int, shape.split(","))) for shape in shapes):
+                copies.append(line.strip())
+    return copies
 
 
 def _module(run: Any, place: Placement) -> Any:

@@ -1,6 +1,7 @@
 """What ships is compiled at its published size by the compilers of the devices that it is for."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from programs import (
     compile_scores,
     compile_train,
     compile_writing,
+    copied_weights,
     make_place,
 )
 
 from jaxprompt.parallel.devices import DEVICES
+from jaxprompt.tree import is_layer_list
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -182,6 +185,19 @@ def test_other_steps_and_meshes(device, work, path, data, model, fsdp, fields, t
         assert compiled.temporary < weights(read)
 
 
+@pytest.mark.parametrize("device", [device for device in ON if device == "h100"])
+def test_remat_runs_no_attention_again(device):
+    place, programs = make_place(device, 1, 1, False), {}
+    for remat in ("none", "mlp", "dots"):
+        fields = NARROW | dict(backbone__path=BERT, backbone__remat=remat)
+        programs[remat] = compile_train(str(CONFIGS / "base.py"), place, **fields)[0]
+        text = programs[remat].text
+        calls = re.findall(r'custom_call_target="__cudnn\$fmha(\w*)"', text)
+        backward = sum("Backward" in call for call in calls)
+        assert backward and len(calls) == 2 * backward, remat
+    assert programs["mlp"].temporary < 0.8 * programs["none"].temporary
+
+
 TPUS = [device for device in ON if DEVICES[device].platform == "tpu"]
 
 
@@ -192,3 +208,21 @@ def test_collectives_are_asynchronous_on_tpus(data, model, fsdp, device):
     fields = NARROW | dict(backbone__path="google-bert/bert-base-uncased")
     work = compile_train(str(CONFIGS / "base.py"), place, **fields)[0].work
     assert work.overlapped.total() >= 0.95 * work.counts.total() > 0, work
+
+
+GPUS = [device for device in ON if DEVICES[device].platform == "gpu"]
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("work, name", [("train", BERT), ("writing", TINY_LLAMA)])
+def test_unrolled_layers_are_not_copied(work, name, device, tell):
+    """Every product reads the weights where they are; generation needs no second copy of them."""
+    place = make_place(device, 1, 1, False)
+    fields = NARROW | dict(backbone__path=name, data__batch=8, backbone__stack="unroll")
+    compiled, shapes, config = STEPS[work](str(CONFIGS / "base.py"), place, **fields)
+    kernel = has_kernel(config, device, shapes.batch.encoder.ids.shape[1])
+    parts = weights(shapes.state.trainable), weights(shapes.frozen)
+    tell(f"{work}, unrolled", name.partition("/")[2], device, place, compiled, *parts, kernel)
+    layers = {path: leaf for path, leaf in shapes.frozen.items() if is_layer_list(leaf)}
+    assert copied_weights(compiled.text, layers) == []
+    assert compiled.temporary < weights(layers) / (2 if work == "writing" else 1)

@@ -91,7 +91,8 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
     """Its memory decides what fits, and its collectives are told; it may refuse."""
     work = DeviceWork(0.0, Counter({"all-reduce": 3}), Counter({"all-reduce": 2**20}),
                 Counter({"all-reduce": 2}))  # fmt: skip
-    said = [Compiled(2**30, 20 * 2**30, 21 * 2**30, work, ""), "the compiler failed: too large"]
+    text = "ENTRY %main () -> f32[] {\n  %a = f32[1024,1024]{1,0} rng-bit-generator()\n}\n"
+    said = [Compiled(2**30, 20 * 2**30, 21 * 2**30, work, text), "the compiler failed: too large"]
     calls = []
 
     def compiled(run, plan):
@@ -111,6 +112,7 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
     assert lines["fits"] == ["NO", "NO", "NO"]
     assert lines["temporary"] == ["20", "GiB", "refused", "20", "GiB"]
     assert "3x 1 MiB, 2 asynchronous" in out.split("sent per device, compiled")[1]
+    assert lines["kernels"][0] == lines["kernels"][2] == "1" != lines["kernels"][1]
     assert "the compiler failed: too large" in out and "estimated: by that of the CPU" in out
     calls.clear()
     code, out, _ = jaxprompt(capsys, "plan", *words, "--config.mesh.data=1", "--format=json")

@@ -153,6 +153,28 @@ def test_a_signal_saves_and_the_same_command_resumes(whole, config, tmp_path, ca
 
 
 @pytest.mark.long
+def test_a_run_resumes_with_layers_in_another_layout(whole, config, tmp_path, capsys, monkeypatch):
+    """Separate layers for three steps, then a scan; evaluated with separate layers."""
+    train = ["train", f"--config={config}", f"--workdir={tmp_path}"]
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, signal.SIGTERM)
+        _, _, err = jaxprompt(capsys, *train, "--config.backbone.stack=unroll")
+    assert "layers are separate arrays and unrolled" in err
+    _, err = succeed(capsys, *train, "--config.backbone.stack=scan")
+    assert "resumed at step 3" in err and "separate arrays" not in err
+    state, expected = arrays(tmp_path)[0], arrays(whole)[0]
+    for name, leaf in expected.items():
+        if np.issubdtype(leaf.dtype, np.floating):
+            assert np.linalg.norm(state[name] - leaf) <= 1e-5 * np.linalg.norm(leaf), name
+    evaluate = ["evaluate", f"--config={config}", f"--workdir={tmp_path}", "--split=dev"]
+    one, other = (
+        json.loads(succeed(capsys, *evaluate, f"--config.backbone.stack={stack}")[0])
+        for stack in ("scan", "unroll")
+    )
+    assert timeless(one) == timeless(other)
+
+
+@pytest.mark.long
 def test_the_own_generator_of_a_device_resumes_bit_for_bit_too(
     whole, config, tmp_path, capsys, monkeypatch
 ):

@@ -11,7 +11,7 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BITS, dequantize_tree
 from jaxprompt.parallel.sharding import check_divisible, make_placement
-from jaxprompt.tree import count, flatten
+from jaxprompt.tree import SEPARABLE, count, flatten, is_layer_list, stack_layers
 
 torch = pytest.importorskip("torch")
 
@@ -58,6 +58,15 @@ def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantiz
     check_divisible(placement, flatten({"backbone": loaded.params}))
     expected = quantize_params(jax.device_get(plain.params), BITS[quantize])
     assert_equal(jax.device_get(loaded.params), expected)
+    separate = load(saved, family, quantize=quantize, placement=placement, separate_layers=True)
+    flat = flatten({"backbone": separate.params})
+    check_divisible(placement, flat)
+    assert separate.report == loaded.report
+    for name, shardings in placement.param_shardings(flat).items():
+        for leaf, sharding in zip(*map(jax.tree.leaves, (flat[name], shardings)), strict=True):
+            assert leaf.sharding == sharding
+        assert is_layer_list(flat[name]) == (name.split("/")[1] in SEPARABLE)
+    assert_equal(jax.device_get(stack_layers(separate.params)), expected)
     assert count(loaded.params) == count(plain.params)
     assert loaded.report.bytes == sum(x.nbytes for x in jax.tree.leaves(loaded.params))
     fingerprint = loaded.report.fingerprint

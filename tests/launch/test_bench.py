@@ -180,6 +180,8 @@ def test_a_device_case_that_raises_has_an_error():
     assert device.guarded("product", skip, args)["skipped"] == "no GPU"
     with pytest.raises(InputError, match="data.batch"):
         device.check_fields(["data.batch"])
+    with pytest.raises(InputError, match="t5-xl"):
+        device.measure(argparse.Namespace(cases=["t5-xll"]))
 
 
 def test_shares_and_the_table_of_device(session):
@@ -220,6 +222,23 @@ def test_arrays_of_device_cases():
     assert [float(x.max()) for x in scales] == pytest.approx([2e-4] * 2, rel=1e-3)
     assert norms[0].dtype == "bfloat16" and (norms[0] == 1).all()
     assert 0 < float(abs(bias).max()) < 0.2
+
+
+# Products of frozen weights with inputs and with gradients, and six of T x S in attention, of which
+# causal ones need half. The first layer has no gradient of inputs, the last one few positions.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name, layers, tokens, params, attention",
+    [
+        ("bert-large", 24, 32 * 128, 12 * 1024**2, 128 + 20),
+        ("llama-2-7b", 32, 8 * 2048, 4 * 4096**2 + 3 * 4096 * 11008, 2048 / 2),
+        ("llama-3.1-8b-16k", 32, 16384, 2.5 * 4096**2 + 3 * 4096 * 14336, 16384 / 2),
+    ],
+)
+def test_flops_that_a_case_of_device_needs(name, layers, tokens, params, attention):
+    width = 1024 if name == "bert-large" else 4096
+    formula = (layers - 1) * tokens * (4 * params + 12 * attention * width)
+    assert device.needed_flops(device.CASES[name], []) == pytest.approx(formula, rel=0.01)
 
 
 @pytest.mark.long

@@ -51,6 +51,25 @@ def test_gelu_keeps_one_array_for_the_backward_pass(gelu):
     assert len(arrays) == 1
 
 
+@pytest.mark.parametrize("module", [Mlp(32, "gelu"), GatedMlp(32, "silu", gated=True)])
+def test_wide_activations_are_recomputed(module):
+    """The gradients stay; of the arrays [..., F], the frozen block stores none."""
+    x = np.random.default_rng(0).normal(size=(5, 3, 8)).astype(np.float32)
+    flags = dict(deterministic=True) if isinstance(module, GatedMlp) else {}
+    params = draw_params(module, x, **flags)
+
+    def grads_and_wide(module):
+        run = lambda params, x: module.apply({"params": params}, x, **flags)
+        y, backward = jax.vjp(run, params, x)
+        stored = jax.tree.leaves(jax.vjp(lambda x: run(params, x), x)[1])
+        return (y, backward(y)), [a for a in stored if a.shape == (5, 3, 32)]
+
+    expected, stored = grads_and_wide(module)
+    actual, stored_again = grads_and_wide(module.clone(recomputed=True))
+    assert_close(actual, expected, rtol=1e-6)
+    assert stored and not stored_again
+
+
 def test_mlp_is_two_maps():
     x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)
     module = Mlp(12, "relu")

@@ -134,7 +134,7 @@ CASES = [
     pytest.param(family, stack, remat, bits, id=f"{family}-{stack}-{remat}-{bits}",
                  marks=pytest.mark.slow)
     for family, stack, remat, bits in (
-        ("bert", "unroll", "none", 8), ("bert", "scan", "full", 8), ("t5", "unroll", "dots", 4),
+        ("bert", "unroll", "none", 8), ("bert", "scan", "mlp", 8), ("t5", "unroll", "dots", 4),
         ("llama", "unroll", "full", 8),
     )
 ]  # fmt: skip

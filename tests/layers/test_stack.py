@@ -7,13 +7,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, assert_equal, exact_jit, jit, make_batch, make_tiny
+from tiny import (
+    assert_close,
+    assert_equal,
+    exact_jit,
+    jit,
+    make_batch,
+    make_tiny,
+    quantize_params,
+)
 
 from jaxprompt.backbones.bert import EncoderLayer
-from jaxprompt.layers.stack import REMATS, STACKS, init_stack, layer_segments, run_stack
+from jaxprompt.layers.stack import REMATS, init_stack, layer_segments, run_stack
 from jaxprompt.parallel.hlo import count_work
+from jaxprompt.tree import LayerList, flatten, split_layers
 from jaxprompt.types import AttentionMask, Injection, Prefix, Stream
 
+STACKS = ("unroll", "scan")
 WAYS = list(itertools.product(STACKS, REMATS))
 LAYERS = 3
 # Wide enough for XLA's library kernels: what LLVM makes of smaller products depends on the loop
@@ -100,11 +110,15 @@ def test_layers_draw_dropout_of_their_own():
     assert len({float(draw) for draw in draws}) == 3
 
 
-@pytest.mark.parametrize("stack, remat", WAYS)
-def test_what_layers_give_is_collected(stack, remat):
+@pytest.mark.parametrize(
+    "stack, remat, is_separate", [*((*way, False) for way in WAYS), ("auto", "none", True)]
+)
+def test_what_layers_give_is_collected(stack, remat, is_separate):
     """Each layer sees its share of the tree, all of the shared arguments, and the flags."""
     params, parts = {"scale": jnp.array([1.0, 10.0, 100.0])}, {"k": jnp.arange(6.0).reshape(3, 2)}
     options = dict(stack=stack, remat=remat, deterministic=True)
+    if is_separate:
+        params = {"scale": LayerList(params["scale"])}
     x, collected = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, **options)
     inputs = [1.0, 2 * 1 + 1, 2 * 3 + 10 * 5]
     assert x == 2 * inputs[-1] + 100 * 9
@@ -130,15 +144,43 @@ def test_gradients_flow_through_what_is_collected(remat):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("family, remat", [
+    ("t5", "mlp"), ("llama", "mlp"), ("gpt2", "mlp"), ("modernbert", "mlp"), ("bart", "mlp"),
+    ("deberta_v2", "mlp"), ("t5", "dots"), ("llama", "dots"),
+])  # fmt: skip
+def test_every_family_recomputes_what_it_computed(family, remat):
+    """With dropout, whose elements must be the same again; gradients of all matrices."""
+    batch = make_batch(rows=2, family=family)
+
+    def loss_and_grads(remat):
+        backbone, params = make_tiny(family, stack="scan", remat=remat, dropout=0.2)
+        keys = {"dropout": jax.random.key(1)}
+
+        def loss(params):
+            states = backbone.apply(
+                {"params": params}, batch, Injection(), deterministic=False, rngs=keys
+            )
+            return sum((x * jnp.arange(x.shape[-1])).mean() for x in jax.tree.leaves(states))
+
+        value, grads = jit(jax.value_and_grad(loss))(params)
+        # The gradient of a key's bias is rounding alone.
+        return value, {n: g for n, g in flatten(grads).items() if n.endswith("kernel")}
+
+    assert_close(loss_and_grads(remat), loss_and_grads("none"), rtol=1e-5)
+
+
+@pytest.mark.long
 def test_remat_keeps_less():
     """Bytes that the compiled gradient needs beside arguments and results; layers in a loop."""
     batch, needed = make_batch(rows=32, length=32), {}
     for remat in REMATS:
-        backbone, params = make_tiny(stack="scan", remat=remat, num_hidden_layers=8)
+        backbone, params = make_tiny(
+            stack="scan", remat=remat, num_hidden_layers=8, intermediate_size=64
+        )
         run = lambda p, b, m=backbone: m.apply({"params": p}, b, Injection(), deterministic=True)
         grad = jax.jit(jax.grad(lambda p, b, run=run: (run(p, b) ** 2).sum()))
         needed[remat] = grad.lower(params, batch).compile().memory_analysis().temp_size_in_bytes
-    assert needed["full"] < needed["dots"] < needed["none"]
+    assert needed["full"] < needed["dots"] < needed["mlp"] < 0.9 * needed["none"]
 
 
 def test_stacked_parameters_are_drawn_layer_by_layer():
@@ -162,7 +204,7 @@ def interval(first, last, layers=6):
 
 def tuned(stack, remat, mask, reads=None, **sizes):
     """Makes the loss of a prefix in a BERT of 6 layers, and its arguments."""
-    backbone, params = make_tiny(stack=stack, remat=remat, num_hidden_layers=6, **SIZES, **sizes)
+    backbone, params = make_tiny(stack=stack, remat=remat, num_hidden_layers=6, **SIZES | sizes)
     dims, batch = backbone.dims, make_batch(rows=4, length=32, shift=4)
     shape = (2, 6, 1, 4, dims.heads, dims.head_dim)
     table = np.random.default_rng(1).normal(size=shape).astype(np.float32)
@@ -191,6 +233,23 @@ def test_layers_without_the_prefix_are_spared_it(stack, remat):
     table = results[0][1][0]
     assert np.abs(table[:, 2:4]).min(axis=(0, 2, 3, 4, 5)).min() >= 0 < np.abs(table[:, 2:4]).max()
     assert np.abs(np.delete(table, [2, 3], axis=1)).max() == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["int8", "intervals", *REMATS])
+def test_separate_layers_compute_what_a_scan_does(kind):
+    """With codes, with a prefix in some layers and with every kind of remat."""
+    mask, remat = interval(2 if kind == "intervals" else 0, 5), kind if kind in REMATS else "none"
+    sizes = dict(max_position_embeddings=64, num_attention_heads=2)
+    loss, (table, params) = tuned("scan", remat, mask, **sizes)
+    if kind == "int8":
+        params = quantize_params(params, 8)
+    grad = jit(jax.value_and_grad(loss))
+    (scanned, expected), (unrolled, gradient) = (
+        grad(table, x) for x in (params, split_layers(params))
+    )
+    assert abs(unrolled - scanned) <= 1e-6 * abs(scanned)
+    assert np.linalg.norm(gradient - expected) <= 1e-6 * np.linalg.norm(expected) > 0
 
 
 @pytest.mark.long_cases("unroll")

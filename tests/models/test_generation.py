@@ -19,6 +19,7 @@ from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.generation import Generated, generate
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
+from jaxprompt.tree import split_layers
 from jaxprompt.types import Batch, Tokens
 
 torch = pytest.importorskip("torch")
@@ -406,6 +407,16 @@ def test_layers_that_are_read_where_they_lie_write_the_same(pairs, kind, monkeyp
     assert calls
     assert_equal(actual.ids, copied.ids)
     assert_close(actual.scores, copied.scores)
+
+
+@pytest.mark.default_cases("t5")
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "gemma2"])
+def test_separate_layers_write_the_same(pairs, kind):
+    pair, batch = pairs(kind), make_batch(kind)
+    stacked = run(pair, batch, num_beams=2)
+    actual = run(pair._replace(params=split_layers(pair.params)), batch, num_beams=2)
+    assert_equal(actual.ids, stacked.ids)
+    assert_close(actual.scores, stacked.scores)
 
 
 @pytest.mark.long

@@ -208,7 +208,7 @@ def test_no_gradient_of_a_frozen_weight_exists(family, method, patterns):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "stack, remat, mesh", [("scan", "dots", "both"), ("scan", "full", "all"),
+    "stack, remat, mesh", [("scan", "dots", "both"), ("scan", "mlp", "all"),
                            ("unroll", "dots", "all"), ("unroll", "full", "both")],
 )  # fmt: skip
 def test_every_way_to_run_a_stack_is_one_computation_on_a_mesh(stack, remat, mesh):

@@ -9,12 +9,16 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxprompt.errors import InputError
+from jaxprompt.layers.attention import attend
 from jaxprompt.parallel.devices import DEVICES
+from jaxprompt.parallel.roofline import ATTENTION
 from jaxprompt.parallel.sharding import make_placement, with_placement
 from jaxprompt.planning.cost import (
+    _device_kernels,
     eval_bytes,
     eval_shapes,
     measure_sizes,
@@ -24,6 +28,7 @@ from jaxprompt.planning.cost import (
 from jaxprompt.planning.report import format_plans, plans_to_json
 from jaxprompt.planning.search import RESERVE, fastest, plan_as_configured, smallest
 from jaxprompt.training.evaluation import generation_step
+from jaxprompt.types import AttentionMask
 
 ROOT = Path(__file__).resolve().parents[2]
 ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"
@@ -40,7 +45,7 @@ def on(data=1, model=1, fsdp=False):
 
 def cost_of(run, placement=None, remat=""):
     placement = placement or on()
-    return measure_step(step_shapes(run, placement, remat), placement)
+    return measure_step(run, step_shapes(run, placement, remat), placement)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +63,27 @@ def test_flops_are_four_for_every_number_and_token(t5):
     table = 32128 * width
     by_hand = 4 * rows * ((encoder + cross) * tokens + decoder * fed + table)
     assert cost_of(t5).work.flops == pytest.approx(by_hand, rel=0.1)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_is_estimated_as_one_kernel_forward_and_one_backward(t5, is_causal):
+    rows, queries, keys, heads, size = 2, 16, 24, 6, 64  # the size of T5 small
+
+    def loss(q, k, v):
+        lengths = jnp.full(rows, keys) if is_causal else None
+        mask = AttentionMask(jnp.ones((rows, keys), bool), lengths=lengths, causal=is_causal)
+        return (attend(q, k, v, mask, kernel="fused") ** 2).sum()
+
+    q, k = (jax.ShapeDtypeStruct((rows, x, heads, size), jnp.float32) for x in (queries, keys))
+    text = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).lower(q, k, k).compile().as_text()
+    *others, attention = _device_kernels(t5, text)
+    assert not any(kernel.flops for kernel in others) and attention.category == ATTENTION
+    scores = rows * heads * queries * keys
+    # Seven products, of which a kernel skips the scores above the diagonal.
+    flops = 7 * 2 * scores * size / (1 + is_causal)
+    assert attention.times == 2 and 2 * attention.flops == flops
+    # Each product has two of q, k, v, the result and their gradients beside the scores.
+    assert 2 * attention.bytes == pytest.approx(7 * 4 * (q.size + k.size), rel=0.05)
 
 
 @pytest.mark.long
@@ -176,11 +202,14 @@ def test_scores_take_what_their_batch_takes(make_run):
 
 @pytest.mark.long
 def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
-    run = make_run(T5, data__batch=4, data__eval_batch=1, **WRITES)
+    stacked = dict(backbone__stack="scan")
+    run = make_run(T5, data__batch=4, data__eval_batch=1, **stacked, **WRITES)
     width, inner, mlp, layers = 512, 384, 1024, 8
     decoder = 4 * layers * (8 * width * inner + 3 * width * mlp)
     assert decoder < eval_only_bytes(run) < 1.2 * decoder
-    # TPUs read them where they lie.
+    # TPUs read them where they lie, and other devices where they are separate arrays.
+    separate = make_run(T5, data__batch=4, data__eval_batch=1, **WRITES)
+    assert run.copies_layers and not separate.copies_layers
     assert eval_only_bytes(dataclasses.replace(run, copies_layers=False)) < 0.2 * decoder
     four, eight = (
         make_run(
