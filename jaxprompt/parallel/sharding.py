@@ -197,7 +197,8 @@ def make_placement(
     sizes_text = f"mesh.data={data} x mesh.model={model}"
     if model == 0:
         raise InputError(
-            "mesh.model=0 is only chosen by the commands for runs of one task; set mesh.model"
+            "mesh.model=0 is only chosen by train, pretrain, sweep, validate, evaluate, export and "
+            "inspect; set mesh.model"
         )
     if data == model == -1:
         raise InputError("mesh.data=-1 and mesh.model=-1; only one of them can be -1")

@@ -1,19 +1,15 @@
 """Share of real tokens in the batches of an epoch, and its lengths: one program each.
 
 For each task of --tasks with data.group 1 and 8 and the lengths of a CPU and of accelerators; of
-one run, and of --runs seeds side by side. With --steps also the time of steps on SST-2, groups of 1
-and 8 in turns, each with all of its lengths compiled.
+one run, and of --runs seeds side by side. Nothing is compiled: `epoch` measures seconds.
 """
 
 import argparse
 import dataclasses
-import statistics
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-
-from launch.bench.process import Result, side, worker
 
 GROUPS = (1, 8)
 MULTIPLES = {"multiples of 8": 8, "few lengths": 0}
@@ -24,25 +20,11 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="folder with a folder per task")
     parser.add_argument("--tasks", default="sst2,boolq,squad", help="names of configs/parts/tasks")
     parser.add_argument("--runs", type=int, default=8, help="seeds that train side by side")
-    parser.add_argument("--steps", type=int, default=0, help="of a turn, of --rounds; 0 = none")
 
 
-def measure(args: argparse.Namespace) -> Result:
-    """Counts the tokens of each task, and times the groups."""
-    rows = [row for task in args.tasks.split(",") for row in measure_task(args, task)]
-    return Result(rows, time_groups(args) if args.steps else {})
-
-
-def time_groups(args: argparse.Namespace) -> dict[str, object]:
-    """Lets both groups take turns. Returns their seconds and the median ratio."""
-    sides = [side("epoch", "ours", data=args.data, group=group) for group in GROUPS]
-    with worker(sides[0], args.cores) as random, worker(sides[1], args.cores) as grouped:
-        pairs = [(random(args.steps), grouped(args.steps)) for _ in range(args.rounds + 1)]
-    # The first turn warms up.
-    times = [[one["seconds"] for one in pair] for pair in pairs[1:]]
-    ratio = statistics.median(b / a for a, b in times)
-    print(f"{args.steps} steps of SST-2: time with groups {ratio:.2f} of that without")
-    return {"times": times, "ratio": ratio}
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Counts the tokens of each task."""
+    return [row for task in args.tasks.split(",") for row in measure_task(args, task)]
 
 
 def measure_task(args: argparse.Namespace, task: str) -> list[dict]:

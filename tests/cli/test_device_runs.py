@@ -243,7 +243,7 @@ def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, cap
     "changes, words",
     [
         ({"mesh.data": 3}, "mesh.data=3 x mesh.model=1 does not divide the 8 devices"),
-        ({"mesh.model": 0}, "mesh.model=0 does not divide the 8 devices"),
+        ({"mesh.model": -2}, "mesh.model=-2 does not divide the 8 devices"),
         ({"mesh.slices": 0}, "mesh.slices=0 must be at least 1"),
         ({"mesh.data": 8, "data.batch": 12},
          "data.batch=12 is not divisible by mesh.data=8; use a multiple of 8, or mesh.data=4"),

@@ -81,7 +81,7 @@ def test_on_a_cpu_it_is_1_and_said_once(capsys):
     line = "mesh.model=1, because CPU devices share their memory"
     assert capsys.readouterr().err.splitlines() == [line]
     assert choose_mesh(load_config("base")) == load_config("base")
-    with pytest.raises(InputError, match="mesh.model=0 is only chosen by the commands"):
+    with pytest.raises(InputError, match="mesh.model=0 is only chosen by train"):
         build_placement(config)
 
 
