@@ -41,7 +41,8 @@ class DeviceWork(NamedTuple):
     counts: Counter  # collectives by kind
     sent: Counter  # bytes that they send, by kind
     overlapped: Counter = Counter()  # those of `counts` that run in parallel with other work
-    overlapped_sent: Counter = Counter()  # bytes that those send
+    # Bytes of those that send while matrix products run: a GPU may wait at once for what it starts.
+    overlapped_sent: Counter = Counter()
 
     def plus(self, other: "DeviceWork", times: int = 1) -> "DeviceWork":
         """Adds other work, `times` times."""
@@ -71,17 +72,42 @@ def count_work(text: str) -> DeviceWork:
     @functools.cache
     def total(name: str) -> DeviceWork:
         work, result_types = DeviceWork(0.0, Counter(), Counter()), {}
-        for instruction in computations[name]:
+        for position, instruction in enumerate(computations[name]):
             result_types[instruction.name] = instruction.result
             if instruction.name in duplicates:
                 continue
-            work = work.plus(_instruction_work(instruction, result_types))
+            part = _instruction_work(instruction, result_types)
+            if part.overlapped and not _runs_beside_products(position, name, computations):
+                part = part._replace(overlapped_sent=Counter())
+            work = work.plus(part)
             trips = trip_count(instruction, computations) if instruction.kind == "while" else 1
             for callee in callees(instruction):
                 work = work.plus(total(callee), trips)
         return work
 
     return total(entry)
+
+
+def _runs_beside_products(
+    position: int, name: str, computations: dict[str, list[Instruction]]
+) -> bool:
+    """Returns whether matrix products run between the start of a collective and its end."""
+    start, *others = computations[name][position:]
+    if not start.kind.endswith("-start"):
+        return True  # libtpu's fusions, which have marks
+    end = re.compile(rf"%?{re.escape(start.name)}\)")
+    between = itertools.takewhile(
+        lambda other: not (other.kind.endswith("-done") and end.match(other.rest)), others
+    )
+    products = {"dot", "convolution", "custom-call", "while"}
+    return any(
+        part.kind in products
+        for other in between
+        for part in (
+            other,
+            *(part for callee in callees(other) for part in computations.get(callee, ())),
+        )
+    )
 
 
 def _duplicate_parts(computations: dict[str, list[Instruction]]) -> set[str]:

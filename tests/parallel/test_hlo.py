@@ -97,6 +97,12 @@ def test_asynchronous_collectives_overlap():
     line = "f32[4,8]{1,0} all-reduce-start(%p), replica_groups={{0,1,2,3}}, to_apply=%add"
     work = count_work(program(f"%c = {line}\n  %d = f32[4,8]{{1,0}} all-reduce-done(%c)"))
     assert work.counts == work.overlapped == {"all-reduce": 1} and work.sent == {"all-reduce": 192}
+    # Its bytes take no time of their own only if products run before the device waits for it.
+    assert not work.overlapped_sent
+    product = "  %y.1 = f32[4,8]{1,0} dot(%p, %p), lhs_contracting_dims={1}"
+    end = "  %d = f32[4,8]{1,0} all-reduce-done(%c)"
+    assert count_work(program(f"%c = {line}\n{product}\n{end}")).overlapped_sent == work.sent
+    assert not count_work(program(f"%c = {line}\n{end}\n{product}")).overlapped_sent
 
 
 def test_unknown_groups_are_an_error():
