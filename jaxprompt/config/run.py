@@ -29,8 +29,8 @@ class BackboneConfig(Block):
     quantize: str = kinds.word(
         "none",
         ("none", "int8", "int4"),
-        "8- or 4-bit quantisation of the frozen matrices, with a scale and a minimum per 32 "
-        "weights",
+        "8- or 4-bit quantisation of the frozen matrices: a scale per output, or (int4, GGUF "
+        "files) a scale and a minimum per 32 weights",
     )
     stack: str = kinds.word(
         "auto",

@@ -18,7 +18,7 @@ MAX_ROWS = 64
 _MIN_ROWS = 16  # of a tensor core, and of a TPU's registers in bfloat16
 # Inputs and outputs of a tile: on GPUs of an iteration, on TPUs of the whole program.
 _GPU_TILE, _TPU_TILE = (64, 64), (512, 512)
-_GPU_SPLITS = 8  # programs that share an output, so that all multiprocessors read
+_GPU_PROGRAMS = 512  # several for each multiprocessor; programs that share outputs sum later
 
 
 def fits(shape: tuple[int, int], outputs: int, dtype) -> bool:
@@ -81,7 +81,8 @@ def _run_on_gpu(xs, codes, scale, minimum, interpret):
     block_bytes = num_bytes // num_blocks
     blocks = _largest_power(num_blocks, _GPU_TILE[0] // BLOCK)  # of an iteration
     width = _largest_power(outputs, _GPU_TILE[1])
-    splits = _largest_power(num_blocks // blocks, _GPU_SPLITS)
+    max_splits = pl.next_power_of_2(max(1, _GPU_PROGRAMS * width // outputs))
+    splits = _largest_power(num_blocks // blocks, max_splits)
     steps = num_blocks // blocks // splits
 
     def kernel(*refs):

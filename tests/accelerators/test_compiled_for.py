@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from programs import (
     compile_adapt,
@@ -13,11 +15,16 @@ from programs import (
     compile_writing,
     copied_weights,
     make_place,
+    put,
 )
 
+from jaxprompt.layers.product import einsum
+from jaxprompt.layers.quantized import as_matrices, quantized_shapes
 from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.parallel.roofline import read_kernels, step_time
+from jaxprompt.parallel.sharding import with_placement
 from jaxprompt.planning.abstract_run import open_run
+from jaxprompt.planning.compilers import compile_for
 from jaxprompt.planning.search import plan_as_configured
 from jaxprompt.tree import is_layer_list
 
@@ -125,6 +132,23 @@ def test_every_config_trains(path, device, tell):
     trained = weights(shapes.state.trainable) * config.optim.accumulate
     parts = trained, weights(shapes.frozen)
     tell(work, name, device, place, compiled, *parts, kernel)
+
+
+@pytest.mark.parametrize("device", ON)
+@pytest.mark.parametrize("storage", ["int8", "int8_blocks", "int4"])
+def test_a_decoding_product_writes_no_matrix(storage, device):
+    place, inputs, outputs = make_place(device, 1, 1, False), 4096, 11008
+    name = "backbone/layers/mlp/up/kernel"
+    kernel = jax.ShapeDtypeStruct((1, inputs, outputs), jnp.bfloat16)
+    planes = quantized_shapes({name: kernel}, storage)
+    planes = {
+        path.rpartition("/")[2]: put(jax.ShapeDtypeStruct(x.shape[1:], x.dtype), place.replicated)
+        for path, x in planes.items()
+    }
+    x = put(jax.ShapeDtypeStruct((8, inputs), jnp.bfloat16), place.replicated)
+    step = lambda x, planes: einsum("rk,kn->rn", x, as_matrices(planes))
+    compiled = compile_for(place, with_placement(place, step), x, planes)
+    assert compiled.temporary < 0.15 * inputs * outputs  # bytes; the values would take 2 each
 
 
 @pytest.mark.parametrize("device", ON)
