@@ -50,12 +50,25 @@ def _tanh_gelu_and_slope(x):
 
 tanh_gelu.defvjp(_tanh_gelu_and_slope, lambda slope, g: (g * slope,))
 
+
+@jax.custom_vjp
+def relu(x):
+    """Computes max(x, 0). [...] -> [...]"""
+    return jax.nn.relu(x)
+
+
+# Automatic differentiation also stores the zeros, an array as large as x in every layer.
+relu.defvjp(
+    lambda x: (relu(x), x > 0),
+    lambda is_positive, g: (jnp.where(is_positive, g, jnp.zeros_like(g)),),
+)
+
 # By their names in transformers' configs.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
-    "relu": jax.nn.relu,
+    "relu": relu,
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
 }
@@ -74,18 +87,26 @@ class Mlp(nn.Module):
         width = x.shape[-1]
         dense = functools.partial(nn.Dense, dtype=self.dtype, dot_general=dot_general)
         x = dense(self.hidden, name="up")(x)
-        x = ACTIVATIONS[self.activation](x)
+        x = activate(self.activation, x)
         return dense(width, name="down")(x)
 
 
-def _gate(act, gate, x):
-    """Computes act(gate) * x and saves these two for the backward pass. [..., F] x 2 -> [..., F]"""
+def activate(name: str, x):
+    """Applies one of the `ACTIVATIONS`. [...] -> [...]
 
-    def multiply(gate, x):
-        return act(gate) * x
+    The backward pass computes the slope of a tanh gelu from x: on a GPU, XLA would also write its
+    float32 tanh to memory and read it for the slope. Those of a gelu and a relu are computed in
+    the pass that computes their values.
+    """
+    act = ACTIVATIONS[name]
+    return act(x) if name in ("gelu", "relu") else _store_inputs(act, x)
 
-    # A CPU takes longer to compute the activation again than to read it.
-    return multiply(gate, x) if current_target().platform == "cpu" else recompute(multiply, gate, x)
+
+def _store_inputs(function: Callable, *arrays):
+    """Computes a function whose backward pass computes it again, except on a CPU."""
+    # A CPU takes longer to compute an activation again than to read it.
+    is_cpu = current_target().platform == "cpu"
+    return function(*arrays) if is_cpu else recompute(function, *arrays)
 
 
 class GatedMlp(nn.Module):
@@ -108,6 +129,10 @@ class GatedMlp(nn.Module):
         )
         act = ACTIVATIONS[self.activation]
         y = dense(self.hidden, name="up")(x)
-        y = _gate(act, dense(self.hidden, name="gate")(x), y) if self.gated else act(y)
+        if self.gated:
+            gate = dense(self.hidden, name="gate")(x)
+            y = _store_inputs(lambda gate, y: act(gate) * y, gate, y)
+        else:
+            y = activate(self.activation, y)
         y = Dropout(self.dropout)(y, deterministic=deterministic)
         return dense(x.shape[-1], name="down")(y)
