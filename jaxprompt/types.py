@@ -115,7 +115,7 @@ class AttentionMask(NamedTuple):
     causal: bool = False  # hides later keys; the last query sees the last key
     segments: tuple[Array, Array] | None = None  # int32 [B, T], [B, S]: equal ones see each other
     lengths: Array | None = None  # int32 [B], `keys` are the first so many; None if anything but
-    # these and `causal` hides keys
+    # these, `causal` and `window` hides keys
     window: AttentionWindow | None = None
     few_queries: bool = False  # only those that a head reads: no kernel is faster for them
 

@@ -499,10 +499,30 @@ def test_a_kernel_is_promised_where_it_is_taken(case, promised):
     assert has_kernel(lower(case)) == promised
 
 
-def test_windows_as_wide_as_the_text_leave_lengths_to_cudnn():
-    case = Case("llama", "train", "prefix", 5, 512, kind="mistral")
-    assert "PADDING_CAUSAL" in lower(case) and "fmhaScaleBias" not in lower(case)
-    assert "fmhaScaleBias" in lower(dataclasses.replace(case, length=6))
+@pytest.mark.parametrize("length, window", [(5, 0), (6, 517)])
+def test_cudnn_has_lengths_and_windows_of_its_own(length, window):
+    """A window as wide as prefix and text is none."""
+    text = lower(Case("llama", "train", "prefix", length, 512, kind="mistral"))
+    assert "PADDING_CAUSAL" in text and "fmhaScaleBias" not in text
+    assert set(re.findall(r"sliding_window_length\\22: (\d+)", text)) == {str(window)}
+
+
+@pytest.mark.parametrize(
+    "case, results",
+    [
+        (Case("t5", method="soft"), 4),  # of queries, keys and values, and a workspace
+        (Case("t5", "grid", "soft", 5), 4),
+        (Case(side="left"), 4),
+        (Case("t5", "adapt", "none"), 5),
+    ],
+    ids=str,
+)
+def test_cudnn_returns_the_gradient_of_a_bias_that_trains(case, results):
+    lines = lower(case).splitlines()
+    calls = [line for line in lines if "__cudnn$fmhaScaleBiasSoftmaxBackward" in line]
+    assert calls
+    for line in calls:
+        assert line.rpartition(" -> ")[2].count("tensor<") == results
 
 
 def test_left_padding_is_a_bias_in_cudnn():

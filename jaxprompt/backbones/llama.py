@@ -250,7 +250,7 @@ class Layer(nn.Module):
         # Distances of columns equal those of positions, so a kernel needs no mask for the window.
         is_local = True if all(cfg.is_local) else inputs.is_local
         window = AttentionWindow(cfg.window, is_local, num_global)
-        return windowed._replace(keys=mask.keys, causal=True, window=window)
+        return windowed._replace(keys=mask.keys, causal=True, lengths=mask.lengths, window=window)
 
 
 class Embed(nn.Module):

@@ -284,7 +284,9 @@ class Attention(MultiHead):
         Per head and text, keys and values cost 4 S H D forward and as many backward, if they are
         frozen; `attend_to_source` costs 4 T H (S + D) forward and up to twice as many backward.
         """
-        return 2 * queries < min(self.head_dim, keys) and not self.is_initializing()
+        if self.is_initializing() or not (isinstance(queries, int) and isinstance(keys, int)):
+            return False  # parameters are declared, or the program is for any length
+        return 2 * queries < min(self.head_dim, keys)
 
     def attend_to_source(self, x, source, mask: AttentionMask, *, deterministic: bool):
         """Attends over the keys and values of a source without computing them.

@@ -4,8 +4,10 @@ Two matrix products and a softmax work everywhere. cuDNN's flash attention (GPUs
 and splash attention (TPUs, Pallas) store no scores, and support only some shapes and masks.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -45,10 +47,11 @@ def choose_kernel(
     if kernel == "einsum" or has_dropout:  # kernels have other dropout than layers/dropout.py
         return "einsum"
     supports_heads = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0
-    # cuDNN's flash attention supports head dims up to 128 on all GPUs from capability 8.0 on; JAX's
-    # call of it has no soft cap.
+    # cuDNN's flash attention supports head dims up to 128 on all GPUs from capability 8.0 on, and
+    # up to 256 on Hopper, whose backward pass Blackwell has not. JAX's call of it has no soft cap.
     is_flash_gpu = target.platform == "gpu" and target.capability >= 8
-    if supports_heads and is_flash_gpu and head_dim <= 128 and not has_cap:
+    max_head_dim = 256 if 9 <= target.capability < 10 else 128
+    if supports_heads and is_flash_gpu and head_dim <= max_head_dim and not has_cap:
         return "cudnn"
     is_long = length >= MIN_FLASH_LENGTH or kernel == "fused"
     # Above 128 the kernel only supports 256.
@@ -88,7 +91,10 @@ def score_mask(mask: AttentionMask):
 def cudnn_attention(q, k, v, mask: AttentionMask, bias, scale: float):
     """Attends by cuDNN. [B, T, N, D], [B, S, N, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]"""
     (batch, queries, heads, _), keys = q.shape, k.shape[1]
-    has_lengths = mask.lengths is not None
+    has_lengths = mask.lengths is not None and _is_cudnn_window(mask.window, bias)
+    window_size = None
+    if has_lengths and mask.window is not None and mask.window.local:
+        window_size = mask.window.columns - 1, 0
     # The kernel aligns causal queries with the first key; queries are added for earlier keys.
     num_earlier = keys - queries if has_lengths and mask.causal else 0
     padding = (num_earlier + queries) % _CUDNN_MULTIPLE, keys % _CUDNN_MULTIPLE
@@ -99,9 +105,11 @@ def cudnn_attention(q, k, v, mask: AttentionMask, bias, scale: float):
     mask_value = -(2.0**41) if q.dtype == jnp.bfloat16 else -(2.0**14)
     lengths = None
     # At least 1: the result of no keys is NaN, for rows that only fill the batch.
-    if mask.lengths is not None:
-        query_lengths, key_lengths = jnp.full(batch, q.shape[1]), jnp.maximum(mask.lengths, 1)
-        lengths = query_lengths.astype(jnp.int32), key_lengths.astype(jnp.int32)
+    if mask.lengths is not None and has_lengths:
+        key_lengths = jnp.maximum(mask.lengths, 1).astype(jnp.int32)
+        # The windows of padding may have no keys; beyond the lengths, cuDNN's result is 0.
+        lengths = jnp.full(batch, q.shape[1], jnp.int32), key_lengths
+        lengths = (key_lengths, key_lengths) if window_size else lengths
     else:
         is_seen = jnp.broadcast_to(score_mask(mask), (batch, 1, queries, keys))
         mask_bias = jnp.where(is_seen, 0.0, mask_value)
@@ -114,20 +122,90 @@ def cudnn_attention(q, k, v, mask: AttentionMask, bias, scale: float):
         bias = jnp.pad(bias, [(0, 0), (0, 0), (0, padding[0]), (0, 0)])
         if sharding.maps_runs():  # the kernel's rule for jax.vmap needs the whole array
             bias = jnp.broadcast_to(bias, (batch, heads, *bias.shape[2:]))
-    q, k, v, bias, lengths = _batch_all((q, k, v, bias, lengths))
-    num_queries, num_keys = lengths or (None, None)
-    y = jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        bias=bias,
-        scale=scale,
-        is_causal=has_lengths and mask.causal,
-        query_seq_lengths=num_queries,
-        key_value_seq_lengths=num_keys,
-        implementation="cudnn",
-    )
+
+    def attend(q, k, v, bias, lengths):
+        q, k, v, bias, lengths = _batch_all((q, k, v, bias, lengths))
+        num_queries, num_keys = lengths or (None, None)
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            bias=bias,
+            scale=scale,
+            is_causal=has_lengths and mask.causal,
+            query_seq_lengths=num_queries,
+            key_value_seq_lengths=num_keys,
+            local_window_size=window_size,
+            implementation="cudnn",
+        )
+
+    y = (attend if bias is None else _with_bias(attend))(q, k, v, bias, lengths)
     return y[:, num_earlier : num_earlier + queries]
+
+
+def _is_cudnn_window(window: AttentionWindow | None, bias) -> bool:
+    """Returns whether cuDNN hides the keys outside of a window itself.
+
+    It supports no columns that every query sees, no bias, and no choice when the program runs.
+    """
+    if window is None:
+        return True
+    is_static = isinstance(window.local, bool | np.bool_)
+    return is_static and not (window.local and (window.num_global or bias is not None))
+
+
+def _with_bias(attend: Callable) -> Callable:
+    """Wraps attend(q, k, v, bias, lengths), whose backward pass writes no unused dbias.
+
+    It is as large as the scores of a batch, and JAX always requests it.
+    """
+
+    @jax.custom_vjp
+    def wrapped(q, k, v, bias, lengths):
+        return attend(q, k, v, bias, lengths)
+
+    def forward(*args):
+        trains_bias = args[3].perturbed
+        q, k, v, bias, lengths = jax.tree.map(
+            lambda arg: arg.value, args, is_leaf=lambda arg: hasattr(arg, "perturbed")
+        )
+        if trains_bias:
+            return jax.vjp(lambda q, k, v, bias: attend(q, k, v, bias, lengths), q, k, v, bias)
+        with _without_dbias():
+            return jax.vjp(lambda q, k, v: attend(q, k, v, bias, lengths), q, k, v)
+
+    def backward(vjp, g):
+        is_zero = isinstance(g, jax.custom_derivatives.SymbolicZero)
+        grads = vjp(jnp.zeros(g.shape, g.dtype) if is_zero else g)
+        return *grads, *[None] * (5 - len(grads))
+
+    wrapped.defvjp(forward, backward, symbolic_zeros=True)
+    return wrapped
+
+
+_TRACES_DBIAS = threading.RLock()
+
+
+@contextlib.contextmanager
+def _without_dbias() -> Iterator[None]:
+    """Traces calls of cuDNN attention whose backward pass returns no gradient of the bias.
+
+    XLA only computes it if the call returns it (openxla/xla#24203). JAX 0.10 has no option for
+    that, but asks a function, which an earlier JAX may not have.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    name = "should_export_dbias"
+    if not hasattr(fused, name):
+        yield
+        return
+    with _TRACES_DBIAS:
+        original = getattr(fused, name)
+        setattr(fused, name, lambda *_: False)
+        try:
+            yield
+        finally:
+            setattr(fused, name, original)
 
 
 @jax.custom_vjp

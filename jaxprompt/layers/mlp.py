@@ -51,12 +51,25 @@ def _tanh_gelu_and_slope(x):
 
 tanh_gelu.defvjp(_tanh_gelu_and_slope, lambda slope, g: (g * slope,))
 
+
+@jax.custom_vjp
+def relu(x):
+    """Computes max(x, 0). [...] -> [...]"""
+    return jax.nn.relu(x)
+
+
+# Automatic differentiation also stores the zeros, an array as large as x in every layer.
+relu.defvjp(
+    lambda x: (relu(x), x > 0),
+    lambda is_positive, g: (jnp.where(is_positive, g, jnp.zeros_like(g)),),
+)
+
 # By their names in transformers' configs.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
-    "relu": jax.nn.relu,
+    "relu": relu,
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
 }
@@ -85,7 +98,9 @@ def _widen(module: "Mlp | GatedMlp", dense: Callable, names: tuple[str, ...], x)
     act = ACTIVATIONS[module.activation]
     if not module.recomputed or module.is_initializing():
         up, *gate = (dense(module.hidden, name=name)(x) for name in names)
-        return _gate(act, gate[0], up) if gate else act(up)
+        if gate:
+            return _store_inputs(lambda gate, up: act(gate) * up, gate[0], up)
+        return activate(module.activation, up)
 
     def compute(params, x):
         layer = dense(module.hidden, parent=None)
@@ -95,14 +110,22 @@ def _widen(module: "Mlp | GatedMlp", dense: Callable, names: tuple[str, ...], x)
     return recompute(compute, [as_planes(module.variables["params"][name]) for name in names], x)
 
 
-def _gate(act, gate, x):
-    """Computes act(gate) * x and saves these two for the backward pass. [..., F] x 2 -> [..., F]"""
+def activate(name: str, x):
+    """Applies one of the `ACTIVATIONS`. [...] -> [...]
 
-    def multiply(gate, x):
-        return act(gate) * x
+    The backward pass computes the slope of a tanh gelu from x: on a GPU, XLA would also write its
+    float32 tanh to memory and read it for the slope. Those of a gelu and a relu are computed in
+    the pass that computes their values.
+    """
+    act = ACTIVATIONS[name]
+    return act(x) if name in ("gelu", "relu") else _store_inputs(act, x)
 
-    # A CPU takes longer to compute the activation again than to read it.
-    return multiply(gate, x) if current_target().platform == "cpu" else recompute(multiply, gate, x)
+
+def _store_inputs(function: Callable, *arrays):
+    """Computes a function whose backward pass computes it again, except on a CPU."""
+    # A CPU takes longer to compute an activation again than to read it.
+    is_cpu = current_target().platform == "cpu"
+    return function(*arrays) if is_cpu else recompute(function, *arrays)
 
 
 class GatedMlp(nn.Module):

@@ -16,6 +16,7 @@ from jaxprompt.types import AttentionMask, AttentionWindow, Prefix, Tokens
 
 N, D = 2, 8
 GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Target("cpu")
+HOPPER = Target("gpu", 9.0)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,9 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
         (GPU, "auto", dict(dtype="float32"), "einsum"),
         (GPU, "auto", dict(head_dim=60), "einsum"),
         (GPU, "auto", dict(head_dim=136), "einsum"),
+        (HOPPER, "auto", dict(head_dim=256), "cudnn"),
+        (HOPPER, "auto", dict(head_dim=264), "einsum"),
+        (Target("gpu", 10.0), "auto", dict(head_dim=256), "einsum"),
         (GPU, "auto", dict(has_dropout=True), "einsum"),
         (GPU, "auto", dict(has_key_mask=False), "cudnn"),
         (GPU, "einsum", {}, "einsum"),
@@ -183,19 +187,30 @@ WINDOWS = {
 }
 
 
-@pytest.mark.default_cases("prefix in it-False", "shared keys, capped-True")
-@pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("name", WINDOWS)
-def test_tpus_kernel_of_windows(name, traced, interpreted):
-    length, front, columns, out, cap, heads, local, causal = WINDOWS[name]
+def make_windowed(length, front, heads, causal=True):
+    """Makes q, k, v and no bias, which keys are seen without a window, and the real queries."""
     tokens = tokens_of(4, length)
     q, k, v = (draw(i, 4, length, n, D) for i, n in enumerate((heads, N, N)))
     visible = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
     if front:
         prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
         k, v, visible = prepend_prefix(prefix, k, v, visible)
+    return (q, k, v, None), visible, tokens.mask
+
+
+def windowed_keys(length, front, columns, out, local):
+    """Lists which columns are in the window of each query. -> bool [T, P+T]"""
     place, column = front + np.arange(length)[:, None], np.arange(front + length)
-    near = (abs(column - place) < columns) | (column < front * out) | (not local)
+    return (abs(column - place) < columns) | (column < front * out) | (not local)
+
+
+@pytest.mark.default_cases("prefix in it-False", "shared keys, capped-True")
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_tpus_kernel_of_windows(name, traced, interpreted):
+    length, front, columns, out, cap, heads, local, causal = WINDOWS[name]
+    (q, k, v, _), visible, real = make_windowed(length, front, heads, causal=causal)
+    near = windowed_keys(length, front, columns, out, local)
     mask = (visible.mask if causal else visible.mask[:, None]) & near
 
     def by_window(q, k, v, visible, bias, scale):
@@ -213,7 +228,7 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
         k, v = (jnp.repeat(x, heads // N, axis=2) for x in (k, v))
         return attend(q, k, v, AttentionMask(mask), bias, scale=scale, cap=cap, kernel="einsum")
 
-    compare(by_window, ((q, k, v, None), visible, tokens.mask), by_mask)
+    compare(by_window, ((q, k, v, None), visible, real), by_mask)
 
 
 @pytest.mark.parametrize("bias, taken", [(None, ["pallas"]), (1.0, ["recompute"])])
@@ -264,6 +279,29 @@ def test_gpus_kernel(name, described):
 def test_gpus_kernel_where_heads_share_keys(name, described):
     compare_shared(kernels.cudnn_attention, name)
     assert described
+
+
+CUDNN_WINDOWS = ("narrow", "prefix in it", "prefix outside", "several blocks", "all is seen")
+
+
+@pytest.mark.default_cases("prefix in it", "prefix outside")
+@pytest.mark.parametrize("name", CUDNN_WINDOWS)
+def test_gpus_kernel_of_windows(name, described):
+    """Also where padding has windows without keys; a prefix outside of all windows is a bias."""
+    length, front, columns, out, _, _, local, _ = WINDOWS[name]
+    (q, k, v, _), visible, real = make_windowed(length, front, N)
+    window = AttentionWindow(columns, np.bool_(local), front * out)
+    near = windowed_keys(length, front, columns, out, local)
+    by_window = lambda q, k, v, mask, *rest: kernels.cudnn_attention(
+        q, k, v, mask._replace(mask=mask.mask & near, window=window), *rest
+    )
+    by_mask = lambda q, k, v, mask, *rest: plainly(
+        q, k, v, mask._replace(mask=mask.mask & near), *rest
+    )
+    compare(by_window, ((q, k, v, None), visible, real), by_mask)
+    (how,) = described[:1]
+    assert (how["bias"] is not None) == out
+    assert how["local_window_size"] == (None if out or not local else (columns - 1, 0))
 
 
 @pytest.fixture

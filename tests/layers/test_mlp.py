@@ -1,12 +1,15 @@
 """Activations and the feed-forward block against torch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import assert_close, draw_params, exact_jit
 
-from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp, Mlp, gelu, tanh_gelu
+from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp, Mlp, activate, gelu, tanh_gelu
+from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -68,6 +71,22 @@ def test_wide_activations_are_recomputed(module):
     actual, stored_again = grads_and_wide(module.clone(recomputed=True))
     assert_close(actual, expected, rtol=1e-6)
     assert stored and not stored_again
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_accelerators_store_one_array(platform, name):
+    """For the backward pass, with the same values and slopes as on a CPU."""
+    placement = dataclasses.replace(
+        make_placement(devices=jax.devices()[:1]), compiled_for=Target(platform)
+    )
+    apply = with_placement(placement, lambda x: activate(name, x))
+    y, backward = jax.vjp(apply, X)
+    arrays = [leaf for leaf in jax.tree.leaves(backward) if getattr(leaf, "size", 0) == X.size]
+    assert len(arrays) == 1 or platform == "cpu"
+    (slopes,) = backward(np.ones_like(X))
+    expected, plain_backward = jax.vjp(ACTIVATIONS[name], X)
+    assert_close((y, slopes), (expected, *plain_backward(np.ones_like(X))), rtol=1e-6)
 
 
 def test_mlp_is_two_maps():
