@@ -93,7 +93,6 @@ def generate(
     """
     ends = tuple(np.atleast_1d(eos).tolist())
     search = Search(max_new_tokens, ends, pad, num_beams, length_penalty, early_stopping)
-    check_search(model, batch, max_new_tokens, num_beams, ends)
     if not checked:
         check_new_tokens(model, batch, max_new_tokens)
     rows = start_rows(model, params, batch, search, search.room, shared_kv=shared_kv)
@@ -109,7 +108,11 @@ def start_rows(
     *,
     shared_kv: KeyValues | None = None,
 ) -> Rows:
-    """Processes the input, chooses the first token of each row, and has room for `room` more."""
+    """Processes the input, chooses the first token of each row, and has room for `room` more.
+
+    Raises InputError like `check_search`.
+    """
+    check_search(model, batch, search.max_new_tokens, search.num_beams, search.ends)
     batch, states, cache = read_input(
         model, params, batch, room, search.num_beams, shared_kv=shared_kv
     )
@@ -171,9 +174,9 @@ def replace_rows(rows: Rows, new: Rows, sources: Array, search: Search) -> Rows:
         is_replaced = jnp.reshape(sources >= 0, (-1, *[1] * (leaf.ndim - 1)))
         return jnp.where(is_replaced, leaf[jnp.maximum(sources, 0)], old)
 
+    chosen, start, cache = jax.tree.map(replace, rows[:3], new[:3])
     # The number of steps stays that of the rows that go on.
-    parts = (rows[:3], new[:3])
-    return Rows(*jax.tree.map(replace, *parts), rows.num_steps)
+    return Rows(chosen, start, cache, rows.num_steps)
 
 
 def add_room(rows: Rows, search: Search, like: Rows | None = None) -> Rows:

@@ -27,7 +27,7 @@ from jaxprompt.types import Batch
 _T = TypeVar("_T")
 _COMPILE_THREADS = 2  # each needs some hundred MiB
 # values of the config -> arguments of `generate`
-_EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
+_EARLY_STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
 
 
 class EvalPass(NamedTuple):
@@ -55,7 +55,7 @@ StartPass = Callable[[Any, Any], EvalPass]
 
 def compile_step(
     placement: Placement,
-    step: Callable[..., jax.Array],
+    step: Callable[..., Any],
     prefix_fn: Callable[[Flat, Flat], Any] | None = None,
 ) -> StartPass:
     """Compiles a step for batches that are distributed over the processes.

@@ -20,7 +20,7 @@ from jaxprompt.types import Batch
 ROWS, NEW, PAD = 4, 9, 0
 ENDS = (4, 7, 29, 46, 49, 50)  # of which each family writes some, at different steps
 # Batches come longest first; a longer one behind shorter ones waits for their last row.
-LENGTHS = {"t5": (10, 8, 12, 10)}
+LENGTHS = {"t5": (10, 8, 12, 10), "gpt2": (12, 12, 12)}
 
 
 def make_batches(family: str) -> list[Batch]:
