@@ -94,6 +94,7 @@ class Refilling(NamedTuple):
                     index[places] = new_index[sources[places]]
                 if len(waiting) or (index >= 0).all():
                     yield run(len(index) - max(1, len(index) // _SHARE))
+            del new  # its memory is free before the next batch is read
         while (index >= 0).any():
             yield run(0)
 

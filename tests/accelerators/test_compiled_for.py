@@ -1,10 +1,12 @@
 """What ships is compiled at its published size by the compilers of the devices that it is for."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from programs import (
+    WRITES,
     compile_adapt,
     compile_grid,
     compile_scores,
@@ -180,6 +182,11 @@ def test_other_steps_and_meshes(device, work, path, data, model, fsdp, fields, t
         # The layers are read where they lie. (Beside a GPT-2's cache their copies would not show.)
         read = {path: x for path, x in shapes.frozen.items() if "decoder_layers/" in path}
         assert compiled.temporary < weights(read)
+    if work == "writing" and path == "base.py":  # no beam has the cache of its text
+        rows, length = shapes.batch.encoder.ids.shape
+        caches = re.findall(r"\[(\d+),\d+,(\d+),\d+\]", compiled.text)
+        large = {int(count) for count, columns in caches if int(columns) >= length}
+        assert rows in large and rows * WRITES["num_beams"] not in large
 
 
 TPUS = [device for device in ON if DEVICES[device].platform == "tpu"]
