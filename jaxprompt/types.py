@@ -131,8 +131,8 @@ class LayerCache(NamedTuple):
 class Cache(NamedTuple):
     """Key-value cache of generation, in arrays of static shape.
 
-    The K beams of a row share its columns: first those of the prefix and the input, then K for the
-    beams' first new tokens, K for their second ones, and so on.
+    The K beams of a row share its columns: first K for the beams' first new tokens, K for their
+    second ones, and so on; then those of the prefix and the input.
     """
 
     self_attention: tuple[LayerCache, ...]

@@ -24,6 +24,13 @@ from jaxprompt.heads.topics import Topics
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.layers.word_rows import pack_ids
+from jaxprompt.models.generation import (
+    Search,
+    add_room,
+    best_texts,
+    continue_rows,
+    replace_rows,
+)
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, with_placement
 from jaxprompt.planning.compilers import trace_without_gpu
@@ -40,11 +47,13 @@ from jaxprompt.scoring.losses import (
     text_loss,
 )
 from jaxprompt.training.evaluation import shared_prefix_fn
+from jaxprompt.training.refilling import can_refill, make_start_step
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import (
     cast,
     is_plane,
+    merge,
     split_layers,
     split_trainable,
     trainable_mask,
@@ -309,6 +318,20 @@ def lower_on(place: Placement, function, *args) -> str:
         return traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
 
 
+def make_refill_step(model):
+    """Joins the programs that start, replace and continue rows. -> ids [B, 4]"""
+    search = Search(4, (1,), 0, num_beams=2)
+    start = make_start_step(model, search)
+
+    def step(trainable, frozen, batch, *shared_kv):
+        new = start(trainable, frozen, batch, *shared_kv)
+        rows = replace_rows(add_room(new, search), new, batch.index, search)
+        rows = continue_rows(model, merge(trainable, frozen), rows, search, 1)
+        return best_texts(model, rows, search).ids
+
+    return step
+
+
 def make_step(case: Case, place: Placement):
     """Makes the step of a case. -> it, shapes of its arguments, where it runs"""
     model, objectives = make_model(case)
@@ -330,6 +353,8 @@ def make_step(case: Case, place: Placement):
     step = make_eval_step(model)
     if case.work == "generate":
         step = make_generate_step(model, max_new_tokens=4, eos=1, pad=0, num_beams=2)
+        if can_refill(place):
+            step = make_refill_step(model)
     args = state.trainable, frozen, batch
     if begin := shared_prefix_fn(model):  # what a pass computes once for all of its batches
         args += (_put(jax.eval_shape(begin, *args[:2]), place.replicated),)

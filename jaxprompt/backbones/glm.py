@@ -119,8 +119,8 @@ class Backbone(LanguageModel):
 
         int [B*K], int [B*K], int scalar -> its state [B*K, H], the cache
         """
-        # All columns have the position of the blank.
-        blank = jnp.repeat(cache.positions[:, 0], len(ids) // len(cache.positions))
+        # All columns have the position of the blank, or 0 if they were added to the cache.
+        blank = jnp.repeat(cache.positions.max(1), len(ids) // len(cache.positions))
         x = self.embed(ids, blank, positions + 1, deterministic=True)
         cache = show_token(cache, column)
         inputs = [(cache.visible, column)] * self.cfg.layers

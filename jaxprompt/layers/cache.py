@@ -107,9 +107,9 @@ def make_cache(
 def make_layer_caches(
     prefix: Prefix | None, k, v, mask, num_free: int = 0
 ) -> tuple[LayerCache, ...]:
-    """Joins the prefix, the keys and values read so far, and `num_free` empty columns.
+    """Joins `num_free` empty columns, the prefix, and the keys and values read so far.
 
-    [L, B, T, N, D] x 2, bool [B, T] -> L `LayerCache`s of columns S = P + T + num_free
+    [L, B, T, N, D] x 2, bool [B, T] -> L `LayerCache`s of columns S = num_free + P + T
     """
     # Positions have no axis of layers to split.
     prefix = prefix and prefix._replace(positions=None)
@@ -168,8 +168,30 @@ def select_beams(cache: Cache, parents) -> Cache:
     return cache._replace(visible=visible)
 
 
+def widen_cache(cache: Cache, num_free: int, like: Cache | None = None) -> Cache:
+    """Adds `num_free` columns for new tokens, and empty ones behind the input as `like` has."""
+
+    def widen(layer_cache: LayerCache, before: int, after: int) -> LayerCache:
+        k, v = (_pad_columns(x, before, after, axis=2) for x in layer_cache[:2])
+        return LayerCache(k, v, _pad_columns(layer_cache.mask, before, after))
+
+    after, cross_after = 0, 0
+    if like is not None:
+        after = like.positions.shape[1] - num_free - cache.positions.shape[1]
+        if cache.cross and like.cross:
+            cross_after = like.cross[0].mask.shape[1] - cache.cross[0].mask.shape[1]
+    return Cache(
+        tuple(widen(layer_cache, num_free, after) for layer_cache in cache.self_attention),
+        _pad_columns(cache.positions, num_free, after),
+        _pad_columns(cache.visible, num_free, after, axis=2),
+        cache.cross and tuple(widen(layer_cache, 0, cross_after) for layer_cache in cache.cross),
+    )
+
+
 _update_columns = jax.lax.dynamic_update_slice_in_dim
 
 
-def _pad_columns(x, num_free: int):
-    return jnp.pad(x, [(0, num_free if axis == 1 else 0) for axis in range(x.ndim)])
+def _pad_columns(x, before: int, after: int = 0, axis: int = 1):
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = before, after
+    return jnp.pad(x, widths)

@@ -1,5 +1,6 @@
 """Text generation: greedy and beam search over a cache of static shape."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.layers.cache import iterate_layers, select_beams
+from jaxprompt.layers.cache import iterate_layers, select_beams, widen_cache
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.quantized import score_table
 from jaxprompt.models.model import KeyValues, Model, without_absent_slots
@@ -22,6 +23,32 @@ class Generated(NamedTuple):
     ids: Array  # int32 [B, max_new_tokens], the end id included, the pad id behind it
     lengths: Array  # int32 [B], the end id included
     scores: Array  # float32 [B], the sum of log-probabilities / length ** length_penalty
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How continuations are searched for: the arguments of `generate`."""
+
+    max_new_tokens: int
+    ends: tuple[int, ...]
+    pad: int
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+    @property
+    def room(self) -> int:
+        """The number of new tokens of a row that are read: nothing follows the last one."""
+        return max(self.max_new_tokens - 1, 1)
+
+
+class Rows(NamedTuple):
+    """Rows that are being continued."""
+
+    chosen: Any  # _Greedy or _Beams
+    start: Array  # int32 [B], the position of each row's first new token
+    cache: Cache
+    num_steps: Array  # int32 scalar, steps of all rows so far
 
 
 def generate(
@@ -66,48 +93,97 @@ def generate(
         `checked`, if the texts do not fit.
     """
     ends = tuple(np.atleast_1d(eos).tolist())
-    check_search(model, batch, max_new_tokens, num_beams, ends)
+    search = Search(max_new_tokens, ends, pad, num_beams, length_penalty, early_stopping)
     if not checked:
         check_new_tokens(model, batch, max_new_tokens)
-    num_read = max_new_tokens - 1  # the last token is not read, since nothing follows it
+    rows = start_rows(model, params, batch, search, search.room, shared_kv=shared_kv)
+    return best_texts(model, continue_rows(model, params, rows, search), search)
+
+
+def start_rows(
+    model: Model,
+    params: Params,
+    batch: Batch,
+    search: Search,
+    room: int,
+    *,
+    shared_kv: KeyValues | None = None,
+) -> Rows:
+    """Processes the input, chooses the first token of each row, and has room for `room` more.
+
+    Raises InputError like `check_search`.
+    """
+    check_search(model, batch, search.max_new_tokens, search.num_beams, search.ends)
     batch, states, cache = read_input(
-        model, params, batch, num_read, num_beams, shared_kv=shared_kv
+        model, params, batch, room, search.num_beams, shared_kv=shared_kv
     )
-    tokens, backbone = batch.read, model.backbone.bind({"params": params["backbone"]})
-    layers = backbone.reading_layers()
-    first_column = cache.positions.shape[1] - num_read * num_beams
+    tokens = batch.read
     columns = jnp.arange(tokens.mask.shape[1])
     # Padding may be on either side.
     last = jnp.where(tokens.mask, columns, 0).max(1)[:, None]  # [B, 1]
     # Positions already include the shift of a prefix.
-    start = jnp.take_along_axis(jnp.asarray(tokens.positions), last, axis=1) + 1  # [B, 1]
-    cfg = model.backbone.cfg
+    start = jnp.take_along_axis(jnp.asarray(tokens.positions), last, axis=1)[:, 0] + 1
     state = jnp.take_along_axis(states, last[:, :, None], axis=1)[:, 0]  # [B, H]
-
-    def read(ids, count, cache):
-        """Reads new token number `count`. int [B] or [B, K] -> float32 [B or B*K, V], the cache"""
-        inner = model.backbone.bind({"params": params["backbone"]})
-        where = jnp.broadcast_to(start + count, (len(start), ids.size // len(start)))
-        column = first_column + count * num_beams
-        weights = iterate_layers(layers, column)
-        x, cache = inner.extend(weights, ids.ravel(), where.ravel(), cache, column)
-        return _force_end(cfg, _score(inner, x), count + 1 == num_read), cache
-
-    # By length, computed on the host in float64. A forced first token counts, as in transformers.
-    lengths = np.arange(1, max_new_tokens + 1, dtype=np.float64) + _forces_first(cfg)
-    penalties = jnp.float32(lengths**length_penalty)
-    # Length 0 is that of rows that only fill the batch.
-    penalties = jnp.concatenate([jnp.ones(1), penalties])
+    backbone = model.backbone.bind({"params": params["backbone"]})
     idle = jnp.asarray(batch.weights) == 0  # [B]
-    ids = jnp.full((len(start), max_new_tokens), pad, jnp.int32)
-    scores = _force_end(cfg, _score(backbone, state), num_read == 0)
-    if num_beams == 1:
-        return _greedy(read, scores, cache, ids, idle, ends, penalties)
-    # The length by which the scores of open continuations are compared; 0 = their current one,
-    # None = they are not compared.
-    length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else 0
-    final_length = None if early_stopping is True else length
-    return _beam_search(read, scores, cache, ids, idle, ends, penalties, num_beams, final_length)
+    kind = _Greedy if search.num_beams == 1 else _Beams
+    chosen = kind.empty(idle, search)
+    scores = _force_end(model.backbone.cfg, _score(backbone, state), chosen, search)
+    chosen = chosen.choose(scores, search, _penalties(model, search))
+    return Rows(chosen, start, cache, jnp.int32(0))
+
+
+def continue_rows(
+    model: Model,
+    params: Params,
+    rows: Rows,
+    search: Search,
+    max_running: int | Array = 0,
+    *,
+    layers: Any = None,
+) -> Rows:
+    """Continues rows until at most `max_running` are not finished.
+
+    `layers` are the backbone's `reading_layers`, if they were computed before.
+    """
+    layers = layers or model.backbone.bind({"params": params["backbone"]}).reading_layers()
+    penalties = _penalties(model, search)
+
+    def step(rows: Rows) -> Rows:
+        chosen, start, cache, num_steps = rows
+        inner = model.backbone.bind({"params": params["backbone"]})
+        # A row that started later than others overwrites the columns of the row before it.
+        column = num_steps % search.room * search.num_beams
+        weights = iterate_layers(layers, column)
+        if isinstance(chosen, _Beams):
+            # Before the token is read, since it sees the tokens of the beam that it extends.
+            cache = select_beams(cache, chosen.parents)
+        ids = chosen.last_tokens()  # [B, K]
+        positions = jnp.broadcast_to((start + chosen.lengths - 1)[:, None], ids.shape)
+        x, cache = inner.extend(weights, ids.ravel(), positions.ravel(), cache, column)
+        scores = _force_end(model.backbone.cfg, _score(inner, x), chosen, search)
+        return Rows(chosen.choose(scores, search, penalties), start, cache, num_steps + 1)
+
+    return jax.lax.while_loop(lambda rows: (~rows.chosen.done).sum() > max_running, step, rows)
+
+
+def replace_rows(rows: Rows, new: Rows, sources: Array, search: Search) -> Rows:
+    """Replaces row i by row `sources[i]` of `new`, which has no room yet, unless that is -1."""
+    new = add_room(new, search, like=rows)
+
+    def replace(old, leaf):
+        is_replaced = jnp.reshape(sources >= 0, (-1, *[1] * (leaf.ndim - 1)))
+        return jnp.where(is_replaced, leaf[jnp.maximum(sources, 0)], old)
+
+    chosen, start, cache = jax.tree.map(replace, rows[:3], new[:3])
+    # The number of steps stays that of the rows that go on.
+    return Rows(chosen, start, cache, rows.num_steps)
+
+
+def add_room(rows: Rows, search: Search, like: Rows | None = None) -> Rows:
+    """Adds columns for new tokens, and empty ones up to the shapes of `like`."""
+    num_free = search.room * search.num_beams
+    return rows._replace(cache=widen_cache(rows.cache, num_free, like and like.cache))
 
 
 def read_input(
@@ -130,103 +206,121 @@ def read_input(
     return batch, *backbone.prefill(batch, injection, room, num_beams)
 
 
-class _Row(NamedTuple):
-    count: Array  # tokens chosen so far
+class _Greedy(NamedTuple):
     ids: Array  # [B, max_new_tokens]
-    lengths: Array  # [B]
+    lengths: Array  # [B], tokens chosen so far
     sums: Array  # [B] of log-probabilities
     done: Array  # bool [B]
 
+    @classmethod
+    def empty(cls, idle: Array, search: Search) -> "_Greedy":
+        ids = jnp.full((len(idle), search.max_new_tokens), search.pad, jnp.int32)
+        none = jnp.zeros(len(idle), jnp.int32)
+        return cls(ids, none, jnp.zeros(len(idle)), idle)
 
-def _greedy(read, scores, cache, ids, idle, ends, penalties) -> Generated:
-    def choose(row: _Row, scores) -> _Row:
-        best = jnp.argmax(scores, axis=-1)
+    def last_tokens(self) -> Array:
+        return jnp.take_along_axis(self.ids, self.lengths[:, None] - 1, axis=1)  # [B, 1]
+
+    def choose(self, scores, search: Search, penalties) -> "_Greedy":
+        token = jnp.argmax(scores, axis=-1)
         logp = scores.max(-1) - jax.nn.logsumexp(scores, axis=-1)
-        token = jnp.where(row.done, row.ids[:, row.count], best)  # a pad where it is done
-        return _Row(
-            row.count + 1,
-            row.ids.at[:, row.count].set(token),
-            row.lengths + ~row.done,
-            row.sums + jnp.where(row.done, 0.0, logp),
-            row.done | _is_end(token, ends),
+        is_next = jnp.arange(search.max_new_tokens) == self.lengths[:, None]
+        lengths = self.lengths + ~self.done
+        return _Greedy(
+            jnp.where(is_next & ~self.done[:, None], token[:, None], self.ids),
+            lengths,
+            self.sums + jnp.where(self.done, 0.0, logp),
+            self.done | _is_end(token, search.ends) | (lengths == search.max_new_tokens),
         )
 
-    def step(carry):
-        row, cache = carry
-        scores, cache = read(row.ids[:, row.count - 1], row.count - 1, cache)
-        return choose(row, scores), cache
-
-    none = jnp.zeros(len(ids), jnp.int32)
-    row = choose(_Row(jnp.int32(0), ids, none, jnp.zeros(len(ids)), idle), scores)
-    row, _ = jax.lax.while_loop(_is_running, step, (row, cache))
-    return Generated(row.ids, row.lengths, row.sums / penalties[row.lengths])
+    def best(self, search: Search, penalties) -> Generated:
+        return Generated(self.ids, self.lengths, self.sums / penalties[self.lengths])
 
 
 class _Beams(NamedTuple):
-    count: Array  # tokens chosen so far
     ids: Array  # [B, K, max_new_tokens] of the open continuations, best first
+    lengths: Array  # [B], tokens chosen so far
     sums: Array  # [B, K] of their log-probabilities
     parents: Array  # [B, K] index of the open continuation that each extends
     ended: Array  # [B, K, max_new_tokens] the best that ended
     scores: Array  # [B, K] of those, -inf = none yet
     done: Array  # bool [B]
 
+    @classmethod
+    def empty(cls, idle: Array, search: Search) -> "_Beams":
+        shape = len(idle), search.num_beams
+        ids = jnp.full((*shape, search.max_new_tokens), search.pad, jnp.int32)
+        none = jnp.zeros(shape)
+        lengths = jnp.zeros(len(idle), jnp.int32)
+        return cls(ids, lengths, none, none.astype(int), ids, none - jnp.inf, idle)
 
-def _beam_search(
-    read, scores, cache, ids, idle, ends, penalties, num_beams, final_length
-) -> Generated:
-    rows, max_new_tokens = ids.shape
-    num_ranked = _num_ranked(num_beams, ends)
+    def last_tokens(self) -> Array:
+        return jnp.take_along_axis(self.ids, self.lengths[:, None, None] - 1, axis=2)[..., 0]
 
-    def take_beams(x, index):
-        return jnp.take_along_axis(x, index[:, :, None], axis=1)
-
-    def choose(beam: _Beams, scores) -> _Beams:
+    def choose(self, scores, search: Search, penalties) -> "_Beams":
         """Selects the K best open continuations and the K best that ended."""
-        vocab = scores.shape[-1]
+        rows, num_beams, max_new_tokens = self.ids.shape
+        vocab, num_ranked = scores.shape[-1], _num_ranked(num_beams, search.ends)
+
+        def take_beams(x, index):
+            return jnp.take_along_axis(x, index[:, :, None], axis=1)
+
         logp = jax.nn.log_softmax(scores).reshape(rows, -1, vocab)  # [B, K, V], at first [B, 1, V]
         # At first all beams are equal, so only one of them is continued.
-        total = (beam.sums[:, : logp.shape[1], None] + logp).reshape(rows, -1)
+        total = (self.sums[:, : logp.shape[1], None] + logp).reshape(rows, -1)
         # At least K of these are open.
         sums, index = jax.lax.top_k(total, num_ranked)
         parents, tokens = index // vocab, index % vocab  # [B, ranked]
-        ids, count = take_beams(beam.ids, parents).at[:, :, beam.count].set(tokens), beam.count + 1
-        is_end = _is_end(tokens, ends) | (count == max_new_tokens)
+        is_next = jnp.arange(max_new_tokens) == self.lengths[:, None, None]
+        ids = jnp.where(is_next, tokens[:, :, None], take_beams(self.ids, parents))
+        lengths = self.lengths + 1
+        is_last = (lengths == max_new_tokens)[:, None]
+        is_end = _is_end(tokens, search.ends) | is_last
         open_sums, open_index = jax.lax.top_k(jnp.where(is_end, -jnp.inf, sums), num_beams)
         # A continuation that ends must be among the best K; the others only replace those.
-        is_new_end = is_end & (jnp.arange(num_ranked) < num_beams) & ~beam.done[:, None]
-        merged = [beam.scores, jnp.where(is_new_end, sums / penalties[count], -jnp.inf)]
-        best, ended_index = jax.lax.top_k(jnp.concatenate(merged, axis=1), num_beams)
+        is_new_end = is_end & (jnp.arange(num_ranked) < num_beams) & ~self.done[:, None]
+        new_scores = jnp.where(is_new_end, sums / penalties[lengths][:, None], -jnp.inf)
+        best, ended_index = jax.lax.top_k(
+            jnp.concatenate([self.scores, new_scores], axis=1), num_beams
+        )
         done = (best > -jnp.inf).all(1)
-        if final_length is not None:
-            done &= open_sums[:, 0] / penalties[final_length or count] <= best[:, -1]
+        if search.early_stopping is not True:
+            is_never = search.early_stopping == "never" and search.length_penalty > 0
+            final_lengths = max_new_tokens if is_never else lengths
+            done &= open_sums[:, 0] / penalties[final_lengths] <= best[:, -1]
         return _Beams(
-            count,
             take_beams(ids, open_index),
+            jnp.where(self.done, self.lengths, lengths),
             open_sums,
             jnp.take_along_axis(parents, open_index, axis=1),
-            take_beams(jnp.concatenate([beam.ended, ids], axis=1), ended_index),
+            take_beams(jnp.concatenate([self.ended, ids], axis=1), ended_index),
             best,
-            beam.done | done,
+            self.done | done | is_last[:, 0],
         )
 
-    def step(carry):
-        beam, cache = carry
-        # Before the token is read, since it sees the tokens of the beam that it extends.
-        cache = select_beams(cache, beam.parents)
-        scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
-        return choose(beam, scores), cache
+    def best(self, search: Search, penalties) -> Generated:
+        ids, idle = self.ended[:, 0], self.lengths == 0
+        # The pad id may be an end id, too, so the first one counts.
+        is_end = _is_end(ids, search.ends)
+        first_end = jnp.argmax(is_end, axis=1) + 1
+        lengths = jnp.where(is_end.any(1), first_end, search.max_new_tokens)
+        lengths = jnp.where(idle, 0, lengths).astype(jnp.int32)
+        return Generated(ids, lengths, jnp.where(idle, 0.0, self.scores[:, 0]))
 
-    ids = jnp.repeat(ids[:, None], num_beams, axis=1)
-    none = jnp.zeros((rows, num_beams))
-    empty = _Beams(jnp.int32(0), ids, none, none.astype(int), ids, none - jnp.inf, idle)
-    beam, _ = jax.lax.while_loop(_is_running, step, (choose(empty, scores), cache))
-    ids = beam.ended[:, 0]
-    # The pad id may be an end id, too, so the first one counts.
-    is_end = _is_end(ids, ends)
-    lengths = jnp.where(is_end.any(1), jnp.argmax(is_end, axis=1) + 1, max_new_tokens)
-    lengths = jnp.where(idle, 0, lengths).astype(jnp.int32)
-    return Generated(ids, lengths, jnp.where(idle, 0.0, beam.scores[:, 0]))
+
+def best_texts(model: Model, rows: Rows, search: Search) -> Generated:
+    """Returns the best continuation of each finished row."""
+    return rows.chosen.best(search, _penalties(model, search))
+
+
+def _penalties(model: Model, search: Search) -> Array:
+    """Returns what scores are divided by, for each length from 0 on. -> [max_new_tokens + 1]"""
+    # Computed on the host in float64. A forced first token counts, as in transformers.
+    first = 1 + _forces_first(model.backbone.cfg)
+    lengths = np.arange(first, search.max_new_tokens + first, dtype=np.float64)
+    penalties = jnp.float32(lengths**search.length_penalty)
+    # Length 0 is that of rows that only fill the batch.
+    return jnp.concatenate([jnp.ones(1), penalties])
 
 
 def _is_end(tokens: Array, ends: Sequence[int]) -> Array:
@@ -238,22 +332,19 @@ def _num_ranked(num_beams: int, ends: Sequence[int]) -> int:
     return (1 + max(1, len(ends))) * num_beams
 
 
-def _is_running(carry):
-    state, _ = carry
-    return (state.count < state.ids.shape[-1]) & ~state.done.all()
-
-
 def _forces_first(cfg: Any) -> bool:
     return getattr(cfg, "first", -1) >= 0
 
 
-def _force_end(cfg: Any, scores, is_last):
+def _force_end(cfg: Any, scores, chosen: _Greedy | _Beams, search: Search):
     """Leaves only the token that the config forces at the maximum length, if there is one."""
     token = getattr(cfg, "last", -1)
     if token < 0:
         return scores
     only_end = jnp.where(jnp.arange(scores.shape[-1]) == token, 0.0, -jnp.inf)
-    return jnp.where(is_last, only_end, scores)
+    is_last = chosen.lengths == search.max_new_tokens - 1
+    is_last = jnp.repeat(is_last, len(scores) // len(is_last))  # B -> B*K
+    return jnp.where(is_last[:, None], only_end, scores)
 
 
 def _score(backbone, x):

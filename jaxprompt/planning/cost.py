@@ -39,6 +39,7 @@ from jaxprompt.parallel.sharding import Placement, check_divisible, shardings_li
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for
 from jaxprompt.training.evaluation import generation_step
+from jaxprompt.training.refilling import can_refill
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.types import Batch
@@ -263,22 +264,27 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
     """
     model, generation = shapes.model, run.config.generate
 
-    def read_prompt(trainable: tree.Flat, frozen: tree.Flat, batch: Batch) -> tuple[Any, Any]:
-        _, states, cache = read_input(
-            model,
-            tree.merge(trainable, frozen),
-            batch,
-            generation.max_new_tokens - 1,
-            generation.num_beams,
-        )
+    def read_prompt(
+        trainable: tree.Flat, frozen: tree.Flat, batch: Batch, room: int = 0
+    ) -> tuple[Any, Any]:
+        params = tree.merge(trainable, frozen)
+        _, states, cache = read_input(model, params, batch, room, generation.num_beams)
         return states[:, -1], cache
 
     def read_layers(trainable: tree.Flat, frozen: tree.Flat) -> Any:
         backbone = tree.merge(trainable, frozen)["backbone"]
         return model.backbone.bind({"params": backbone}).reading_layers()
 
-    temporary, cached = _eval_memory(placement, read_prompt, shapes)
-    state, _ = jax.eval_shape(with_placement(placement, read_prompt), *shapes[1:])
+    temporary, prompt_bytes = _eval_memory(placement, read_prompt, shapes)
+    prompts, rows_with_room = (
+        jax.eval_shape(
+            with_placement(placement, functools.partial(read_prompt, room=room)), *shapes[1:]
+        )
+        for room in (0, max(generation.max_new_tokens - 1, 1))
+    )
+    cached = prompt_bytes * _global_bytes(rows_with_room) // _global_bytes(prompts)
+    # The rows that wait for the places of finished ones.
+    waiting = prompt_bytes if can_refill(placement) else 0
     # The copies of the layers are sharded like the layers.
     copies = (
         run.copies_layers
@@ -287,9 +293,9 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
         // _global_bytes(shapes.frozen)
     )
     # Each beam has the scores of the whole vocabulary.
-    rows = placement.batch.shard_shape(state.shape)[0] * generation.num_beams
+    rows = placement.batch.shard_shape(prompts[0].shape)[0] * generation.num_beams
     scores = 2 * 4 * rows * model.backbone.dims.vocab  # float32, as they are and as logarithms
-    return copies + cached + max(temporary, scores)
+    return copies + cached + waiting + max(temporary, scores)
 
 
 def _eval_memory(placement: Placement, step: Callable, shapes: EvalShapes) -> tuple[int, int]:

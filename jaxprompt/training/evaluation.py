@@ -1,6 +1,7 @@
 """Scores or generated texts of a whole split, in the order of its examples."""
 
 import contextlib
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,11 @@ from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads import Kind
-from jaxprompt.models.generation import check_new_tokens
+from jaxprompt.models.generation import Search, check_new_tokens
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement, put_batch, with_placement
+from jaxprompt.training.refilling import Refilling, can_refill, make_refilling, make_start_step
 from jaxprompt.training.steps import make_eval_step, make_generate_step
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
@@ -25,7 +27,7 @@ from jaxprompt.types import Batch
 _T = TypeVar("_T")
 _COMPILE_THREADS = 2  # each needs some hundred MiB
 # values of the config -> arguments of `generate`
-_EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
+_EARLY_STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
 
 
 class EvalPass(NamedTuple):
@@ -53,7 +55,7 @@ StartPass = Callable[[Any, Any], EvalPass]
 
 def compile_step(
     placement: Placement,
-    step: Callable[..., jax.Array],
+    step: Callable[..., Any],
     prefix_fn: Callable[[Flat, Flat], Any] | None = None,
 ) -> StartPass:
     """Compiles a step for batches that are distributed over the processes.
@@ -161,9 +163,15 @@ def make_answer_fn(
 ) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:
     """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
     if head.WRITES:
-        step = compile_generation(placement, generation, model, layout)
         check = partial(check_new_tokens, model, max_new_tokens=generation.max_new_tokens)
-        return partial(write_texts, step, tokenizer, layout.ends, check=check)
+        if not can_refill(placement):
+            step = compile_generation(placement, generation, model, layout)
+            return partial(write_texts, step, tokenizer, layout.ends, check=check)
+        search = _search(generation, layout)
+        start = make_start_step(model, search)
+        step = compile_step(placement, start, shared_prefix_fn(model))
+        refill = make_refilling(placement, model, search)
+        return partial(write_texts, step, tokenizer, layout.ends, check=check, refill=refill)
     return partial(predict_scores, scoring_step(placement, model))
 
 
@@ -180,13 +188,19 @@ def generation_step(
     generation: GenerateConfig, model: Model, layout: Layout
 ) -> Callable[..., jax.Array]:
     """Returns the generation step that `compile_generation` compiles."""
-    settings = {
-        **generation.to_dict(),
-        "early_stopping": _EARLY_STOPPING[generation.early_stopping],
-        "eos": layout.ends,
-        "pad": layout.pad_id,
-    }
-    return make_generate_step(model, **settings)
+    settings = dataclasses.asdict(_search(generation, layout))
+    return make_generate_step(model, eos=settings.pop("ends"), **settings)
+
+
+def _search(generation: GenerateConfig, layout: Layout) -> Search:
+    return Search(
+        generation.max_new_tokens,
+        layout.ends,
+        layout.pad_id,
+        generation.num_beams,
+        generation.length_penalty,
+        _EARLY_STOPPING[generation.early_stopping],
+    )
 
 
 def write_texts(
@@ -199,10 +213,12 @@ def write_texts(
     size: int,
     *,
     check: Callable[[Batch], None] = lambda batch: None,
+    refill: Refilling | None = None,
 ) -> list[str]:
     """Generates a text for every example of a split. Returns [size], without end tokens.
 
-    `check` raises InputError for a batch without room for generated tokens.
+    `check` raises InputError for a batch without room for generated tokens. With `refill`, `step`
+    only starts the texts of a batch.
     """
     texts, generate_batch = [""] * size, step(trainable, frozen)
     with compile_in_parallel(generate_batch, batches) as run:
@@ -211,7 +227,8 @@ def write_texts(
             check(batch)
             return run(batch)
 
-        for result in dispatch_ahead(map(checked, batches), 1):
+        results = map(checked, batches)
+        for result in refill(trainable, frozen, results) if refill else dispatch_ahead(results, 1):
             index, ids = (np.asarray(part) for part in result)
             real = [i for i, row in enumerate(index) if row >= 0]
             # End tokens are not always special tokens of the tokenizer.

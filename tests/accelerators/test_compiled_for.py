@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from programs import (
+    WRITES,
     compile_adapt,
     compile_grid,
     compile_scores,
@@ -210,6 +211,11 @@ def test_other_steps_and_meshes(device, work, path, data, model, fsdp, fields, t
         # The layers are read where they lie. (Beside a GPT-2's cache their copies would not show.)
         read = {path: x for path, x in shapes.frozen.items() if "decoder_layers/" in path}
         assert compiled.temporary < weights(read)
+    if work == "writing" and path == "base.py":  # no beam has the cache of its text
+        rows, length = shapes.batch.encoder.ids.shape
+        caches = re.findall(r"\[(\d+),\d+,(\d+),\d+\]", compiled.text)
+        large = {int(count) for count, columns in caches if int(columns) >= length}
+        assert rows in large and rows * WRITES["num_beams"] not in large
 
 
 @pytest.mark.parametrize("device", [device for device in ON if device == "h100"])

@@ -1,6 +1,7 @@
 """The cache: what is written where, and attention over it against attention over all at once."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import assert_close, assert_equal
@@ -12,6 +13,7 @@ from jaxprompt.layers.cache import (
     select_beams,
     show_token,
     unstack,
+    widen_cache,
     write_position,
     write_token,
 )
@@ -39,63 +41,85 @@ def test_unstack():
 
 
 @pytest.mark.parametrize("prefix", [None, FRONT])
-def test_remember(prefix):
-    memories = make_layer_caches(prefix, K, V, MASK, ROOM)
-    front = P if prefix else 0
-    assert len(memories) == L
-    for i, memory in enumerate(memories):
-        assert memory.k.shape == memory.v.shape == (B, N, front + T + ROOM, D)
-        for actual, values, ahead in ((memory.k, K, FRONT.k), (memory.v, V, FRONT.v)):
-            assert_equal(actual[:, :, front : front + T], values[i].swapaxes(1, 2))
+def test_make_layer_caches(prefix):
+    layer_caches = make_layer_caches(prefix, K, V, MASK, ROOM)
+    first = ROOM + P if prefix else ROOM
+    assert len(layer_caches) == L
+    for i, layer_cache in enumerate(layer_caches):
+        assert layer_cache.k.shape == layer_cache.v.shape == (B, N, first + T, D)
+        for actual, values, ahead in ((layer_cache.k, K, FRONT.k), (layer_cache.v, V, FRONT.v)):
+            assert_equal(actual[:, :, first:], values[i].swapaxes(1, 2))
             if prefix:
                 expected = np.broadcast_to(ahead[i].swapaxes(1, 2), (B, N, P, D))
-                assert_equal(actual[:, :, :P], expected)
-        assert_equal(memory.mask[:, front : front + T], MASK)
-        assert not memory.mask[:, front + T :].any()
-        assert (np.asarray(memory.mask[:, :front]) == (i == 0)).all()
+                assert_equal(actual[:, :, ROOM:first], expected)
+        assert_equal(layer_cache.mask[:, first:], MASK)
+        assert not layer_cache.mask[:, :ROOM].any()
+        assert (np.asarray(layer_cache.mask[:, ROOM:first]) == (i == 0)).all()
 
 
 def test_make_cache():
-    """Columns of the prefix, of the input, and of each beam's new tokens."""
+    """Columns of each beam's new tokens, of the prefix, and of the input."""
     for where in (None, np.arange(P, dtype=np.int32)):
         front = FRONT._replace(positions=where)
         cache = make_cache(front, K, V, MASK, POSITIONS, ROOM, 2)
-        assert cache.self_attention[1].k.shape == (B, N, P + T + 2 * ROOM, D)
-        assert_equal(cache.positions[:, P : P + T], POSITIONS)
-        assert (np.asarray(cache.positions[:, :P]) == (-1 if where is None else where)).all()
-        assert cache.visible.shape == (B, 2, P + T + 2 * ROOM) and not cache.visible.any()
-    assert make_cache(None, K, V, MASK, POSITIONS, 0, 1).positions.shape == (B, T)
+        free = 2 * ROOM
+        assert cache.self_attention[1].k.shape == (B, N, free + P + T, D)
+        assert_equal(cache.positions[:, free + P :], POSITIONS)
+        prefix_positions = np.asarray(cache.positions[:, free : free + P])
+        assert (prefix_positions == (-1 if where is None else where)).all()
+        assert cache.visible.shape == (B, 2, free + P + T) and not cache.visible.any()
+
+
+def test_widen_cache():
+    """To the room and the width of another input; what is empty is hidden."""
+    cross = make_layer_caches(None, K, V, MASK)
+    narrow = make_cache(FRONT, K, V, MASK, POSITIONS, 0, 2, cross)
+    assert_equal(
+        widen_cache(narrow, 2 * ROOM), make_cache(FRONT, K, V, MASK, POSITIONS, ROOM, 2, cross)
+    )
+    k, v, mask, positions = (
+        np.concatenate([x, x], axis=axis) for x, axis in ((K, 2), (V, 2), (MASK, 1), (POSITIONS, 1))
+    )
+    wide = make_cache(FRONT, k, v, mask, positions, ROOM, 2, make_layer_caches(None, k, v, mask))
+    wider = widen_cache(narrow, 2 * ROOM, wide)
+    assert jax.tree.map(jnp.shape, wider) == jax.tree.map(jnp.shape, wide)
+    read = 2 * ROOM + P + T
+    for part, other, before, after in (
+        (wider.self_attention[1], wide.self_attention[1], 0, read),
+        (wider.cross[1], wide.cross[1], 0, T),
+    ):
+        assert_equal(part.k[:, :, before:after], other.k[:, :, before:after])
+        assert_equal(part.mask[:, before:after], other.mask[:, before:after])
+        assert not part.mask[:, after:].any()
 
 
 def test_a_token_of_each_beam_fills_one_column():
     """Two steps of two beams: the second extends other beams than those that wrote the first."""
     before = make_cache(FRONT, K, V, MASK, POSITIONS, ROOM, 2)
-    first, second = P + T, P + T + 2
     tokens = [(draw(2 * B, N, D), draw(2 * B, N, D)) for _ in range(2)]
     positions = np.repeat(np.array([4, 2, 1], np.int32), 2)
 
     @jax.jit
     def run(cache):
-        cache = write_position(show_token(cache, first), positions, first)
-        layer = write_token(cache.self_attention[0], *tokens[0], first)
+        cache = write_position(show_token(cache, 0), positions, 0)
+        layer = write_token(cache.self_attention[0], *tokens[0], 0)
         cache = select_beams(cache, np.array([[1, 1], [0, 1], [1, 0]]))
-        cache = write_position(show_token(cache, second), positions + 1, second)
-        return cache, write_token(layer, *tokens[1], second)
+        cache = write_position(show_token(cache, 2), positions + 1, 2)
+        return cache, write_token(layer, *tokens[1], 2)
 
     cache, layer = run(before)
-    for i, column in enumerate((first, second)):
+    for i, column in enumerate((0, 2)):
         for actual, expected in zip((layer.k, layer.v), tokens[i], strict=True):
             by_beam = expected.reshape(B, 2, N, D).swapaxes(1, 2)
             assert_equal(actual[:, :, column : column + 2], by_beam)
         for beam in range(2):
             assert_equal(cache.positions[:, column + beam], positions[::2] + i)
-    others = [*range(P + T), *range(P + T + 4, P + T + 2 * ROOM)]
-    assert_equal(layer.k[:, :, others], before.self_attention[0].k[:, :, others])
+    assert_equal(layer.k[:, :, 4:], before.self_attention[0].k[:, :, 4:])
     assert_equal(layer.mask, before.self_attention[0].mask)
     visible = np.zeros(cache.visible.shape, bool)
     for row, parents in enumerate([[1, 1], [0, 1], [1, 0]]):
         for beam, parent in enumerate(parents):
-            visible[row, beam, [first + parent, second + beam]] = True
+            visible[row, beam, [parent, 2 + beam]] = True
     assert_equal(cache.visible, visible)
 
 

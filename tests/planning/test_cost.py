@@ -211,7 +211,7 @@ def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
     separate = make_run(T5, data__batch=4, data__eval_batch=1, **WRITES)
     assert run.copies_layers and not separate.copies_layers
     assert eval_only_bytes(dataclasses.replace(run, copies_layers=False)) < 0.2 * decoder
-    four, eight = (
+    beams, more_beams = (
         make_run(
             T5,
             data__eval_batch=8,
@@ -219,11 +219,12 @@ def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
             generate__max_new_tokens=16,
             **WRITES,
         )
-        for num_beams in (4, 8)
+        for num_beams in (16, 32)
     )
-    # Of 8 rows by 4 beams more: keys and values of 16 tokens, and two of the scores of all words.
-    more = 8 * 4 * 4 * (2 * layers * inner * 16 + 2 * 32128)
-    assert eval_only_bytes(eight) - eval_only_bytes(four) == pytest.approx(more, rel=0.1)
+    # Of 8 rows by 16 beams more: keys and values of the 15 tokens that are read, and two of the
+    # scores of all words.
+    more = 8 * 16 * 4 * (2 * layers * inner * 15 + 2 * 32128)
+    assert eval_only_bytes(more_beams) - eval_only_bytes(beams) == pytest.approx(more, rel=0.1)
 
 
 def test_what_is_counted_is_what_the_program_takes(make_run):
