@@ -81,7 +81,9 @@ def count(tree: Any) -> int:
     total = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         plane = PLANE.search("/".join(str(getattr(key, "key", key)) for key in path))
-        total += leaf.size if plane is None else BLOCK * leaf.size * (plane[2] == "scale")
+        # Of a quantised parameter the codes of 8 bits with a scale per output, or the minima.
+        per_entry = {"minimum": BLOCK, "codes": int(leaf.dtype in ("int8", "float8_e4m3fn"))}
+        total += leaf.size * (1 if plane is None else per_entry.get(plane[2], 0))
     return total
 
 

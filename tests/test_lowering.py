@@ -38,6 +38,7 @@ from tiny import make_batch
 from jaxprompt.backbones import families
 from jaxprompt.build.placement import kernel_notes
 from jaxprompt.config.load import load_config
+from jaxprompt.errors import InputError
 from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack_injections
 from jaxprompt.models.scorer import Backbone
@@ -263,6 +264,18 @@ def test_only_whole_layers_run_attention_again(family, remat):
     backward = len(re.findall(r"__cudnn\$fmha\w*Backward", text))
     forward = len(re.findall(r"__cudnn\$fmha", text)) - backward
     assert backward and forward == backward * (1 + (remat == "full"))
+
+
+@pytest.mark.long_cases("bert-none")
+@pytest.mark.parametrize("family, remat", [("llama", "mlp"), ("bert", "none")])
+def test_frozen_matrices_are_multiplied_in_float8(family, remat):
+    """Forward with e4m3 inputs, backward with e5m2 gradients; no matrix is widened."""
+    text = lower(Case(family, "train", "soft", 5, mesh=MESHES[1], quantize="fp8", remat=remat))
+    pairs = re.findall(r"dot_general.*: \(tensor<[^>]*x(\w+)>, tensor<[^>]*x(f8\w+)>\)", text)
+    assert set(pairs) == {("f8E4M3FN", "f8E4M3FN"), ("f8E5M2", "f8E4M3FN")}
+    assert not re.search(r"convert .*f8E4M3FN>\) -> tensor", text)
+    with pytest.raises(InputError, match="fp8"):
+        lower(Case(family, "train", "soft", 5, target=A100, quantize="fp8"))
 
 
 @pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
@@ -544,7 +557,7 @@ def check(case: Case, text: str) -> None:
         assert not has_kernel(text) and "callback" not in text
         return
     # Codes are arguments, and every product is of 16 bits, as without them.
-    assert case.quantize == "none" or "ui8>" in text
+    assert case.quantize == "none" or "i8>" in text
     promised = case.target.platform == "gpu" and not (case.dropout and case.work in LEARNS)
     promised &= case.family not in BARE and not case.kind.startswith("gemma")
     promised |= case.target == TPU and case.tokens == 512

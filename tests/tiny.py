@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.convert.quantize import quantize
-from jaxprompt.layers.quantized import PLANES, input_axis
+from jaxprompt.convert.quantize import quantize, quantize_float8, quantize_outputs
+from jaxprompt.layers.quantized import BLOCK_BITS, input_axes, plane_dtypes
 from jaxprompt.parallel.compilation import supported_options
 from jaxprompt.tree import flatten, unflatten
 from jaxprompt.types import Batch, Role, Tokens
@@ -243,17 +243,25 @@ def block_sizes(family):
     return sizes | (dict(embedding_size=32) if family in ("albert", "electra") else {})
 
 
-def quantize_params(params, bits):
+def quantize_params(params, storage):
     """Quantizes a backbone's parameters as `load_backbone` does."""
     flat = {}
     for name, leaf in flatten({"backbone": params}).items():
-        axis = input_axis(name.partition("/")[2])
-        if axis is None:
+        axes = input_axes(name.partition("/")[2], storage)
+        if not axes:
             flat[name] = leaf
             continue
-        last = np.moveaxis(np.asarray(leaf), axis, -1)
-        planes = quantize(last.reshape(-1, last.shape[-1]), bits)
-        for plane, array in zip(PLANES, planes, strict=True):
-            array = np.moveaxis(array.reshape(*last.shape[:-1], -1), -1, axis)
+        blocks = storage in BLOCK_BITS
+        axes = axes[-1:] if blocks else axes
+        last = np.moveaxis(np.asarray(leaf), axes, range(-len(axes), 0))
+        outputs, inputs = last.shape[: -len(axes)], last.shape[-len(axes) :]
+        rows = last.reshape(-1, int(np.prod(inputs)))
+        planes = (
+            quantize(rows, BLOCK_BITS[storage]) if blocks
+            else (quantize_float8 if storage == "fp8" else quantize_outputs)(rows)
+        )  # fmt: skip
+        for plane, array in zip(plane_dtypes(storage), planes, strict=True):
+            ends = inputs if array.size == last.size else [1] * (len(axes) - 1) + [-1]
+            array = np.moveaxis(array.reshape(*outputs, *ends), range(-len(axes), 0), axes)
             flat[f"{name}/{plane}"] = jnp.asarray(array)
     return unflatten(flat)["backbone"]

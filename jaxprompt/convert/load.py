@@ -24,7 +24,13 @@ from jaxprompt.convert.tensors import IGNORED, Family, Tensor
 from jaxprompt.convert.weights import FLOATS, CheckpointTensors, open_weights
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
-from jaxprompt.layers.quantized import BITS, check_blocks, input_axis
+from jaxprompt.layers.quantized import (
+    BLOCK_BITS,
+    QUANTIZED,
+    check_blocks,
+    input_axes,
+    storage_of,
+)
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
@@ -82,8 +88,9 @@ def load_backbone(
         divided, so that norms return the same values and float16 does not overflow (PPT's released
         code uses 100).
       quantize: "int8" or "int4" stores the matrices of the layers and the embedding tables as
-        codes (layers/quantized.py); everything else has `dtype`. Blocks of a GGUF file's Q8_0,
-        Q4_0 and Q4_1 are used as they are if `quantize` has as many bits or more.
+        codes, "fp8" the matrices alone (layers/quantized.py); everything else has `dtype`. Blocks
+        of a GGUF file's Q8_0, Q4_0 and Q4_1 are used as they are if `quantize` has as many bits or
+        more.
       placement: if given, each parameter is a jax.Array with the sharding
         `placement.param_sharding`, and embedding tables are padded with zero rows to
         `placement.padded_vocab`; otherwise parameters are numpy arrays. Memory is needed for the
@@ -107,15 +114,17 @@ def load_backbone(
         tied = not has_vocab_head or (read_tied(config, family) and _is_tied(weights, names, table))
         tensors = select_tensors(table, config, sizes, heads, tied=tied)
         names_by_tensor = names.locate(tensors, sizes)
-        if quantize in BITS:
+        storage = storage_of(quantize, folder)
+        if storage in BLOCK_BITS:
             for tensor in tensors:
-                if (axis := input_axis(tensor.path)) is not None:
-                    size = sizes[(tensor.stack + tensor.axes)[axis]]
+                if axes := input_axes(tensor.path, storage):
+                    size = sizes[(tensor.stack + tensor.axes)[axes[-1]]]
                     check_blocks(f"backbone/{tensor.path}", size, quantize)
-        filler = ParameterFiller(weights, sizes, DTYPES[dtype], rescale, placement, quantize)
+        filler = ParameterFiller(weights, sizes, DTYPES[dtype], rescale, placement, storage)
         flat, digests = filler.fill(names_by_tensor)
         absent = tuple(head for head in table.heads if head not in heads)
         missing = select_tensors(table._replace(trunk=()), config, sizes, absent, tied=True)
+        prefix = f"{quantize}-" if quantize in QUANTIZED else ""
         report = LoadReport(
             heads=heads,
             absent=absent,
@@ -125,7 +134,7 @@ def load_backbone(
             tied=tied,
             bytes=sum(array.nbytes for array in flat.values()),
             # Sorted, because threads and processes end in any order.
-            fingerprint=(f"{quantize}-" if quantize in BITS else "") + hash_parts(*sorted(digests)),
+            fingerprint=prefix + hash_parts(*sorted(digests)),
             requantized=len(filler.requantized),
         )
     return Loaded(unflatten(flat), report)

@@ -14,11 +14,17 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxprompt.convert.quantize import Planes, quantize
+from jaxprompt.convert.quantize import (
+    OutputPlanes,
+    Planes,
+    quantize,
+    quantize_float8,
+    quantize_outputs,
+)
 from jaxprompt.convert.tensors import Tensor
 from jaxprompt.convert.weights import CheckpointTensors, is_finite
 from jaxprompt.errors import InputError
-from jaxprompt.layers.quantized import BITS, DTYPES, PLANES, input_axis, plane_shape
+from jaxprompt.layers.quantized import BLOCK_BITS, input_axes, plane_dtypes, plane_shape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import BLOCK, Flat
@@ -53,7 +59,7 @@ class _Plane(NamedTuple):
 
     name: str  # "" = not quantized
     dtype: np.dtype
-    rows: int = 1  # of the file's matrix per value
+    rows: int = 1  # of the file's matrix per value; 0 = all rows have the same values
     columns: int = 1
 
     def scaled(self, rows: slice, columns: slice) -> tuple[slice, slice]:
@@ -110,11 +116,11 @@ class ParameterFiller:
         dtype: np.dtype,
         rescale: float,
         placement: Placement | None,
-        quantize: str = "none",
+        storage: str = "none",
     ):
         self.weights, self.sizes, self.dtype = weights, sizes, dtype
-        self.rescale, self.placement, self.quantize = rescale, placement, quantize
-        self.bits = BITS.get(quantize, 0)
+        self.rescale, self.placement, self.storage = rescale, placement, storage
+        self.bits = BLOCK_BITS.get(storage, 0)  # 0 = without blocks
         self.requantized: set[str] = set()  # names in the file
         devices: Iterable[jax.Device] = () if placement is None else placement.mesh.devices.flat
         self.processes = sorted({device.process_index for device in devices})
@@ -202,17 +208,24 @@ class ParameterFiller:
 
     def _has_planes(self, tensor: Tensor) -> bool:
         """Returns whether a parameter is quantised."""
-        return self.bits > 0 and input_axis(tensor.path) is not None
+        return self.storage != "none" and bool(input_axes(tensor.path, self.storage))
+
+    def _has_output_scale(self, tensor: Tensor) -> bool:
+        """Returns whether a parameter is quantised with one scale per output."""
+        return self._has_planes(tensor) and not self.bits
 
     def _planes(self, tensor: Tensor) -> list[_Plane]:
         """Lists the arrays that a parameter consists of."""
         if not self._has_planes(tensor):
             return [_Plane("", self.dtype)]
         planes = []
-        for name in PLANES:
-            count = 8 // self.bits if name == "codes" else BLOCK
+        for name, dtype in plane_dtypes(self.storage).items():
+            if self.bits:
+                count = 8 // self.bits if name == "codes" else BLOCK
+            else:
+                count = 1 if name == "codes" else 0
             shape = (1, count) if _has_input_columns(tensor) else (count, 1)
-            planes.append(_Plane(name, np.dtype(DTYPES[name]), *shape))
+            planes.append(_Plane(name, np.dtype(dtype), *shape))
         return planes
 
     def _shards(self, tensor: Tensor) -> list[_Shard]:
@@ -245,10 +258,9 @@ class ParameterFiller:
     def _plane_shape(
         self, plane: _Plane, tensor: Tensor, shape: tuple[int, ...]
     ) -> tuple[int, ...]:
-        axis = input_axis(tensor.path)
-        if not plane.name or axis is None:
+        if not plane.name:
             return shape
-        return plane_shape(shape, axis, plane.name, self.bits)
+        return plane_shape(shape, input_axes(tensor.path, self.storage), plane.name, self.storage)
 
     def _file_range(
         self, tensor: Tensor, index: tuple[tuple[int, int], ...]
@@ -281,7 +293,11 @@ class ParameterFiller:
         # Ranges of shards, and those below, are relative to the parameter's first row and column.
         width = _length(file_columns)
         data = hashlib.sha256()
-        for block_rows in self.weights.blocks(name, planes[-1].rows):
+        # A scale per output needs all inputs at once.
+        needs_rows = self._has_output_scale(tensor) and not _has_input_columns(tensor)
+        needs_columns = self._has_output_scale(tensor) and _has_input_columns(tensor)
+        multiple = self.weights.matrix(name)[0] if needs_rows else planes[-1].rows
+        for block_rows in self.weights.blocks(name, multiple):
             if not _overlaps(block_rows, file_rows):
                 continue
             rows = _shift(_overlap(block_rows, file_rows), -file_rows.start)
@@ -290,8 +306,10 @@ class ParameterFiller:
             if not users and not is_hashed:
                 continue
             if not is_hashed:
-                rows = _overlap(rows, _union(shard.rows for shard in users))
-                columns = _overlap(columns, _union(shard.columns for shard in users))
+                if not needs_rows:
+                    rows = _overlap(rows, _union(shard.rows for shard in users))
+                if not needs_columns:
+                    columns = _overlap(columns, _union(shard.columns for shard in users))
             in_file = _shift(rows, file_rows.start), _shift(columns, file_columns.start)
             block = self.weights.read_block(name, *in_file)
             if is_hashed:
@@ -343,14 +361,16 @@ class ParameterFiller:
     def _uses_codes(self, tensor: Tensor, name: str) -> bool:
         """Returns whether codes of the file are used as they are."""
         is_unscaled = not tensor.residual or self.rescale == 1.0
-        return (
-            is_unscaled and _has_input_columns(tensor) and self.weights.has_codes(name, self.bits)
-        )
+        has_blocks = self.bits > 0 and self.weights.has_codes(name, self.bits)
+        return is_unscaled and _has_input_columns(tensor) and has_blocks
 
     def _quantized(
         self, tensor: Tensor, name: str, block: np.ndarray, rows: slice, columns: slice
-    ) -> Planes:
+    ) -> Planes | OutputPlanes:
         """Returns codes of the file if they fit, and quantises its values otherwise."""
+        if not self.bits:
+            quantize_rows = quantize_float8 if self.storage == "fp8" else quantize_outputs
+            return quantize_rows(block) if _has_input_columns(tensor) else quantize_rows(block.T).T
         if self._uses_codes(tensor, name):
             planes = self.weights.read_planes(name, rows, columns, self.bits)
             if planes is not None:
@@ -364,17 +384,17 @@ class ParameterFiller:
         except ValueError as error:
             raise InputError(
                 f"{name} in {self.weights.entries[name].path} has {error}, which "
-                f"backbone.quantize={self.quantize} stores for each block; use "
+                f"backbone.quantize=int{self.bits} stores for each block; use "
                 "backbone.quantize=none"
             ) from error
 
     def _to_devices(self, tensor: Tensor, shards: list[_Shard]) -> dict[str, Any]:
         """Copies the arrays to their devices, without a copy on a CPU; returns them by name."""
-        shape, sharding = self._layout(tensor)
+        shape, _ = self._layout(tensor)
         params = {}
         for i, plane in enumerate(self._planes(tensor)):
             path = f"{tensor.path}/{plane.name}" if plane.name else tensor.path
-            if sharding is None:
+            if self.placement is None:
                 params[path] = shards[0].arrays[i]
                 continue
             arrays = [
@@ -383,6 +403,7 @@ class ParameterFiller:
                 for device in shard.devices
             ]
             full_shape = self._plane_shape(plane, tensor, shape)
+            sharding = self.placement.param_sharding(f"backbone/{path}", full_shape)
             param = jax.make_array_from_single_device_arrays(full_shape, sharding, arrays)
             # Waits, so that the host's memory is freed before more is allocated.
             params[path] = param.block_until_ready()
@@ -410,7 +431,7 @@ def _transpose(target: np.ndarray, source: np.ndarray, casting: Literal["unsafe"
 
 
 def _divide(span: slice, divisor: int) -> slice:
-    return slice(span.start // divisor, span.stop // divisor)
+    return slice(span.start // divisor, span.stop // divisor) if divisor else slice(0, 1)
 
 
 def _length(span: slice) -> int:

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
 from jaxprompt.layers.dropout import apply_keep_mask, sample_keep_mask
-from jaxprompt.layers.product import dot_general, einsum
+from jaxprompt.layers.product import StoredMatrix, dot_general, einsum, promote_dtype
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Array, AttentionMask, LayerCache, Prefix, Tokens
@@ -213,7 +213,12 @@ class MultiHead(nn.Module):
 
     def setup(self):
         """Declares the projections."""
-        dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, dot_general=dot_general)
+        dense = functools.partial(
+            nn.DenseGeneral,
+            dtype=self.dtype,
+            dot_general=dot_general,
+            promote_dtype=promote_dtype,
+        )
         shape, bias = (self.heads, self.head_dim), self.use_bias
         key_shape = (self.key_heads or self.heads, self.head_dim)
         self.query = dense(shape, use_bias=bias)
@@ -293,16 +298,20 @@ class Attention(MultiHead):
             mix = einsum("bnts,bsh->btnh", probs, source)
             return mix, probs.sum(-1).swapaxes(1, 2) if self.use_bias else None
 
-        # In `run_stack` the kernels are neither sharded over the data axis nor quantised.
+        # In `run_stack` the kernels are not sharded over the data axis; they may be quantised.
         key_params, value_params = (part.variables["params"] for part in (self.key, self.value))
-        q = einsum("btnd,hnd->btnh", self.query(x), key_params["kernel"].astype(self.dtype))
+        key_kernel, value_kernel = (
+            kernel if isinstance(kernel, StoredMatrix) else kernel.astype(self.dtype)
+            for kernel in (key_params["kernel"], value_params["kernel"])
+        )
+        q = einsum("btnd,hnd->btnh", self.query(x), key_kernel)
         probs = self.probabilities(q, source, mask)
         if has_dropout:
             keep_mask = sample_keep_mask(probs.shape, self.dropout, self.make_rng("dropout"))
             mix, totals = recompute(weighted_sum, probs, source, keep_mask)
         else:
             mix, totals = weighted_sum(probs, source)
-        y = einsum("btnh,hnd->btnd", mix, value_params["kernel"].astype(self.dtype))
+        y = einsum("btnh,hnd->btnd", mix, value_kernel)
         # A bias of keys adds the same to all scores of a query, and the softmax does not change.
         if self.use_bias:
             y = y + totals[..., None] * value_params["bias"].astype(self.dtype)

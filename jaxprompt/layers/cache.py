@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.attention import prepend_prefix
-from jaxprompt.layers.quantized import dequantize_layer
+from jaxprompt.layers.quantized import as_matrices, has_quantized
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
@@ -74,7 +74,10 @@ def step_layers(
     """
     new_caches = []
     for params, layer_cache, inputs in zip(layers, caches, per_layer, strict=True):
-        variables = {"params": dequantize_layer(params, x)}
+        if has_quantized(params) and copies_layers(current_target().platform):
+            # Otherwise the compiler might dequantise all layers once, before the loop.
+            params = jax.lax.optimization_barrier((params, x))[0]
+        variables = {"params": as_matrices(params)}
         x, layer_cache = layer.apply(variables, x, layer_cache, *inputs, method="step")
         new_caches.append(layer_cache)
     return x, tuple(new_caches)

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from jaxprompt.layers.attention import Attention
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.product import dot_general, einsum
+from jaxprompt.layers.product import dot_general, einsum, promote_dtype
 from jaxprompt.layers.reading import select_positions
 from jaxprompt.types import AttentionMask
 
@@ -71,8 +71,8 @@ class _JointProjection(nn.Module):
         """Applies one of its three parts."""
         shape = (x.shape[-1], self.heads, 3, self.head_dim)
         kernel = self.param("kernel", nn.initializers.normal(0.02), shape)[:, :, part]
-        last = ((x.ndim - 1,), (0,)), ((), ())
-        return dot_general(x.astype(self.dtype), kernel.astype(self.dtype), last)
+        x, kernel, _ = promote_dtype(x, kernel, None, dtype=self.dtype)
+        return dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
 
 
 class _HeadBias(nn.Module):
@@ -101,7 +101,12 @@ class Disentangled(Attention):
 
     def setup(self):
         """Declares the projections."""
-        dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, dot_general=dot_general)
+        dense = functools.partial(
+            nn.DenseGeneral,
+            dtype=self.dtype,
+            dot_general=dot_general,
+            promote_dtype=promote_dtype,
+        )
         shape = (self.heads, self.head_dim)
         if self.joined:
             self.in_proj = _JointProjection(*shape, self.dtype)

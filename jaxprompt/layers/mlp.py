@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.product import dot_general
+from jaxprompt.layers.product import dot_general, promote_dtype
+from jaxprompt.layers.quantized import as_matrices, as_planes, freeze_planes
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import Array
@@ -72,7 +73,9 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Applies both maps."""
-        dense = functools.partial(nn.Dense, dtype=self.dtype, dot_general=dot_general)
+        dense = functools.partial(
+            nn.Dense, dtype=self.dtype, dot_general=dot_general, promote_dtype=promote_dtype
+        )
         y = _widen(self, dense, ("up",), x)
         return dense(x.shape[-1], name="down")(y)
 
@@ -86,10 +89,12 @@ def _widen(module: "Mlp | GatedMlp", dense: Callable, names: tuple[str, ...], x)
 
     def compute(params, x):
         layer = dense(module.hidden, parent=None)
-        up, *gate = (layer.apply({"params": param}, x) for param in params)
+        matrices = as_matrices(freeze_planes(params))
+        up, *gate = (layer.apply({"params": param}, x) for param in matrices)
         return act(*gate) * up if gate else act(up)
 
-    return recompute(compute, [module.variables["params"][name] for name in names], x)
+    params = [module.variables["params"][name] for name in names]
+    return recompute(compute, as_planes(params), x)
 
 
 def _gate(act, gate, x):
@@ -119,7 +124,11 @@ class GatedMlp(nn.Module):
     def __call__(self, x, *, deterministic: bool):
         """Applies the maps."""
         dense = functools.partial(
-            nn.Dense, use_bias=self.use_bias, dtype=self.dtype, dot_general=dot_general
+            nn.Dense,
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            dot_general=dot_general,
+            promote_dtype=promote_dtype,
         )
         y = _widen(self, dense, ("up", "gate") if self.gated else ("up",), x)
         y = Dropout(self.dropout)(y, deterministic=deterministic)

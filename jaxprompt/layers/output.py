@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.capping import soft_cap
+from jaxprompt.layers.product import einsum
+from jaxprompt.layers.quantized import cast_table
 from jaxprompt.parallel.sharding import constrain, num_shards
 from jaxprompt.types import ABSENT, Array
 
@@ -81,11 +83,11 @@ def _make_score(cap: float):
 
 def _score_blocks(features, table, bias, targets, uniforms, cap):
     """Scores block by block. -> (logp, hit, sampled), the log normalisers; each [J, D, R]"""
-    cast_table = table.astype(features.dtype)
+    words = cast_table(table, features.dtype)
 
     def score_block(_, block):
         x, target, uniform = block
-        logits = _logits(x, cast_table, bias, cap)  # [D, R, V]
+        logits = _logits(x, words, bias, cap)  # [D, R, V]
         # Also stored: the backward pass needs it to compute the probabilities again.
         log_norm = jax.nn.logsumexp(logits, axis=-1)
         target_logits = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
@@ -112,23 +114,23 @@ def _forward(cap, *args):
 def _backward(cap, residuals, grads):
     features, table, bias, targets, log_norms, (table_trains, bias_trains) = residuals
     devices, (vocab, width) = features.shape[1], table.shape
-    cast_table, logp_grads = table.astype(features.dtype), grads[0]
+    words, logp_grads = cast_table(table, features.dtype), grads[0]
     # A loss may read `hit` or `sampled` alone, which have no gradient.
     if isinstance(logp_grads, jax.custom_derivatives.SymbolicZero):
         logp_grads = jnp.zeros(logp_grads.shape, logp_grads.dtype)
 
     def block_gradients(sums, block):
         x, target, log_norm, logp_grad = block
-        probs = jnp.exp(_logits(x, cast_table, bias, cap) - log_norm[..., None])
+        probs = jnp.exp(_logits(x, words, bias, cap) - log_norm[..., None])
         is_target = jnp.arange(vocab) == target[..., None]
         bias_grad = logp_grad[..., None] * (is_target - probs)  # [D, R, V]
         logits_grad = bias_grad
         if cap:
             # The derivative of the cap; the bias is added after the cap.
-            logits_grad = bias_grad * (1.0 - jnp.tanh(_logits(x, cast_table, None, 0.0) / cap) ** 2)
+            logits_grad = bias_grad * (1.0 - jnp.tanh(_logits(x, words, None, 0.0) / cap) ** 2)
         # The products of the backward pass have the forward pass's type, and sum in float32.
         g = logits_grad.astype(x.dtype)
-        dx = jnp.einsum("drv,vx->drx", g, cast_table, preferred_element_type=jnp.float32)
+        dx = einsum("drv,vx->drx", g, words, jnp.float32)
         # Summed over the devices once, after the loop.
         dtable, dbias = sums
         if dtable is not None:
@@ -152,7 +154,7 @@ def _backward(cap, residuals, grads):
 
 
 def _logits(x, table, bias, cap):
-    logits = jnp.einsum("drx,vx->drv", x, table, preferred_element_type=jnp.float32)
+    logits = einsum("drx,vx->drv", x, table, jnp.float32)
     logits = soft_cap(logits, cap)
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)

@@ -6,14 +6,30 @@ asks for bfloat16, or has one side widened, is computed in float32 at less than 
 there such a product gives float32 and is cast.
 """
 
+import abc
 import functools
 import re
 import string
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.linen import dtypes
 
 from jaxprompt.parallel.sharding import current_target
+
+
+class StoredMatrix(abc.ABC):
+    """A frozen matrix in fewer bits, which products read in the place of an array."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+
+    @abc.abstractmethod
+    def einsum(self, equation: str, x, dtype: Any):
+        """Computes `einsum` of x and this matrix; only x has a gradient."""
 
 
 def _is_16_bit(x, y) -> bool:
@@ -27,11 +43,13 @@ def _is_slow(x) -> bool:
 def einsum(equation: str, x, y, dtype=None):
     """Computes jnp.einsum of two arrays in which every letter occurs twice. `dtype` None = x's
 
-    Only x may begin with "...", and the result then does too.
+    Only x may begin with "...", and the result then does too. y may be a `StoredMatrix`.
     """
     if equation.startswith("..."):  # replaced by letters, which `_einsum_16_bit` can reorder
         num_named = equation.index(",") - len("...")
         equation = equation.replace("...", string.ascii_uppercase[: x.ndim - num_named])
+    if isinstance(y, StoredMatrix):
+        return y.einsum(equation, x, jnp.dtype(dtype or x.dtype))
     if _is_16_bit(x, y):
         return _einsum_16_bit(equation, jnp.dtype(dtype or x.dtype), x, y)
     return jnp.einsum(equation, x, y, preferred_element_type=dtype)
@@ -42,12 +60,22 @@ def dot_general(x, kernel, dimensions, precision=None, *, dtype=None, **options)
 
     `dtype` is that of the result, None = x's.
     """
-    if dtype is None and not (_is_16_bit(x, kernel) and _is_slow(x)):
-        return jax.lax.dot_general(x, kernel, dimensions, precision, **options)
+    if not isinstance(kernel, StoredMatrix) and dtype is None:
+        if not (_is_16_bit(x, kernel) and _is_slow(x)):
+            return jax.lax.dot_general(x, kernel, dimensions, precision, **options)
     batch_ndim = x.ndim - len(dimensions[0][0])
-    letters = string.ascii_lowercase[: batch_ndim + kernel.ndim]
+    letters = string.ascii_lowercase[: batch_ndim + len(kernel.shape)]
     result = letters[:batch_ndim] + letters[x.ndim :]
     return einsum(f"{letters[: x.ndim]},{letters[batch_ndim:]}->{result}", x, kernel, dtype)
+
+
+def promote_dtype(*operands: Any, dtype: Any = None, inexact: bool = True) -> list[Any]:
+    """Casts x, kernel and bias of flax's dense layers; a `StoredMatrix` stays as it is."""
+    x, kernel, bias = operands
+    if isinstance(kernel, StoredMatrix):
+        x, bias = dtypes.promote_dtype(x, bias, dtype=dtype, inexact=inexact)
+        return [x, kernel, bias]
+    return dtypes.promote_dtype(x, kernel, bias, dtype=dtype, inexact=inexact)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

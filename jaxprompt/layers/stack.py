@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.attention import PROBABILITIES
-from jaxprompt.layers.quantized import dequantize_tree, has_quantized
+from jaxprompt.layers.quantized import as_matrices, has_quantized
 from jaxprompt.layers.reading import select_positions
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Prefix
@@ -65,8 +65,6 @@ def run_stack(
     """Applies the layers in turn. -> x [B, T, H], and the layers' other outputs, stacked [L, ...]
 
     `layer(x, part, *shared, **flags)` returns (x, anything) and only has "params" as variables.
-
-    A layer's quantised parameters are dequantised when it runs, and again in the backward pass.
 
     If a prefix covers an interval of layers, given by its mask as a numpy array, the other layers
     get None instead. Below the lowest layer with a prefix, nothing is stored or differentiated for
@@ -188,7 +186,7 @@ def _make_apply(layer, params, shared, flags, *, key, param_indices):
             layer_params = jax.tree.map(read, params)
         # Inside of the checkpoint: the backward pass gathers and dequantizes again, and stores no
         # whole layer. Codes are gathered, which are smaller than weights.
-        layer_params = dequantize_tree(sharding.gather_params(layer_params), x.dtype)
+        layer_params = as_matrices(sharding.gather_params(layer_params))
         variables, options = {"params": layer_params}, flags | more_flags
         x, layer_outputs = layer.apply(variables, x, part, *shared, rngs=rngs, **options)
         return sharding.constrain(x, "act_batch", None, None), layer_outputs

@@ -10,6 +10,7 @@ import numpy as np
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import iterate_layers, select_beams
 from jaxprompt.layers.capping import logit_cap, soft_cap
+from jaxprompt.layers.quantized import score_table
 from jaxprompt.models.model import KeyValues, Model, without_absent_slots
 from jaxprompt.tree import Params
 from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
@@ -259,10 +260,7 @@ def _score(backbone, x):
     """Multiplies states by the whole output table. [R, H] -> float32 [R, V]"""
     features, (table, bias) = backbone.lm_features(x), backbone.lm_table()
     # In float32, since close scores would be equal when rounded to 16 bits.
-    scores = jnp.einsum(
-        "rx,vx->rv", features, table.astype(features.dtype), preferred_element_type=jnp.float32
-    )
-    scores = soft_cap(scores, logit_cap(backbone))
+    scores = soft_cap(score_table(features, table), logit_cap(backbone))
     return scores if bias is None else scores + bias.astype(jnp.float32)
 
 

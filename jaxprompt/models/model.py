@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from jaxprompt.layers.embed import mask_absent_slots
 from jaxprompt.layers.prefix import append_to_mask
-from jaxprompt.layers.quantized import BITS, quantized_shapes
+from jaxprompt.layers.quantized import quantized_shapes
 from jaxprompt.layers.reading import separate_arrays
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
@@ -261,10 +261,10 @@ def without_absent_slots(batch: Batch, injection: Injection) -> Batch:
     return batch._replace(encoder=encoder, decoder=decoder)
 
 
-def backbone_shapes(backbone: nn.Module, quantize: str = "none") -> dict[str, Any]:
+def backbone_shapes(backbone: nn.Module, storage: str = "none") -> dict[str, Any]:
     """Returns the shapes of a backbone's parameters by flat name; nothing is computed.
 
-    `quantize` "int8" or "int4" gives the shapes after quantisation.
+    A `storage` of layers/quantized.py gives the shapes after quantisation.
     """
     batch = _dummy_batch(1, decodes=backbone.dims.decoder_layers > 0)
 
@@ -272,7 +272,7 @@ def backbone_shapes(backbone: nn.Module, quantize: str = "none") -> dict[str, An
         return backbone.init(key, batch, method="init_all")["params"]
 
     shapes = flatten({"backbone": jax.eval_shape(init, jax.random.key(0))})
-    return quantized_shapes(shapes, quantize) if quantize in BITS else shapes
+    return shapes if storage == "none" else quantized_shapes(shapes, storage)
 
 
 def _rngs(key, part: int):

@@ -21,6 +21,7 @@ from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.data.text.words import text_ids
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import Kind, Labelled, make_text_head
+from jaxprompt.layers.quantized import storage_of
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.relations import collect_facts
@@ -36,6 +37,11 @@ class Backbone(NamedTuple):
     hf: dict[str, Any]
     module: Any  # a flax module, whose `apply` has no single type
     tokenizer: Tokenizer | None = None  # None = the one in `folder`
+
+    @property
+    def storage(self) -> str:
+        """How the matrices are stored, see `storage_of`."""
+        return storage_of(self.config.quantize, self.folder)
 
 
 class Scorer(NamedTuple):

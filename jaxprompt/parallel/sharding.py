@@ -114,6 +114,7 @@ class Placement:
         A prompt table is sharded if the model axis divides its number of rows. Key heads are
         replicated if they are fewer than the model axis and divide it: query heads share them.
         """
+        is_plane = PLANE.search(name) is not None
         name = PLANE.sub(r"\1", name)  # the arrays of a quantized parameter are sharded like it
         model, _, param_path = name.partition("/")
         ndim, model_size = len(shape), self.mesh.shape[MODEL]
@@ -129,6 +130,8 @@ class Placement:
             raise ValueError(f"no rule of sharding.PARAMETERS fits {name} with {ndim} axes")
 
         def is_shared(axis: str | None, size: int) -> bool:
+            if is_plane and size == 1:  # a scale per output has no input axis
+                return True
             return axis == "key_heads" and size < model_size and model_size % size == 0
 
         named = zip(axes, shape, strict=True)
@@ -358,6 +361,12 @@ def maps_runs() -> bool:
     """Returns whether the program being traced is mapped over a leading axis of runs."""
     placement = _ACTIVE.get()
     return placement is not None and placement.maps_runs
+
+
+def is_partitioned() -> bool:
+    """Returns whether the program being traced is for several devices."""
+    placement = _ACTIVE.get()
+    return placement is not None and placement.mesh.size > 1
 
 
 def map_shards(function: Callable, specs: Sequence[Sequence[str | None]]) -> Callable:

@@ -178,7 +178,7 @@ def _param_shapes(
     def init(key):
         backbone = {
             name: jnp.zeros(leaf.shape, leaf.dtype if tree.is_plane(name) else module.cfg.dtype)
-            for name, leaf in backbone_shapes(module, run.backbone.config.quantize).items()
+            for name, leaf in backbone_shapes(module, run.backbone.storage).items()
         }
         loaded = tree.unflatten(backbone)["backbone"]
         params = model.init(key, loaded, choices=run.scorer.layout.num_rows)

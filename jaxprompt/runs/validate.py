@@ -15,6 +15,7 @@ from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import longest_batch, open_checked_backbone, task_lines
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Encoded, Split
+from jaxprompt.layers.quantized import storage_of
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.runs import multitask
@@ -75,7 +76,8 @@ def _shapes(
     config: RunConfig, scorer: Scorer, counts: np.ndarray | None
 ) -> tuple[tree.Flat, tree.Flat]:
     """Returns shapes of the trainable and frozen parameters. Raises InputError for a wrong init."""
-    flat_shapes = backbone_shapes(scorer.model.backbone, config.backbone.quantize)
+    storage = storage_of(config.backbone.quantize, config.backbone.path)
+    flat_shapes = backbone_shapes(scorer.model.backbone, storage)
     shapes = tree.unflatten(flat_shapes)["backbone"]
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     params = jax.eval_shape(init, jax.random.key(0), shapes)

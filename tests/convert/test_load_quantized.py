@@ -9,7 +9,7 @@ from tiny import assert_equal, quantize_params
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.errors import InputError
-from jaxprompt.layers.quantized import BITS, dequantize_tree
+from jaxprompt.layers.quantized import dequantize_tree
 from jaxprompt.parallel.sharding import check_divisible, make_placement
 from jaxprompt.tree import count, flatten
 
@@ -49,14 +49,16 @@ def load(folder, family, **how):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("family, quantize", [*zip(MODELS, ("int4", "int8") * 2, strict=True)])
+@pytest.mark.parametrize(
+    "family, quantize", [*zip(MODELS, ("int4", "int8", "int4", "fp8"), strict=True)]
+)
 def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantize, mesh):
     data, model, fsdp = MESHES[mesh]
     placement = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[: data * model])
     plain = load(saved, family, placement=placement)
     loaded = load(saved, family, quantize=quantize, placement=placement)
     check_divisible(placement, flatten({"backbone": loaded.params}))
-    expected = quantize_params(jax.device_get(plain.params), BITS[quantize])
+    expected = quantize_params(jax.device_get(plain.params), quantize)
     assert_equal(jax.device_get(loaded.params), expected)
     assert count(loaded.params) == count(plain.params)
     assert loaded.report.bytes == sum(x.nbytes for x in jax.tree.leaves(loaded.params))
@@ -71,14 +73,14 @@ def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantiz
 def test_a_divided_residual_stream_is_quantized_after_the_division(saved):
     plain = load(saved, "t5", rescale=10.0)
     loaded = load(saved, "t5", rescale=10.0, quantize="int8")
-    assert_equal(loaded.params, quantize_params(plain.params, 8))
+    assert_equal(loaded.params, quantize_params(plain.params, "int8"))
 
 
 def test_sizes_that_blocks_do_not_divide_are_refused(tmp_path):
     config = transformers.BertConfig(**BERT | dict(hidden_size=48, num_attention_heads=2))
     transformers.BertForPreTraining(config).save_pretrained(tmp_path / "bert")
-    with pytest.raises(InputError, match=r"quantize=int8 .* divisible by 32, but"):
-        load(tmp_path, "bert", quantize="int8")
+    with pytest.raises(InputError, match=r"quantize=int4 .* divisible by 32, but"):
+        load(tmp_path, "bert", quantize="int4")
 
 
 def test_numbers_that_float16_does_not_hold_are_named(tmp_path):
@@ -149,5 +151,5 @@ def test_what_has_more_bits_in_the_file_is_quantized_anew(gguf_of):
     path = gguf_of("Q8_0")
     plain = load_backbone(path, "llama", read_config(path))
     loaded = load_backbone(path, "llama", read_config(path), quantize="int4")
-    assert_equal(loaded.params, quantize_params(plain.params, 4))
+    assert_equal(loaded.params, quantize_params(plain.params, "int4"))
     assert loaded.report.requantized == 2 * 7 + 2  # layers, and both tables

@@ -498,7 +498,8 @@ def test_blocks_of_codes_that_do_not_divide():
     check_divisible(placement, backbone_shapes(backbone))
     words = "does not divide the 3 of .*mlp/.*; use 1 or 3, or backbone.quantize=none$"
     with pytest.raises(InputError, match=f"mesh.model=2 {words}"):
-        check_divisible(placement, backbone_shapes(backbone, "int8"))
+        check_divisible(placement, backbone_shapes(backbone, "int4"))
+    check_divisible(placement, backbone_shapes(backbone, "int8"))
 
 
 def test_a_table_that_trains_is_never_padded():
