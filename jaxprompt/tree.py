@@ -177,7 +177,7 @@ def count(tree: Any) -> int:
         # Without the index of a layer, which has no key.
         plane = PLANE.search("/".join(str(key.key) for key in path if hasattr(key, "key")))
         # Of a quantised parameter the codes of 8 bits with a scale per output, or the minima.
-        per_entry = {"minimum": BLOCK, "codes": int(leaf.dtype == "int8")}
+        per_entry = {"minimum": BLOCK, "codes": int(leaf.dtype in ("int8", "float8_e4m3fn"))}
         total += leaf.size * (1 if plane is None else per_entry.get(plane[2], 0))
     return total
 

@@ -38,6 +38,7 @@ from tiny import make_batch
 from jaxprompt.backbones import families
 from jaxprompt.build.placement import kernel_notes
 from jaxprompt.config.load import load_config
+from jaxprompt.errors import InputError
 from jaxprompt.layers import kernels
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import as_matrices
@@ -278,6 +279,18 @@ def test_only_whole_layers_run_attention_again(family, remat):
     backward = len(re.findall(r"__cudnn\$fmha\w*Backward", text))
     forward = len(re.findall(r"__cudnn\$fmha", text)) - backward
     assert backward and forward == backward * (1 + (remat == "full"))
+
+
+@pytest.mark.long_cases("bert-none")
+@pytest.mark.parametrize("family, remat", [("llama", "mlp"), ("bert", "none")])
+def test_frozen_matrices_are_multiplied_in_float8(family, remat):
+    """Forward with e4m3 inputs, backward with e5m2 gradients; no matrix is widened."""
+    text = lower(Case(family, "train", "soft", 5, mesh=MESHES[1], quantize="fp8", remat=remat))
+    pairs = re.findall(r"dot_general.*: \(tensor<[^>]*x(\w+)>, tensor<[^>]*x(f8\w+)>\)", text)
+    assert set(pairs) == {("f8E4M3FN", "f8E4M3FN"), ("f8E5M2", "f8E4M3FN")}
+    assert not re.search(r"convert .*f8E4M3FN>\) -> tensor", text)
+    with pytest.raises(InputError, match="fp8"):
+        lower(Case(family, "train", "soft", 5, target=A100, quantize="fp8"))
 
 
 @pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.convert.quantize import quantize, quantize_outputs
+from jaxprompt.convert.quantize import quantize, quantize_float8, quantize_outputs
 from jaxprompt.layers.quantized import BLOCK_BITS, input_axes, plane_dtypes
 from jaxprompt.parallel.compilation import supported_options
 from jaxprompt.tree import flatten, unflatten
@@ -247,7 +247,7 @@ def quantize_params(params, storage):
     """Quantizes a backbone's parameters as `load_backbone` does."""
     flat = {}
     for name, leaf in flatten({"backbone": params}).items():
-        axes = input_axes(name.partition("/")[2])
+        axes = input_axes(name.partition("/")[2], storage)
         if not axes:
             flat[name] = leaf
             continue
@@ -256,7 +256,10 @@ def quantize_params(params, storage):
         last = np.moveaxis(np.asarray(leaf), axes, range(-len(axes), 0))
         outputs, inputs = last.shape[: -len(axes)], last.shape[-len(axes) :]
         rows = last.reshape(-1, int(np.prod(inputs)))
-        planes = quantize(rows, BLOCK_BITS[storage]) if blocks else quantize_outputs(rows)
+        planes = (
+            quantize(rows, BLOCK_BITS[storage]) if blocks
+            else (quantize_float8 if storage == "fp8" else quantize_outputs)(rows)
+        )  # fmt: skip
         for plane, array in zip(plane_dtypes(storage), planes, strict=True):
             ends = inputs if array.size == last.size else [1] * (len(axes) - 1) + [-1]
             array = np.moveaxis(array.reshape(*outputs, *ends), range(-len(axes), 0), axes)

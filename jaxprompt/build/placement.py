@@ -8,7 +8,7 @@ import jax
 
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
-from jaxprompt.layers import kernels
+from jaxprompt.layers import float8, kernels
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement, check_divisible, make_placement
@@ -30,6 +30,8 @@ def build_placement(config: RunConfig, devices: Sequence[jax.Device] | None = No
             f"mesh.data={data_axis}; use a multiple of {data_axis * accumulate}, or "
             f"mesh.data={math.gcd(micro_batch, data_axis)}"
         )
+    if config.backbone.quantize == "fp8":
+        float8.check_target(placement.target)
     if config.data.eval_batch % data_axis:
         raise InputError(
             f"data.eval_batch={config.data.eval_batch} is not divisible by mesh.data={data_axis}; "

@@ -28,9 +28,10 @@ class BackboneConfig(Block):
     dtype: str = kinds.word("float32", _DTYPES, "dtype of the frozen weights and the activations")
     quantize: str = kinds.word(
         "none",
-        ("none", "int8", "int4"),
+        ("none", "int8", "int4", "fp8"),
         "8- or 4-bit quantisation of the frozen matrices: a scale per output, or (int4, GGUF "
-        "files) a scale and a minimum per 32 weights",
+        "files) a scale and a minimum per 32 weights; fp8: products in 8-bit floats, on GPUs with "
+        "units for it",
     )
     stack: str = kinds.word(
         "auto",

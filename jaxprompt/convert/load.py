@@ -89,8 +89,9 @@ def load_backbone(
         divided, so that norms return the same values and float16 does not overflow (PPT's released
         code uses 100).
       quantize: "int8" or "int4" stores the matrices of the layers and the embedding tables as
-        codes (layers/quantized.py); everything else has `dtype`. Blocks of a GGUF file's Q8_0,
-        Q4_0 and Q4_1 are used as they are if `quantize` has as many bits or more.
+        codes, "fp8" the matrices alone (layers/quantized.py); everything else has `dtype`. Blocks
+        of a GGUF file's Q8_0, Q4_0 and Q4_1 are used as they are if `quantize` has as many bits or
+        more.
       placement: if given, each parameter is a jax.Array with the sharding
         `placement.param_sharding`, and embedding tables are padded with zero rows to
         `placement.padded_vocab`; otherwise parameters are numpy arrays. Memory is needed for the
@@ -118,7 +119,7 @@ def load_backbone(
         storage = storage_of(quantize, folder)
         if storage in BLOCK_BITS:
             for tensor in tensors:
-                if axes := input_axes(tensor.path):
+                if axes := input_axes(tensor.path, storage):
                     size = sizes[(tensor.stack + tensor.axes)[axes[-1]]]
                     check_blocks(f"backbone/{tensor.path}", size, quantize)
         filler = ParameterFiller(

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from jaxprompt.tree import BLOCK
@@ -12,7 +13,7 @@ _LIMIT = float(np.finfo(np.float16).max)
 class OutputPlanes(NamedTuple):
     """Rows of a matrix in 8 bits, one scale per row."""
 
-    codes: np.ndarray  # int8 [rows, columns]
+    codes: np.ndarray  # int8 or float8_e4m3fn [rows, columns]
     scale: np.ndarray  # float32 [rows, 1]
 
     @property
@@ -27,6 +28,15 @@ def quantize_outputs(values: np.ndarray) -> OutputPlanes:
     scale = np.abs(values).max(1, initial=0.0, keepdims=True) / np.float32(127)
     codes = np.rint(values / np.where(scale > 0, scale, np.float32(np.inf)))
     return OutputPlanes(np.clip(codes, -127, 127).astype(np.int8), scale)
+
+
+def quantize_float8(values: np.ndarray) -> OutputPlanes:
+    """Rounds rows to float8_e4m3fn (layers/float8.py). A row's maximum becomes the dtype's."""
+    values = values.astype(np.float32, copy=False)
+    limit = np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
+    scale = np.abs(values).max(1, initial=0.0, keepdims=True) / limit
+    codes = np.clip(values / np.where(scale > 0, scale, np.float32(np.inf)), -limit, limit)
+    return OutputPlanes(codes.astype(ml_dtypes.float8_e4m3fn), scale)
 
 
 class Planes(NamedTuple):

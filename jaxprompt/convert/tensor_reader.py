@@ -14,7 +14,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxprompt.convert.quantize import OutputPlanes, Planes, quantize, quantize_outputs
+from jaxprompt.convert.quantize import (
+    OutputPlanes,
+    Planes,
+    quantize,
+    quantize_float8,
+    quantize_outputs,
+)
 from jaxprompt.convert.tensors import Tensor
 from jaxprompt.convert.weights import CheckpointTensors, is_finite
 from jaxprompt.errors import InputError
@@ -208,7 +214,7 @@ class ParameterFiller:
 
     def _has_planes(self, tensor: Tensor) -> bool:
         """Returns whether a parameter is quantised."""
-        return self.storage != "none" and bool(input_axes(tensor.path))
+        return self.storage != "none" and bool(input_axes(tensor.path, self.storage))
 
     def _has_output_scale(self, tensor: Tensor) -> bool:
         """Returns whether a parameter is quantised with one scale per output."""
@@ -265,7 +271,7 @@ class ParameterFiller:
     ) -> tuple[int, ...]:
         if not plane.name:
             return shape
-        return plane_shape(shape, input_axes(tensor.path), plane.name, self.storage)
+        return plane_shape(shape, input_axes(tensor.path, self.storage), plane.name, self.storage)
 
     def _file_range(
         self, tensor: Tensor, index: tuple[tuple[int, int], ...]
@@ -374,11 +380,8 @@ class ParameterFiller:
     ) -> Planes | OutputPlanes:
         """Returns codes of the file if they fit, and quantises its values otherwise."""
         if not self.bits:
-            return (
-                quantize_outputs(block)
-                if _has_input_columns(tensor)
-                else quantize_outputs(block.T).T
-            )
+            quantize_rows = quantize_float8 if self.storage == "fp8" else quantize_outputs
+            return quantize_rows(block) if _has_input_columns(tensor) else quantize_rows(block.T).T
         if self._uses_codes(tensor, name):
             planes = self.weights.read_planes(name, rows, columns, self.bits)
             if planes is not None:

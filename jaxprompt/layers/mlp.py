@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general, promote_dtype
-from jaxprompt.layers.quantized import as_planes, frozen_matrices
+from jaxprompt.layers.quantized import as_matrices, as_planes, freeze_planes
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import Array
@@ -104,10 +104,12 @@ def _widen(module: "Mlp | GatedMlp", dense: Callable, names: tuple[str, ...], x)
 
     def compute(params, x):
         layer = dense(module.hidden, parent=None)
-        up, *gate = (layer.apply({"params": frozen_matrices(param)}, x) for param in params)
+        matrices = as_matrices(freeze_planes(params))
+        up, *gate = (layer.apply({"params": param}, x) for param in matrices)
         return act(*gate) * up if gate else act(up)
 
-    return recompute(compute, [as_planes(module.variables["params"][name]) for name in names], x)
+    params = [module.variables["params"][name] for name in names]
+    return recompute(compute, as_planes(params), x)
 
 
 def activate(name: str, x):

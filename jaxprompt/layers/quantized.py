@@ -4,6 +4,7 @@ A quantised leaf is a dict of arrays, its planes, instead of one array:
 
 - int8: `codes` (int8) and one `scale` (float32) per output of the product: a column of a kernel, a
   row of a table. A value is code x scale, and the scale is applied to the product's result.
+- fp8: the same with float8 codes (layers/float8.py). Tables stay as they are.
 - int4, and int8 of a GGUF file: blocks of 32 values along the input axis, as in GGUF's Q4_1. A
   value is code (uint8) x scale + minimum of its block (float16). A byte of 4-bit codes contains
   values i (low bits) and i + 16 of a block.
@@ -27,15 +28,17 @@ from jax.interpreters import batching, mlir
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.layers import block_product
+from jaxprompt.layers.float8 import CODES, Float8Matrix
 from jaxprompt.layers.product import StoredMatrix, cast_matrix, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.tree import BLOCK
 from jaxprompt.types import Array
 
-QUANTIZED = ("int8", "int4")  # values of backbone.quantize
+QUANTIZED = ("int8", "int4", "fp8")  # values of backbone.quantize
 BLOCK_BITS = {"int4": 4, "int8_blocks": 8}  # the storages with blocks; "int8" has none
 _OUTPUT_PLANES = {"codes": jnp.int8, "scale": jnp.float32}
+_FLOAT8_PLANES = {"codes": CODES, "scale": jnp.float32}
 _BLOCK_PLANES = {"codes": jnp.uint8, "scale": jnp.float16, "minimum": jnp.float16}
 # The axes that a product sums over; a stack has the axis of layers first.
 _STACKED = r"(layers|decoder_layers|later_layers)/(.*/)?"
@@ -43,26 +46,29 @@ _INPUTS = (
     (_STACKED + r"(attention|cross)/((position_)?(query|key|value)|in_proj)/kernel", (1,)),
     (_STACKED + r"(attention|cross)/out/kernel", (1, 2)),
     (_STACKED + r"mlp/(up|gate|down)/kernel", (1,)),
-    (r"(embed/word|lm)/table", (1,)),
 )
+_TABLES = ((r"(embed/word|lm)/table", (1,)),)
 
 
 def storage_of(quantize: str, path: Any) -> str:
     """Returns how `backbone.quantize` stores the matrices of a checkpoint at this path.
 
     Returns:
-      "none", "int8", "int4", or "int8_blocks", whose blocks are those of a GGUF file.
+      "none", "int8", "int4", "fp8", or "int8_blocks", whose blocks are those of a GGUF file.
     """
     return "int8_blocks" if quantize == "int8" and is_gguf(path) else quantize
 
 
-def input_axes(name: str) -> tuple[int, ...]:
+def input_axes(name: str, storage: str) -> tuple[int, ...]:
     """Returns the axes of a backbone's parameter that are summed over; () = not quantised."""
-    return next((axes for rule, axes in _INPUTS if re.fullmatch(rule, name)), ())
+    rules = _INPUTS if storage == "fp8" else _INPUTS + _TABLES
+    return next((axes for rule, axes in rules if re.fullmatch(rule, name)), ())
 
 
 def plane_dtypes(storage: str) -> dict[str, Any]:
     """Returns the planes of a quantised leaf and their dtypes."""
+    if storage == "fp8":
+        return _FLOAT8_PLANES
     return _BLOCK_PLANES if storage in BLOCK_BITS else _OUTPUT_PLANES
 
 
@@ -99,7 +105,7 @@ def quantized_shapes(shapes: Mapping[str, Any], storage: str) -> dict[str, Any]:
     """
     quantized: dict[str, Any] = {}
     for name, leaf in shapes.items():
-        axes = input_axes(name.partition("/")[2])
+        axes = input_axes(name.partition("/")[2], storage)
         if not axes:
             quantized[name] = leaf
             continue
@@ -125,7 +131,11 @@ def has_quantized(params: Any) -> bool:
 
 def as_matrices(params: Any) -> Any:
     """Replaces the quantised leaves of a nested dict by what products read."""
+    if isinstance(params, list):
+        return [as_matrices(value) for value in params]
     if is_quantized(params):
+        if params["codes"].dtype == CODES:
+            return Float8Matrix(**params)
         return BlockMatrix(**params) if "minimum" in params else OutputScaledMatrix(**params)
     if isinstance(params, Mapping):
         return {name: as_matrices(value) for name, value in params.items()}
@@ -133,19 +143,17 @@ def as_matrices(params: Any) -> Any:
 
 
 def as_planes(params: Any) -> Any:
-    """Undoes `as_matrices`, for functions that take arrays."""
-    if isinstance(params, Mapping):
-        return {name: as_planes(value) for name, value in params.items()}
-    return dict(vars(params)) if isinstance(params, StoredMatrix) else params
+    """Undoes `as_matrices`: matrices are no arguments of JAX's transformations."""
+    return jax.tree.map(lambda leaf: vars(leaf) if isinstance(leaf, StoredMatrix) else leaf, params)
 
 
-def frozen_matrices(params: Any) -> Any:
-    """Like `as_matrices`, for a function that is differentiated by all of its arguments."""
-    if is_quantized(params):
-        return as_matrices(jax.lax.stop_gradient(params))
-    if isinstance(params, Mapping):
-        return {name: frozen_matrices(value) for name, value in params.items()}
-    return params
+def freeze_planes(params: Any) -> Any:
+    """Stops the gradients of quantised leaves, which have none."""
+
+    def freeze(node):
+        return jax.lax.stop_gradient(node) if is_quantized(node) else node
+
+    return jax.tree.map(freeze, params, is_leaf=is_quantized)
 
 
 def dequantize_tree(params: Any, dtype: Any) -> Any:
@@ -388,7 +396,7 @@ class QuantizedTable(StoredMatrix):
         """Computes `product.einsum`; blocks are dequantised again in the backward pass."""
 
         def multiply(x, planes):
-            return self._multiply(frozen_matrices(planes).einsum(equation, x, dtype))
+            return self._multiply(as_matrices(freeze_planes(planes)).einsum(equation, x, dtype))
 
         return recompute(multiply, x, self.planes)
 

@@ -231,6 +231,19 @@ def test_remat_runs_no_attention_again(device):
     assert programs["mlp"].temporary < 0.8 * programs["none"].temporary
 
 
+@pytest.mark.parametrize("device", [device for device in ON if device == "h100"])
+def test_float8_products_read_the_stored_matrices(device):
+    place = make_place(device, 1, 1, False)
+    fields = NARROW | dict(backbone__path=BERT, backbone__quantize="fp8")
+    text = compile_train(str(CONFIGS / "base.py"), place, **fields)[0].text
+    kernels = re.findall(r"gemm_fusion\S* \((.*)\) -> (\w+)\[", text)
+    forward = [types for types in kernels if types[0].count("f8e4m3fn[") == 2]
+    backward = [types for types in kernels if "f8e5m2[" in types[0] and "f8e4m3fn[" in types[0]]
+    # Each writes 16 bits: the scales are part of the kernel.
+    assert len(forward) >= 3 and len(backward) >= 6
+    assert {result for _, result in forward + backward} == {"bf16"}
+
+
 TPUS = [device for device in ON if DEVICES[device].platform == "tpu"]
 
 

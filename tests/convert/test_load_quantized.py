@@ -49,7 +49,9 @@ def load(folder, family, **how):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("family, quantize", [*zip(MODELS, ("int4", "int8") * 2, strict=True)])
+@pytest.mark.parametrize(
+    "family, quantize", [*zip(MODELS, ("int4", "int8", "int4", "fp8"), strict=True)]
+)
 def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantize, mesh):
     data, model, fsdp = MESHES[mesh]
     placement = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[: data * model])

@@ -104,7 +104,7 @@ def make_both(family, storage, **how):
 def test_every_matrix_of_a_layer_is_quantized(family):
     backbone, weights = make_quantizable(family)
     names = flatten({"backbone": weights})
-    unquantized = {name for name in names if not input_axes(name.partition("/")[2])}
+    unquantized = {name for name in names if not input_axes(name.partition("/")[2], "int8")}
     stacks = ("backbone/layers/", "backbone/decoder_layers/", "backbone/later_layers/")
     left = {name for name in unquantized if name.startswith(stacks) and name.endswith("kernel")}
     assert not left and "backbone/embed/word/table" not in unquantized
@@ -195,7 +195,7 @@ def kept_of(loss, params):
 def is_matrix(model, shape):
     """Tells whether a shape is that of a layer's matrix, or of a stack of these."""
     leaves = backbone_shapes(model.backbone)
-    whole = {x.shape for n, x in leaves.items() if input_axes(n.partition("/")[2])}
+    whole = {x.shape for n, x in leaves.items() if input_axes(n.partition("/")[2], "int8")}
     whole |= {shape[1:] for shape in whole if len(shape) > 2}
     return shape in whole
 
