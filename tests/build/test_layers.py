@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,20 +18,28 @@ from jaxprompt.build.layers import (
     separates_layers,
 )
 from jaxprompt.config.run import BackboneConfig
-from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.parallel.sharding import Target
 from jaxprompt.planning.published import published_checkpoints
-from jaxprompt.tree import SEPARABLE, split_layers
+from jaxprompt.tree import split_layers
 
 BERT = "google-bert/bert-large-uncased"
 STEP = 32 * 128  # tokens
-SHAPES = functools.cache(backbone_shapes)
+PATHS = {
+    **{f"attention/{name}/kernel": (1024, 16, 64) for name in ("query", "key", "value")},
+    "attention/out/kernel": (16, 64, 1024), "attention/out/bias": (1024,),
+    "mlp/up/kernel": (1024, 4096), "mlp/down/kernel": (4096, 1024),
+}  # fmt: skip
+LAYERS = {
+    f"backbone/layers/{path}": jax.ShapeDtypeStruct((24, *shape), np.float32)
+    for path, shape in PATHS.items()
+}
+SHAPES = LAYERS | {"backbone/embed/word/table": jax.ShapeDtypeStruct((30522, 1024), np.float32)}
 
 
 @pytest.fixture(autouse=True)
-def shapes_once(monkeypatch):
-    monkeypatch.setattr(layers, "backbone_shapes", SHAPES)
+def known_shapes(monkeypatch):
+    monkeypatch.setattr(layers, "backbone_shapes", lambda module, quantize: SHAPES)
 
 
 @functools.cache
@@ -74,20 +83,18 @@ def test_explicit_values_hold_everywhere(platform):
 
 def test_savings_and_costs():
     backbone = open_bert()
-    shapes = SHAPES(backbone.module, "none").items()
-    leaves = {name: leaf for name, leaf in shapes if name.split("/")[1] in SEPARABLE}
     work = TrainingWork(100, STEP, shapes=3)
     # 24 layers of 12 H^2 weights in 2 bytes, copied twice, and a value of each for H tokens.
     kernels = 24 * 12 * 1024**2 * 2
     moved = 4 * kernels + 3 * kernels * STEP / 1024
-    saved = saved_seconds(leaves, backbone, on("gpu"), work)
+    saved = saved_seconds(LAYERS, backbone, on("gpu"), work)
     assert saved == pytest.approx(100 * moved / DEVICES["h100"].bandwidth, rel=2e-3)
-    unknown = saved_seconds(leaves, backbone, on("gpu", "AMD Instinct"), work)
+    unknown = saved_seconds(LAYERS, backbone, on("gpu", "AMD Instinct"), work)
     assert unknown == pytest.approx(saved * 3350 / 4800)
-    mesh = saved_seconds(leaves, backbone, on("gpu", data=2, model=4), work)
+    mesh = saved_seconds(LAYERS, backbone, on("gpu", data=2, model=4), work)
     moved = (4 * kernels + 3 * kernels * STEP / 1024 / 2) / 4
     assert mesh == pytest.approx(100 * moved / DEVICES["h100"].bandwidth, rel=2e-3)
-    assert compile_seconds(leaves, work) == pytest.approx(3 * 2 * 24 * 0.4)
+    assert compile_seconds(LAYERS, work) == pytest.approx(3 * 2 * 24 * 0.4)
 
 
 def test_the_log_says_how_layers_run():

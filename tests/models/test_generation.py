@@ -409,7 +409,7 @@ def test_layers_that_are_read_where_they_lie_write_the_same(pairs, kind, monkeyp
     assert_close(actual.scores, copied.scores)
 
 
-@pytest.mark.default_cases("t5")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "gemma2"])
 def test_separate_layers_write_the_same(pairs, kind):
     pair, batch = pairs(kind), make_batch(kind)
