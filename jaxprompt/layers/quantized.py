@@ -206,7 +206,8 @@ class OutputScaledMatrix(StoredMatrix):
     def einsum(self, equation: str, x, dtype: Any):
         """Computes `product.einsum`; the codes are cast inside of the product."""
         dense = _DenseProduct(equation)
-        if not dense.is_dense:
+        # A TPU would copy the codes of several heads to merge their axes.
+        if not dense.is_dense or current_target().platform != "gpu":
             return _scaled_einsum(equation, dtype, x, self.codes, self.scale)
         # As matrices: with other axes GPUs would multiply by the scale in a kernel of its own.
         size = math.prod(self.shape[dense.num_inputs :])
