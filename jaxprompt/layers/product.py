@@ -98,10 +98,11 @@ def _einsum_16_bit(equation, dtype, x, y):
 
 
 def _forward(equation, dtype, x, y):
-    # An operand is stored if the other one has a gradient: a frozen weight has none.
-    operands = x.value if y.perturbed else None, y.value if x.perturbed else None
-    product = _einsum_16_bit(equation, dtype, x.value, y.value)
-    return product, (*operands, jnp.zeros(0, x.value.dtype))
+    # An operand is stored if the other one has a gradient: a frozen weight has none. Else an empty
+    # array, not None: jax.checkpoint traces this twice, and may differ in what has a gradient.
+    empty = jnp.zeros(0, x.value.dtype)
+    operands = x.value if y.perturbed else empty, y.value if x.perturbed else empty
+    return _einsum_16_bit(equation, dtype, x.value, y.value), (*operands, empty)
 
 
 def _backward(equation, dtype, residuals, g):
@@ -109,8 +110,8 @@ def _backward(equation, dtype, residuals, g):
     g = jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
     # `empty_x` has the dtype of x, which may not have been stored.
     g, dtype_of_x = g.astype(empty_x.dtype), empty_x.dtype
-    dx = None if y is None else _einsum_16_bit(f"{result},{right}->{left}", dtype_of_x, g, y)
-    dy = None if x is None else _einsum_16_bit(f"{left},{result}->{right}", dtype_of_x, x, g)
+    dx = None if y.size == 0 else _einsum_16_bit(f"{result},{right}->{left}", dtype_of_x, g, y)
+    dy = None if x.size == 0 else _einsum_16_bit(f"{left},{result}->{right}", dtype_of_x, x, g)
     return dx, dy
 
 

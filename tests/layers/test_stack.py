@@ -1,5 +1,6 @@
 """Scan, unroll and remat are one computation."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -141,6 +142,22 @@ def test_gradients_flow_through_what_is_collected(remat):
     assert_close(one, other, rtol=1e-6)
     # k of layer 0 reaches the sum by itself, by x of layers 1 and 2 and by the result.
     assert_close(one[1]["k"][0], np.full(2, 1 + 3 + 7 * 2 + 4, np.float32))
+
+
+@pytest.mark.parametrize("remat", ["mlp", "full"])
+def test_unrolled_layers_in_16_bits_are_recomputed(remat):
+    """The first layer has a gradient through its prefix alone."""
+    backbone, params = make_tiny(stack="unroll", remat=remat)
+    backbone = backbone.clone(cfg=dataclasses.replace(backbone.cfg, dtype=jnp.bfloat16))
+    dims = backbone.dims
+
+    def loss(table):
+        injection = Injection(encoder=Stream(prefix=Prefix(*table, None)))
+        batch = make_batch(rows=2, shift=2)
+        return backbone.apply({"params": params}, batch, injection, deterministic=True).sum()
+
+    table = jnp.zeros((2, dims.layers, 1, 2, dims.heads, dims.head_dim))
+    assert jax.eval_shape(jax.grad(loss), table).shape == table.shape
 
 
 @pytest.mark.long
