@@ -32,6 +32,7 @@ from jaxprompt.types import AttentionMask
 
 ROOT = Path(__file__).resolve().parents[2]
 ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"
+STACKED = dict(backbone__stack="scan")  # generation copies stacked layers
 WRITES = dict(
     head__name="text", task__name="custom", task__fields=("x",), task__template="{x}",
     task__target="y", data__max_len=32,
@@ -202,8 +203,7 @@ def test_scores_take_what_their_batch_takes(make_run):
 
 @pytest.mark.long
 def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
-    stacked = dict(backbone__stack="scan")
-    run = make_run(T5, data__batch=4, data__eval_batch=1, **stacked, **WRITES)
+    run = make_run(T5, data__batch=4, data__eval_batch=1, **STACKED, **WRITES)
     width, inner, mlp, layers = 512, 384, 1024, 8
     decoder = 4 * layers * (8 * width * inner + 3 * width * mlp)
     assert decoder < eval_only_bytes(run) < 1.2 * decoder
@@ -229,9 +229,8 @@ def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
 
 def test_what_is_counted_is_what_the_program_takes(make_run):
     """In float32, which XLA's CPU compiler does not widen."""
-    run = make_run(
-        T5, data__eval_batch=16, generate__num_beams=2, generate__max_new_tokens=16, **WRITES
-    )
+    fields = dict(data__eval_batch=16, generate__num_beams=2, generate__max_new_tokens=16)
+    run = make_run(T5, **fields, **STACKED, **WRITES)
     actual = eval_shapes(run, on())
     step = with_placement(
         on(), generation_step(run.config.generate, actual.model, run.scorer.layout)
@@ -245,7 +244,7 @@ def test_what_is_counted_is_what_the_program_takes(make_run):
 
 def test_codes_stay_codes(make_run):
     plain, codes = (
-        make_run(T5, data__eval_batch=1, backbone__quantize=kind, **WRITES)
+        make_run(T5, data__eval_batch=1, backbone__quantize=kind, **STACKED, **WRITES)
         for kind in ("none", "int4")
     )
     assert eval_only_bytes(codes) < 0.3 * eval_only_bytes(plain)
