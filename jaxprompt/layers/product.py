@@ -88,10 +88,13 @@ def _einsum_16_bit(equation, dtype, x, y):
     if not _is_slow(x):
         return jnp.einsum(equation, x, y, preferred_element_type=dtype)
     left, right, result = re.split(",|->", equation)
-    order = sorted(left, key=lambda letter: letter not in result)  # summed axes last
+    free = iter([letter for letter in result if letter in left and letter not in right])
+    order = [next(free) if letter not in right else letter for letter in left if letter in result]
+    order += [letter for letter in left if letter not in result]
     if order != list(left):
-        # The kernels need them last. Without the barrier XLA would merge the transposition into the
-        # product, for which it has no kernel.
+        # The kernels need summed axes last, and those of x alone in the order of the result.
+        # Without the barrier XLA would merge the transposition into the product, for which it has
+        # no kernel.
         x = jax.lax.optimization_barrier(x.transpose([left.index(letter) for letter in order]))
     equation = f"{''.join(order)},{right}->{result}"
     return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32).astype(dtype)

@@ -1,5 +1,7 @@
 """T5 in all its versions against torch: modules to 1e-5, models to 1e-4, float32."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,6 +140,25 @@ def test_bfloat16(pairs, kind):
     hidden, _ = run(pair, batch, module=module, params=params)
     expected = expect(pair, batch).decoder_hidden_states[-1]
     assert_near_in_16_bits(hidden, expected, batch.decoder.mask)
+
+
+def test_gradients_of_unrolled_layers_in_bfloat16():
+    """The decoder is short, so its cross attention computes no keys: transposed products."""
+    batch = make_tiny_batch(rows=2, family="t5")
+    module, params = make_tiny("t5", stack="unroll", d_kv=16)
+
+    def gradient(dtype):
+        run = module.clone(cfg=dataclasses.replace(module.cfg, dtype=dtype))
+
+        def loss(slots):
+            injection = Injection(Stream(slots, None), Stream(None, None), Stream(None, None))
+            return run.apply({"params": params}, batch, injection, deterministic=True).sum()
+
+        return np.asarray(jax.jit(jax.grad(loss))(jnp.ones((1, 2, module.dims.embed))), np.float64)
+
+    batch.encoder.slot[:, :2] = np.arange(2)
+    expected, actual = gradient(jnp.float32), gradient(jnp.bfloat16)
+    np.testing.assert_allclose(actual, expected, atol=2**-4 * np.abs(expected).max())
 
 
 def test_norms_softmax_and_logits_are_float32_under_bfloat16(pairs):

@@ -12,6 +12,7 @@ from jaxprompt.layers.quantized import score_table
 SHAPES = {  # what attention, dense layers and the output table ask for
     "btnd,bsnd->bnts": ((2, 5, 3, 4), (2, 6, 3, 4)),
     "bnts,bsnd->btnd": ((2, 3, 5, 6), (2, 6, 3, 4)),
+    "bnts,bsh->btnh": ((2, 3, 5, 6), (2, 6, 4)),
     "btw,wnd->btnd": ((2, 5, 8), (8, 3, 4)),
     "btnd,ndw->btw": ((2, 5, 3, 4), (3, 4, 8)),
     "tw,wf->tf": ((1, 8), (8, 16)),
