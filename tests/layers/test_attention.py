@@ -1,6 +1,7 @@
 """Attention against plain numpy, with prefixes, masks, biases and both kernels."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
