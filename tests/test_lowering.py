@@ -520,6 +520,7 @@ def test_cudnn_has_lengths_and_windows_of_its_own(length, window):
     assert set(re.findall(r"sliding_window_length\\22: (\d+)", text)) == {str(window)}
 
 
+@pytest.mark.default_cases("gpu-t5-train*")
 @pytest.mark.parametrize(
     "case, results",
     [
@@ -591,6 +592,7 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
     assert kernel_notes(config, on(TPU), dropped) == [line]
 
 
+@pytest.mark.default_cases("gpu")
 @pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
 def test_a_short_decoder_needs_no_keys_of_the_source(target):
     """Its queries, of 4 heads of 16, are mapped to the width of the encoder's states, 32."""

@@ -1,6 +1,7 @@
 """Attention against plain numpy, with prefixes, masks, biases and both kernels."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -165,6 +166,7 @@ def test_attention_projects_attends_and_projects(options):
     assert_close(actual, expected + params["out"]["bias"] if has_bias else expected)
 
 
+@pytest.mark.default_cases("t5-keys", "dropout-queries")
 @pytest.mark.parametrize("mask", [MASK, FULL], ids=["keys", "queries"])
 @pytest.mark.parametrize(
     "options", [{}, dict(scale=1.0, use_bias=False), dict(dropout=0.4)], ids=["", "t5", "dropout"]

@@ -375,6 +375,13 @@ def test_mapped_over_runs_every_array_has_the_axis_in_front():
     assert shapes == [([True, True], (2, 3), (2, 3))]
 
 
+def test_padding_makes_blocks_large():
+    lengths = (128, 200, 512, 532, 700, 1024, 1044, 2048, 2068, 4116)
+    padded = [length + kernels._padding(length) for length in lengths]
+    assert padded == [128, 256, 512, 640, 768, 1024, 1280, 2048, 2560, 4480]
+    assert [kernels._block(n) for n in padded] == [128, 256, 512, 640, 384, 512, 640, 512, 640, 640]
+
+
 def test_blocks_divide():
     for length in range(128, 2049, 128):
         assert length % kernels._block(length) == 0
