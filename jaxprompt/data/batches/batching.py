@@ -56,7 +56,7 @@ class Layout:
         """
         if self.multiple:
             return _round_up(max(longest, 1), self.multiple)
-        length = max(longest, _SHORTEST)
+        length = max(int(longest), _SHORTEST)
         below = 1 << (length - 1).bit_length() - 1  # the largest power of two below it
         length = next(x for x in (below * 5 // 4, below * 3 // 2, below * 2) if x >= length)
         # The attention kernels of TPUs, for 512 tokens or more, need multiples of 128.

@@ -190,6 +190,8 @@ def test_few_lengths_are_those_of_the_documentation():
     lengths = {few.length(n) for n in range(1, 513)}
     assert lengths == {32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512}
     assert {layout(max_len=100, multiple=0).length(n) for n in (90, 100)} == {96, 104}
+    batches = list(TrainBatches(*split(20), few, seed=0, epochs=1))
+    assert {batch.encoder.ids.shape[1] for batch in batches} == {32}
 
 
 @pytest.mark.parametrize("group", [1, 3])
