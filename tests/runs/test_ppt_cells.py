@@ -22,6 +22,7 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.scorer import Backbone
+from jaxprompt.parallel.sharding import Target
 from jaxprompt.types import Role
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +100,7 @@ def open_cell(task, method, name, tokenizer, patterns=""):
     formed_task = apply_form(config, read_task(config.task))
     example = example_of(formed_task)
     backbone = Backbone(config.backbone, Path("x"), family, {}, module, tokenizer)
-    one = types.SimpleNamespace(batch_part=lambda: (0, 1))
+    one = types.SimpleNamespace(batch_part=lambda: (0, 1), target=Target("cpu"))
     return config, scorer_from_config(
         config,
         backbone,
