@@ -7,9 +7,9 @@
 #        CONSTRAINTS=tests/constraints-oldest.txt bash launch/test.sh [arguments]
 # --fast runs the unit tests, the data tests and the contract on two backbones: what runs by default
 # and is not marked slow, by hand or for its folder (tests/conftest.py). --all adds what takes long
-# while a shorter case goes the same way (marked long), and a real language model (93 MB), whose
-# tests are skipped where it is absent. --accelerators compiles what ships for TPUs and
-# GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
+# while a shorter case goes the same way (marked long), the documentation site, and a real language
+# model (93 MB), whose tests are skipped where it is absent. --accelerators compiles what ships for
+# TPUs and GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
 # environment of its own (.venv-accelerators, 3 GB). CONSTRAINTS names versions to install, into
 # another environment (.venv-constrained): tests/constraints-oldest.txt has the lower bounds.
 set -euo pipefail
@@ -32,11 +32,11 @@ if [ "${1:-}" = --accelerators ]; then
   exit "$failed"
 fi
 [ -z "${CONSTRAINTS:-}" ] || VENV=.venv-constrained
-environment requirements.txt tests/requirements.txt docs/requirements.txt launch/backbone.txt
+environment requirements.txt tests/requirements.txt launch/backbone.txt
 selected=(-m "not long")
 case "${1:-}" in
   --fast) selected=(-m "not slow and not long") && shift ;;
-  --all) environment launch/language_model.txt && selected=() && shift ;;
+  --all) environment docs/requirements.txt launch/language_model.txt && selected=() && shift ;;
 esac
 # Not on other versions: the types that a library declares change with them.
 if [ -z "${CONSTRAINTS:-}" ]; then

@@ -351,7 +351,7 @@ def train(case, place):
 
 @pytest.mark.long_cases(
     *cases(
-        bert="bank compose constant labels none reading",
+        bert="bank compose constant labels none p_tuning reading",
         t5="compose constant prefix soft",
         albert="prefix",
         deberta_v2="prefix",

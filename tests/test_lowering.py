@@ -256,8 +256,8 @@ GROUPS = (
     SEPARATE, LONG,
 )  # fmt: skip
 CASES = {str(case): case for case in itertools.chain(spread(), *GROUPS)}
-# Every 14th backbone and work, and the first and last case of each group; others are long.
-DEFAULT = {str(case) for case in spread()[::14]}
+# Every 20th backbone and work, and the first and last case of each group; others are long.
+DEFAULT = {str(case) for case in spread()[::20]}
 DEFAULT |= {str(group[i]) for group in GROUPS for i in (0, -1)}
 DEFAULT |= {"tpu-bart-grid-prefix16-T27-2x2fsdp"}  # the others of a BART are for a GPU
 

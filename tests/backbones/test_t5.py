@@ -299,7 +299,7 @@ def test_dims(pairs):
     assert dims.max_len == 2**31 - 1
 
 
-@pytest.mark.default_cases("soft-t5")
+@pytest.mark.long  # tests/layers/test_attention.py has the layer
 @pytest.mark.parametrize("family", ["t5", "bart"])
 @pytest.mark.parametrize("method", ["soft", "prefix", "p_tuning", "cross"])
 def test_a_short_decoder_needs_no_keys_of_the_source(family, method, monkeypatch):

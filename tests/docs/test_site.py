@@ -28,7 +28,7 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long  # a job on GitHub builds the site
 def test_the_site_builds(tmp_path):
     done = build(DOCS, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_the_site_builds(tmp_path):
     assert 'src="http' not in (tmp_path / "site/search.html").read_text()  # it needs no network
 
 
-@pytest.mark.slow
+@pytest.mark.long  # a job on GitHub builds the site
 def test_a_broken_link_fails(tmp_path):
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages/index.md").write_text(
