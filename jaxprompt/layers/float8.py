@@ -7,7 +7,6 @@ and 4; there scales of earlier steps are used, which have no overflow of their o
 Sums are float32.
 """
 
-import dataclasses
 import functools
 import math
 import re
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt.errors import InputError
-from jaxprompt.layers.product import StoredMatrix, einsum
+from jaxprompt.layers.product import ScaledMatrix, einsum
 from jaxprompt.parallel.sharding import Target, current_target
 from jaxprompt.types import Array
 
@@ -37,21 +36,8 @@ def check_target(target: Target) -> None:
     )
 
 
-# Not a pytree, as the other matrices of layers/quantized.py.
-@dataclasses.dataclass(frozen=True)
-class Float8Matrix(StoredMatrix):
-    """Values in float8 with one scale per output of the product."""
-
-    codes: Array  # float8_e4m3fn
-    scale: Array  # float32, 1 along the input axes
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return self.codes.shape
-
-    def __getitem__(self, index):
-        return Float8Matrix(self.codes[index], self.scale[index])
+class Float8Matrix(ScaledMatrix):
+    """Values in float8_e4m3fn with one scale per output of the product."""
 
     def einsum(self, equation: str, x, dtype: Any):
         """Computes `product.einsum`: of a dense layer in float8, else with the values."""
@@ -62,10 +48,6 @@ class Float8Matrix(StoredMatrix):
         if not inputs or not left.endswith(inputs) or result != left.removesuffix(inputs) + outputs:
             return einsum(equation, x, self.values(x.dtype), dtype)
         return _dense(num_inputs, dtype, x, self.codes, self.scale)
-
-    def values(self, dtype: Any) -> Array:
-        """Returns the whole array."""
-        return (self.codes.astype(jnp.float32) * self.scale).astype(dtype)
 
 
 def _cast(x, dtype) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ there such a product gives float32 and is cast.
 """
 
 import abc
+import dataclasses
 import functools
 import re
 import string
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from flax.linen import dtypes
 
 from jaxprompt.parallel.sharding import current_target
+from jaxprompt.types import Array
 
 
 class StoredMatrix(abc.ABC):
@@ -30,6 +32,27 @@ class StoredMatrix(abc.ABC):
     @abc.abstractmethod
     def einsum(self, equation: str, x, dtype: Any):
         """Computes `einsum` of x and this matrix; only x has a gradient."""
+
+
+# Not a pytree: flax compares the shape of a parameter's first leaf.
+@dataclasses.dataclass(frozen=True)
+class ScaledMatrix(StoredMatrix):
+    """Codes with one scale per output of the product."""
+
+    codes: Array
+    scale: Array  # float32, 1 along the input axes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self.codes.shape
+
+    def __getitem__(self, index):
+        return type(self)(self.codes[index], self.scale[index])
+
+    def values(self, dtype: Any) -> Array:
+        """Returns the whole array."""
+        return (self.codes.astype(jnp.float32) * self.scale).astype(dtype)
 
 
 def _is_16_bit(x, y) -> bool:

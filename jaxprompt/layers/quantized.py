@@ -29,7 +29,7 @@ from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.layers import block_product
 from jaxprompt.layers.float8 import CODES, Float8Matrix
-from jaxprompt.layers.product import StoredMatrix, cast_matrix, einsum
+from jaxprompt.layers.product import ScaledMatrix, StoredMatrix, cast_matrix, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.tree import BLOCK
@@ -187,21 +187,8 @@ class _DenseProduct:
 # -- one scale per output --------------------------------------------------------------------------
 
 
-# Neither kind of matrix is a pytree: flax compares the shape of a parameter's first leaf.
-@dataclasses.dataclass(frozen=True)
-class OutputScaledMatrix(StoredMatrix):
-    """Codes with one scale per output of the product."""
-
-    codes: Array  # int8
-    scale: Array  # float32, 1 along the input axes
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return self.codes.shape
-
-    def __getitem__(self, index):
-        return OutputScaledMatrix(self.codes[index], self.scale[index])
+class OutputScaledMatrix(ScaledMatrix):
+    """Codes in int8 with one scale per output of the product."""
 
     def einsum(self, equation: str, x, dtype: Any):
         """Computes `product.einsum`; the codes are cast inside of the product."""
@@ -214,10 +201,6 @@ class OutputScaledMatrix(StoredMatrix):
         codes, scale = self.codes.reshape(-1, size), self.scale.reshape(1, size)
         y = _scaled_einsum("rk,kn->rn", dtype, dense.as_matrix(x), codes, scale)
         return y.reshape(dense.result_shape(x, self.shape))
-
-    def values(self, dtype: Any) -> Array:
-        """Returns the whole array."""
-        return (self.codes.astype(jnp.float32) * self.scale).astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

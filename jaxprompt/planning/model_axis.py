@@ -63,13 +63,13 @@ def usable_bytes(device: jax.Device) -> int:
     """
     total = (device.memory_stats() or {}).get("bytes_limit", 0)
     if not total:
-        known = find_device(device.device_kind)
-        if known is None:
+        data_sheet = find_device(device.device_kind)
+        if data_sheet is None:
             raise InputError(
                 f"mesh.model=0 cannot be chosen, because the memory of {device.device_kind} is "
                 "unknown; set mesh.model"
             )
-        total = known.memory
+        total = data_sheet.memory
     return int(total * (1 - RESERVE))
 
 
