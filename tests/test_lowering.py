@@ -620,6 +620,9 @@ def check(case: Case, text: str) -> None:
     assert not promised or has_kernel(text)
     check_alone(text)
     for (left, right, result), _ in products(text).items():
+        # The backward pass of splash attention sums outputs x gradients over a head.
+        if shape_of(left) == shape_of(right) and shape_of(result) == shape_of(left)[:-1]:
+            continue
         # A trained linear head alone is float32, and so are its products.
         by_head = CLASSES in shape_of(left) + shape_of(right) + shape_of(result)
         narrow = left.endswith("xbf16") and right.endswith("xbf16")
