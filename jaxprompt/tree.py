@@ -13,7 +13,7 @@ from jaxprompt.errors import InputError, nearest
 Params = Mapping[str, Any]  # {"prompt": {"table": array}}
 Nested = dict[str, Any]  # mutable Params
 Flat = dict[str, Any]  # {"prompt/table": array}
-# The arrays that a quantized parameter consists of (layers/quantized.py), by the end of the name.
+# The arrays that a quantized parameter consists of (layers/quantized), by the end of the name.
 PLANE = re.compile(r"(?<=/)(kernel|table)/(codes|scale|minimum)$")
 # Parts of a backbone whose layers can be separate arrays. "later_layers" are a few vectors.
 SEPARABLE = ("layers", "decoder_layers")

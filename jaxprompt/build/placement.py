@@ -8,7 +8,8 @@ import jax
 
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
-from jaxprompt.layers import float8, kernels
+from jaxprompt.layers import kernels
+from jaxprompt.layers.quantized import float8
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement, check_divisible, make_placement

@@ -89,7 +89,7 @@ def load_backbone(
         divided, so that norms return the same values and float16 does not overflow (PPT's released
         code uses 100).
       quantize: "int8" or "int4" stores the matrices of the layers and the embedding tables as
-        codes, "fp8" the matrices alone (layers/quantized.py); everything else has `dtype`. Blocks
+        codes, "fp8" the matrices alone (layers/quantized); everything else has `dtype`. Blocks
         of a GGUF file's Q8_0, Q4_0 and Q4_1 are used as they are if `quantize` has as many bits or
         more.
       placement: if given, each parameter is a jax.Array with the sharding

@@ -1,4 +1,4 @@
-"""Quantises arrays to 8 or 4 bits (layers/quantized.py), on the host."""
+"""Quantises arrays to 8 or 4 bits (layers/quantized), on the host."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ def quantize_outputs(values: np.ndarray) -> OutputPlanes:
 
 
 def quantize_float8(values: np.ndarray) -> OutputPlanes:
-    """Rounds rows to float8_e4m3fn (layers/float8.py). A row's maximum becomes the dtype's."""
+    """Rounds rows to float8_e4m3fn. A row's maximum becomes the dtype's."""
     values = values.astype(np.float32, copy=False)
     limit = np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
     scale = np.abs(values).max(1, initial=0.0, keepdims=True) / limit

@@ -264,7 +264,7 @@ def without_absent_slots(batch: Batch, injection: Injection) -> Batch:
 def backbone_shapes(backbone: nn.Module, storage: str = "none") -> dict[str, Any]:
     """Returns the shapes of a backbone's parameters by flat name; nothing is computed.
 
-    A `storage` of layers/quantized.py gives the shapes after quantisation.
+    A `storage` of layers/quantized gives the shapes after quantisation.
     """
     batch = _dummy_batch(1, decodes=backbone.dims.decoder_layers > 0)
 

@@ -1,6 +1,6 @@
 """Reads the kernels of a compiled program: what each of them computes, and what it moves.
 
-A kernel is an instruction that the device runs on its own: a fusion, a matrix product, a call of a
+A kernel is an instruction that the device runs by itself: a fusion, a matrix product, a call of a
 library or of a Pallas kernel, a copy. The larger of the time to compute and the time to move bounds
 its time (Williams et al. 2009, "Roofline: an insightful visual performance model").
 

@@ -231,7 +231,7 @@ class CaseProcess:
             pinned([*command, *names], args.cores),
             env=environment(args.cores) | case_environment(library, tiny=args.tiny),
             stdout=subprocess.PIPE, stderr=self._log, text=True,
-            start_new_session=True,  # torch.compile has processes of its own, which end with it
+            start_new_session=True,  # torch.compile starts processes, which end with it
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -14,8 +14,8 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.quantize import quantize_float8
 from jaxprompt.errors import InputError
-from jaxprompt.layers.float8 import Float8Matrix, check_target
 from jaxprompt.layers.product import dot_general
+from jaxprompt.layers.quantized.float8 import Float8Matrix, check_target
 from jaxprompt.parallel.sharding import Target
 from jaxprompt.types import Injection, Prefix, Stream
 

@@ -12,13 +12,13 @@ from tiny import assert_close, make_batch, make_params, make_quantizable, quanti
 from jaxprompt.backbones import families
 from jaxprompt.convert.quantize import quantize, quantize_outputs
 from jaxprompt.heads import label_rows, linear, verbalizer
-from jaxprompt.layers import block_product
 from jaxprompt.layers.output import score_targets
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import (
     QUANTIZED,
     as_matrices,
     as_table,
+    block_product,
     dequantize,
     dequantize_tree,
     input_axes,

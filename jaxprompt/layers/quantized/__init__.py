@@ -4,7 +4,7 @@ A quantised leaf is a dict of arrays, its planes, instead of one array:
 
 - int8: `codes` (int8) and one `scale` (float32) per output of the product: a column of a kernel, a
   row of a table. A value is code x scale, and the scale is applied to the product's result.
-- fp8: the same with float8 codes (layers/float8.py). Tables stay as they are.
+- fp8: the same with float8 codes (layers/quantized/float8.py). Tables stay as they are.
 - int4, and int8 of a GGUF file: blocks of 32 values along the input axis, as in GGUF's Q4_1. A
   value is code (uint8) x scale + minimum of its block (float16). A byte of 4-bit codes contains
   values i (low bits) and i + 16 of a block.
@@ -27,9 +27,9 @@ from jax.interpreters import batching, mlir
 
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
-from jaxprompt.layers import block_product
-from jaxprompt.layers.float8 import CODES, Float8Matrix
 from jaxprompt.layers.product import ScaledMatrix, StoredMatrix, cast_matrix, einsum
+from jaxprompt.layers.quantized import block_product
+from jaxprompt.layers.quantized.float8 import CODES, Float8Matrix
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.tree import BLOCK

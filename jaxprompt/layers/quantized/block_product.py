@@ -41,7 +41,7 @@ def multiply_blocks(x, codes, scale, minimum, *, platform: str, interpret: bool 
 
     Args:
       x: the rows, [R, K].
-      codes: uint8 [K, N], or [K / 2, N] with two codes in a byte (layers/quantized.py).
+      codes: uint8 [K, N], or [K / 2, N] with two codes in a byte (layers/quantized).
       scale: float16 [K / 32, N].
       minimum: float16 [K / 32, N].
       platform: "gpu" or "tpu".
