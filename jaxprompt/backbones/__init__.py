@@ -134,7 +134,7 @@ def make_backbone(
       dtype: "float32" or "bfloat16".
       stack: "scan" or "unroll", see layers/stack.py.
       remat: what is recomputed in the backward pass, see layers/stack.py.
-      attention: the attention kernel, see layers/kernels.py.
+      attention: the attention kernel, see layers/kernels/__init__.py.
       dropout: replaces the config's dropout of hidden states; 0 is also the default of
         `attention_dropout`.
       attention_dropout: replaces the config's dropout of attention probabilities.

@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
 from jaxprompt.layers.dropout import apply_keep_mask, sample_keep_mask
+from jaxprompt.layers.kernels import cudnn, tpu
 from jaxprompt.layers.product import cast_matrix, dot_general, einsum, promote_dtype
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
@@ -44,7 +45,7 @@ def attend(
       bias: [B|1, N, T, S], added to the scores.
       scale: of the scores; 1 / sqrt(D) by default.
       cap: c > 0 replaces a score x by c tanh(x / c).
-      kernel: see layers/kernels.py.
+      kernel: see `kernels.choose_kernel`.
       dropout: the dropout rate of the probabilities.
       key: turns dropout on.
     """
@@ -67,9 +68,9 @@ def attend(
         has_cap=cap > 0,
     )
     if implementation == "cudnn":
-        return kernels.cudnn_attention(q, k, v, mask, bias, scale)
+        return cudnn.cudnn_attention(q, k, v, mask, bias, scale)
     if implementation == "pallas":
-        return kernels.pallas_attention(q, k, v, mask, bias, scale, cap)
+        return tpu.pallas_attention(q, k, v, mask, bias, scale, cap)
     visible, key_heads = kernels.score_mask(mask), k.shape[2]
     if key_heads < shape[2]:  # query heads that share keys become additional queries
         q = _fold_query_heads(q, key_heads)

@@ -11,6 +11,7 @@ from jax.experimental import pallas
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, bidirectional_mask, causal_mask, prepend_prefix
+from jaxprompt.layers.kernels import cudnn, tpu
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.types import AttentionMask, AttentionWindow, Prefix, Tokens
 
@@ -84,6 +85,7 @@ CASES = {  # tokens, prefix, causal, segments, rows of a bias, left padding
     "bias": (37, 0, False, False, 1, False),
     "bias a row, prefix": (40, 4, False, False, 4, False),
     "several blocks": (200, 3, False, False, 1, False),
+    "bias, causal": (200, 3, True, False, 1, False),
     "several blocks, causal": (200, 70, True, False, 0, False),
 }
 
@@ -163,13 +165,27 @@ def interpreted(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_tpus_kernel(name, interpreted):
-    compare(kernels.pallas_attention, make(name))
+    compare(tpu.pallas_attention, make(name))
+
+
+@pytest.mark.default_cases("several blocks")
+@pytest.mark.parametrize("name", ["bias, causal", "bias a row, prefix", "several blocks"])
+def test_tpus_kernel_with_a_frozen_bias(name, interpreted, monkeypatch):
+    """Its backward pass is not JAX's. Blocks of 128 are several already here."""
+    monkeypatch.setattr(tpu, "_BLOCK_SIZES", (128,))
+
+    def with_frozen_bias(kernel):
+        return lambda q, k, v, mask, bias, scale: kernel(
+            q, k, v, mask, jax.lax.stop_gradient(bias), scale
+        )
+
+    compare(with_frozen_bias(tpu.pallas_attention), make(name), with_frozen_bias(plainly))
 
 
 @pytest.mark.default_cases("left")
 @pytest.mark.parametrize("name", SHARED)
 def test_tpus_kernel_where_heads_share_keys(name, interpreted):
-    compare_shared(kernels.pallas_attention, name)
+    compare_shared(tpu.pallas_attention, name)
 
 
 # Tokens, prefix, columns of the window, prefix outside of it, cap, heads, local, causal.
@@ -218,7 +234,7 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
         def pick(local):
             window = AttentionWindow(columns, local, front * out)
             mask = visible._replace(window=window)
-            return kernels.pallas_attention(q, k, v, mask, bias, scale, cap)
+            return tpu.pallas_attention(q, k, v, mask, bias, scale, cap)
 
         if not traced:
             return pick(local)
@@ -266,7 +282,7 @@ def described(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel(name, described):
-    compare(kernels.cudnn_attention, make(name))
+    compare(cudnn.cudnn_attention, make(name))
     length, front, causal, segments, biased, left = CASES[name]
     by_mask = left or segments
     (how,) = described[:1]
@@ -277,7 +293,7 @@ def test_gpus_kernel(name, described):
 
 @pytest.mark.parametrize("name", SHARED)
 def test_gpus_kernel_where_heads_share_keys(name, described):
-    compare_shared(kernels.cudnn_attention, name)
+    compare_shared(cudnn.cudnn_attention, name)
     assert described
 
 
@@ -292,7 +308,7 @@ def test_gpus_kernel_of_windows(name, described):
     (q, k, v, _), visible, real = make_windowed(length, front, N)
     window = AttentionWindow(columns, np.bool_(local), front * out)
     near = windowed_keys(length, front, columns, out, local)
-    by_window = lambda q, k, v, mask, *rest: kernels.cudnn_attention(
+    by_window = lambda q, k, v, mask, *rest: cudnn.cudnn_attention(
         q, k, v, mask._replace(mask=mask.mask & near, window=window), *rest
     )
     by_mask = lambda q, k, v, mask, *rest: plainly(
@@ -315,13 +331,13 @@ def on_a_gpu():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel_on_a_gpu(name, on_a_gpu):
-    compare(kernels.cudnn_attention, make(name))
+    compare(cudnn.cudnn_attention, make(name))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SHARED)
 def test_gpus_kernel_on_a_gpu_where_heads_share_keys(name, on_a_gpu):
-    compare_shared(kernels.cudnn_attention, name)
+    compare_shared(cudnn.cudnn_attention, name)
 
 
 @pytest.mark.gpu
@@ -336,7 +352,7 @@ def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
         one = lambda x: kernel(q + x, k, v, mask, bias, D**-0.5)
         return np.float32(jax.jit(with_placement(place, jax.vmap(one)))(more))
 
-    assert_near(over(kernels.cudnn_attention)[:, real], over(plainly)[:, real])
+    assert_near(over(cudnn.cudnn_attention)[:, real], over(plainly)[:, real])
 
 
 def test_rows_of_no_keys_stay_finite(described, interpreted):
@@ -346,8 +362,8 @@ def test_rows_of_no_keys_stay_finite(described, interpreted):
         jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32)
     )
     for mask in (none, none._replace(lengths=None)):
-        assert np.isfinite(np.float32(kernels.cudnn_attention(q, k, v, mask, None, 1.0))).all()
-    assert np.isfinite(np.float32(kernels.pallas_attention(q, k, v, none, None, 1.0))).all()
+        assert np.isfinite(np.float32(cudnn.cudnn_attention(q, k, v, mask, None, 1.0))).all()
+    assert np.isfinite(np.float32(tpu.pallas_attention(q, k, v, none, None, 1.0))).all()
 
 
 def test_mapped_over_runs_every_array_has_the_axis_in_front():
@@ -377,12 +393,12 @@ def test_mapped_over_runs_every_array_has_the_axis_in_front():
 
 def test_padding_makes_blocks_large():
     lengths = (128, 200, 512, 532, 700, 1024, 1044, 2048, 2068, 4116)
-    padded = [length + kernels._padding(length) for length in lengths]
+    padded = [length + tpu._padding(length) for length in lengths]
     assert padded == [128, 256, 512, 640, 768, 1024, 1280, 2048, 2560, 4480]
-    assert [kernels._block(n) for n in padded] == [128, 256, 512, 640, 384, 512, 640, 512, 640, 640]
+    assert [tpu._block(n) for n in padded] == [128, 256, 512, 640, 384, 512, 640, 512, 640, 640]
 
 
 def test_blocks_divide():
     for length in range(128, 2049, 128):
-        assert length % kernels._block(length) == 0
-    assert functools.reduce(max, map(kernels._block, (512, 640, 1024))) == 640
+        assert length % tpu._block(length) == 0
+    assert functools.reduce(max, map(tpu._block, (512, 640, 1024))) == 640
