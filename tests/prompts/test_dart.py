@@ -154,6 +154,7 @@ def named_as_ours(theirs, folder):
 
 @pytest.mark.long_cases(
     "class-restricted-0.0-None",
+    "class-restricted-2.5-None",
     "class-full-0.0-None",
     "word-restricted-0.0-None",
     "word-full-0.0-None",

@@ -134,6 +134,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.default_cases("sst2-*", "cb-*", "race_high-*")
 @pytest.mark.parametrize(("task", "method", "name"), CELLS)
 def test_answers_are_tokens_of_pre_training(tokenizers, task, method, name):
     styles = ("en_end",) if name == "gpt2" else ("en", "en_paper")

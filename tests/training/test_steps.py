@@ -40,9 +40,15 @@ def make_parts(dropout=0.0, choices=1):
 
 def make(tx=SGD, *, dropout=0.0, objectives=OBJECTIVES, choices=1, seed=0, **options):
     """Makes (jitted step, fresh state, frozen)."""
-    model, trainable, frozen = make_parts(dropout, choices)
-    step = make_train_step(model, tx, objectives, **options)
-    return jit(step), make_state(trainable, tx, jax.random.key(seed)), frozen
+    _, trainable, frozen = make_parts(dropout, choices)
+    step = make_step(tx, tuple(objectives), dropout, choices, **options)
+    return step, make_state(trainable, tx, jax.random.key(seed)), frozen
+
+
+@functools.cache  # so that tests share what is compiled
+def make_step(tx, objectives, dropout, choices, **options):
+    model, _, _ = make_parts(dropout, choices)
+    return jit(make_train_step(model, tx, objectives, **options))
 
 
 def batch_of(seed=0, weights=UNEVEN, **changes):
