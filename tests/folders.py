@@ -56,6 +56,8 @@ KINDS = {
         CONFIGS["bart"] | dict(encoder_attention_heads=4, decoder_attention_heads=4),
     ),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
+    # Its files concatenate queries, keys and values of different sizes.
+    "phi3": ("llama", "Phi3ForCausalLM", CONFIGS["llama"] | dict(pad_token_id=0) | UNTIED),
 }  # fmt: skip
 CARD = {
     "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},

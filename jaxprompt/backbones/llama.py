@@ -1,8 +1,8 @@
-"""The Llama family: pre-norm decoders with rotary positions and gated MLPs (Touvron et al. 2023).
+"""The Llama family: decoders with rotary positions and gated MLPs (Touvron et al. 2023).
 
-Model types: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text. A prefix is like past keys
-in transformers: it is not rotated, the text follows it, and in local layers it leaves the window as
-the text continues. With prompt.shift=False it has no position, and all tokens see it.
+Its model types, and how they differ, are listed in convert/llama_fields.py. A prefix is like past
+keys in transformers: it is not rotated, the text follows it, and in local layers it leaves the
+window as the text continues. With prompt.shift=False it has no position, and all tokens see it.
 """
 
 import dataclasses
@@ -24,23 +24,23 @@ from jaxprompt.convert.hf_config import (
     refuse_flags,
 )
 from jaxprompt.convert.llama_fields import (
-    LAYER_TYPES,
+    Rotations,
     read_activation,
     read_biases,
     read_cap,
     read_heads,
     read_positions,
+    read_rotations,
     read_type,
     read_windows,
 )
-from jaxprompt.convert.rope import RotaryParams, read_rotary
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import causal_mask, prepend_prefix, select_queries
 from jaxprompt.layers.cache import write_token
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import GatedMlp
-from jaxprompt.layers.norm import RMSNorm
+from jaxprompt.layers.norm import LayerNorm, RMSNorm
 from jaxprompt.layers.quantized import scale_table
 from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotate
 from jaxprompt.layers.stack import run_stack, stack_options
@@ -62,25 +62,33 @@ class LlamaConfig(DecoderConfig):
 
     key_heads: int  # heads of keys and values
     head_dim: int
-    turnings: tuple[RotaryParams, ...]  # of global and of local layers
+    rotations: Rotations
     is_local: tuple[bool, ...]  # of each layer
     window: int = 0  # number of tokens that a token sees in local layers, itself included
     activation: str = "silu"
     eps: float = 1e-6
     scale: float | None = None  # of the scores, None = 1 / sqrt(head_dim)
-    biases: frozenset[str] = frozenset()  # of llama_fields.read_biases
-    head_norms: bool = False
-    sandwich: bool = False  # norms after the attention and the MLP too
+    biases: frozenset[str] = frozenset()  # of llama_fields.read_biases, "norm" = those of norms
+    norms: str = "pre"  # where they are: "pre", "post", "sandwich", "shared", see ModelType
+    centred: bool = False  # norms subtract the mean
     norm_offset: float = 0.0  # norms multiply by this + their scale
+    head_norms: str = ""  # of queries and keys: "head" = of each head, "all" = of all at once
+    interleaved: bool = False  # rotates neighbouring dimensions
+    parallel: bool = False  # the MLP reads the input of the layer, not the attention's output
+    gated: bool = True  # the MLP has a gate
     embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a layer adds
+    logit_scale: float = 1.0
     cap: float = 0.0  # of the scores, 0 = none
     logit_cap: float = 0.0
     embed_dropout: float = 0.0
     dropout: float = 0.0
     attention_dropout: float = 0.0
 
-    def norm(self) -> RMSNorm:
+    def norm(self) -> RMSNorm | LayerNorm:
         """Makes a norm."""
+        if self.centred:
+            return LayerNorm(self.eps, "norm" in self.biases)
         return RMSNorm(self.eps, self.norm_offset)
 
 
@@ -89,20 +97,23 @@ class QKNormAttention(RotaryAttention):
 
     eps: float = 1e-6
     offset: float = 0.0
+    norm_axes: int = 1  # 1 = each head, 2 = all heads at once
 
     def setup(self):
         """Declares the projections and the norms."""
         super().setup()
-        self.query_norm = RMSNorm(self.eps, self.offset)
-        self.key_norm = RMSNorm(self.eps, self.offset)
+        self.query_norm = RMSNorm(self.eps, self.offset, self.norm_axes)
+        self.key_norm = RMSNorm(self.eps, self.offset, self.norm_axes)
 
     def keys(self, x, rotations):
         """Projects what is attended to. [B, S, H] -> k, v [B, S, G, D]"""
-        return rotate(self.key_norm(self.key(x)), rotations), self.value(x)
+        k = self.key_norm(self.key(x))
+        return rotate(k, rotations, interleaved=self.interleaved), self.value(x)
 
     def queries(self, x, rotations):
         """Projects what attends. [B, T, H] -> [B, T, N, D]"""
-        return rotate(self.query_norm(self.query(x)), rotations)
+        q = self.query_norm(self.query(x))
+        return rotate(q, rotations, interleaved=self.interleaved)
 
 
 class LlamaLayerInputs(NamedTuple):
@@ -110,10 +121,11 @@ class LlamaLayerInputs(NamedTuple):
 
     prefix: Prefix | None
     is_local: Any  # bool
+    rotation: Any  # int, the index of its rotary embeddings
 
 
 class Layer(nn.Module):
-    """One pre-norm layer. [B, T, H] -> [B, T, H]"""
+    """One layer. [B, T, H] -> [B, T, H]"""
 
     cfg: LlamaConfig
 
@@ -122,7 +134,10 @@ class Layer(nn.Module):
         cfg = self.cfg
         make_attention = RotaryAttention
         if cfg.head_norms:
-            make_attention = partial(QKNormAttention, eps=cfg.eps, offset=cfg.norm_offset)
+            axes = 2 if cfg.head_norms == "all" else 1
+            make_attention = partial(
+                QKNormAttention, eps=cfg.eps, offset=cfg.norm_offset, norm_axes=axes
+            )
         self.attention = make_attention(
             cfg.width,
             cfg.heads,
@@ -135,18 +150,22 @@ class Layer(nn.Module):
             out_bias="out" in cfg.biases,
             key_heads=cfg.key_heads,
             cap=cfg.cap,
+            interleaved=cfg.interleaved,
         )
         self.mlp = GatedMlp(
             cfg.mlp,
             cfg.activation,
-            True,
+            cfg.gated,
             0.0,
             cfg.dtype,
             "mlp" in cfg.biases,
             cfg.remat == "mlp",
         )
-        self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
-        if cfg.sandwich:
+        if cfg.norms != "post":
+            self.attention_norm = cfg.norm()
+        if cfg.norms in ("pre", "sandwich"):
+            self.mlp_norm = cfg.norm()
+        if cfg.norms in ("post", "sandwich"):
             self.behind_attention_norm, self.behind_mlp_norm = cfg.norm(), cfg.norm()
         self.drop = Dropout(cfg.dropout)
 
@@ -165,19 +184,17 @@ class Layer(nn.Module):
         """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
         return_kv=True also returns its k, v, without the prefix. positions: int [B, T]; rotations:
-        of global and of local layers.
+        those of `LlamaConfig.rotations`.
         """
-        layer_rotations = self._select_rotations(inputs.is_local, rotations)
-        y = self.attention_norm(x)
+        layer_rotations = self._select_rotations(inputs.rotation, rotations)
+        y = self._normalize_input(x)
         text_k, text_v = self.attention.keys(y, layer_rotations)
         k, v, mask = prepend_prefix(inputs.prefix, text_k, text_v, mask)
         mask = self._apply_window(mask, inputs, positions)
         mask, x, y, layer_rotations = select_queries(output_positions, mask, x, y, layer_rotations)
-        y = self.attention(y, k, v, mask, layer_rotations, deterministic=deterministic)
-        x = x + self._post_norm("attention", y, deterministic)
-        y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
+        attended = self.attention(y, k, v, mask, layer_rotations, deterministic=deterministic)
         kv = (text_k, text_v) if return_kv else None
-        return x + self._post_norm("mlp", y, deterministic), kv
+        return self._add_outputs(x, y, attended, deterministic), kv
 
     def step(
         self,
@@ -186,6 +203,7 @@ class Layer(nn.Module):
         visible,
         column,
         is_local: bool,
+        rotation: int,
         position,
         columns,
         rotations,
@@ -195,33 +213,57 @@ class Layer(nn.Module):
         visible: bool [B, K, S], the columns of each beam's new tokens; position: int [B*K];
         columns: int [B, S], the positions of the cached tokens.
         """
-        # `is_local` is known when tracing, so that global layers compute no window.
-        rotations = rotations[int(is_local)]
-        y = self.attention_norm(x)[:, None]
-        k, v = self.attention.keys(y, rotations)
+        rotations = rotations[rotation]
+        y = self._normalize_input(x)
+        k, v = self.attention.keys(y[:, None], rotations)
         layer_cache = write_token(layer_cache, k[:, 0], v[:, 0], column)
         mask = layer_cache.mask[:, None] | visible  # [B, K, S]
+        # It is known when tracing, so that global layers compute no window.
         if is_local:
             columns = columns[:, None]
             is_near = columns > position.reshape(len(columns), -1, 1) - self.cfg.window
             # Positions below 0 are those of a prefix without positions.
             mask = mask & (is_near | (columns < 0))
-        q = self.attention.queries(y, rotations)[:, 0]
-        y = self.attention.attend_cached_queries(q, layer_cache, mask)
-        x = x + self._post_norm("attention", y, True)
-        y = self.mlp(self.mlp_norm(x), deterministic=True)
-        return x + self._post_norm("mlp", y, True), layer_cache
+        q = self.attention.queries(y[:, None], rotations)[:, 0]
+        attended = self.attention.attend_cached_queries(q, layer_cache, mask)
+        return self._add_outputs(x, y, attended, True), layer_cache
+
+    def _normalize_input(self, x):
+        """Returns what the attention reads."""
+        return x if self.cfg.norms == "post" else self.attention_norm(x)
+
+    def _add_outputs(self, x, y, attended, deterministic: bool):
+        """Adds the outputs of the attention and of the MLP to the residual stream.
+
+        Args:
+          x: the input of the layer.
+          y: the input of the attention.
+          attended: the output of the attention.
+          deterministic: turns dropout off.
+        """
+        cfg = self.cfg
+        attended = x + self._post_norm("attention", attended, deterministic)
+        if cfg.norms == "shared":
+            mlp_input = y
+        else:
+            mlp_input = x if cfg.parallel else attended
+            mlp_input = mlp_input if cfg.norms == "post" else self.mlp_norm(mlp_input)
+        y = self.mlp(mlp_input, deterministic=deterministic)
+        return attended + self._post_norm("mlp", y, deterministic)
 
     def _post_norm(self, part: str, y, deterministic: bool):
-        if self.cfg.sandwich:
+        if self.cfg.norms in ("post", "sandwich"):
             y = getattr(self, f"behind_{part}_norm")(y)
+        if self.cfg.residual_scale != 1.0:
+            y = y * self.cfg.residual_scale
         return self.drop(y, deterministic=deterministic)
 
-    def _select_rotations(self, is_local, rotations):
-        """Returns the rotations of a global or local layer, without a choice if all are alike."""
-        if len(set(self.cfg.is_local)) == 1:
-            return rotations[int(self.cfg.is_local[0])]
-        return jax.tree.map(lambda a, b: jnp.where(is_local, b, a), *rotations)
+    def _select_rotations(self, index, rotations):
+        """Returns the rotations of a layer, without a choice if all are alike."""
+        of_layer = self.cfg.rotations.of_layer
+        if len(set(of_layer)) == 1:
+            return rotations[of_layer[0]]
+        return jax.tree.map(lambda a, b: jnp.where(index, b, a), *rotations)
 
     def _apply_window(
         self, mask: AttentionMask, inputs: LlamaLayerInputs, positions
@@ -294,7 +336,7 @@ class Backbone(Decoder):
         """Returns the other arguments of a layer, besides its input."""
         positions = jnp.zeros((1, 2), jnp.int32)
         mask = AttentionMask(jnp.ones((1, 2), bool))
-        return LlamaLayerInputs(None, False), mask, positions, self._rotations(positions)
+        return LlamaLayerInputs(None, False, 0), mask, positions, self._rotations(positions)
 
     @property
     def dims(self) -> Dims:
@@ -308,16 +350,23 @@ class Backbone(Decoder):
 
     def _step_inputs(self, positions, cache: Cache, column) -> list[tuple[Any, ...]]:
         shared = positions, cache.positions, self._rotations(positions[:, None])
-        return [(cache.visible, column, is_local, *shared) for is_local in self.cfg.is_local]
+        layers = zip(self.cfg.is_local, self.cfg.rotations.of_layer, strict=True)
+        return [(cache.visible, column, *layer, *shared) for layer in layers]
 
     def words(self):
         """Returns the word embeddings as they enter the first layer. -> [V, H]"""
         return scale_table(self.embed.word.table, self.cfg.embed_scale)
 
+    def lm_features(self, x):
+        """Returns the states whose products with the output table are the logits."""
+        return x if self.cfg.logit_scale == 1.0 else x * self.cfg.logit_scale
+
     @nn.nowrap
     def _rotations(self, positions):
+        interleaved = self.cfg.interleaved
         return tuple(
-            make_rotations(positions, np.array(t.frequencies), t.scale) for t in self.cfg.turnings
+            make_rotations(positions, np.array(x.frequencies), x.scale, interleaved=interleaved)
+            for x in self.cfg.rotations.params
         )
 
     def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **options: Any):
@@ -327,7 +376,8 @@ class Backbone(Decoder):
             # `run_stack` splits leaves by their axis of layers, which positions lack.
             shape = (cfg.layers, *prefix.positions.shape)
             prefix = prefix._replace(positions=jnp.broadcast_to(prefix.positions, shape))
-        layer_inputs = LlamaLayerInputs(prefix, np.array(cfg.is_local))
+        of_layer = np.array(cfg.rotations.of_layer)
+        layer_inputs = LlamaLayerInputs(prefix, np.array(cfg.is_local), of_layer)
         return run_stack(
             self.layer,
             self.layers,
@@ -358,11 +408,10 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
     refuse_flags(hf, "use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder")
     heads, key_heads, size = read_heads(hf)
     layers = read_size(hf, "num_hidden_layers")
-    is_local, window = read_windows(hf, name, layers)
+    is_local, window = read_windows(hf, layers)
     width = read_size(hf, "hidden_size")
     positions = read_positions(hf)
-    # Gemma 2 and 3 configure their scale, which need not be that of the head's width.
-    scale = read_positive(hf, "query_pre_attn_scalar", 256.0) ** -0.5 if kind.sandwich else None
+    rotations = read_rotations(hf, size, positions, is_local)
     config = LlamaConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,
@@ -371,30 +420,50 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         key_heads=key_heads,
         head_dim=size,
         mlp=read_size(hf, "intermediate_size"),
-        positions=positions,
-        turnings=_read_turnings(hf, name, size, positions),
+        positions=min([positions, *(x.limit for x in rotations.params if x.limit)]),
+        rotations=rotations,
         is_local=is_local,
         window=window,
         activation=read_activation(hf),
-        eps=read_positive(hf, "rms_norm_eps", 1e-6),
-        scale=scale,
+        eps=read_positive(hf, *kind.norm_eps),
         biases=read_biases(hf),
-        head_norms=kind.head_norms,
-        sandwich=kind.sandwich,
+        norms=kind.norms,
+        centred=kind.centred,
         norm_offset=float(kind.gemma),
-        # Gemma multiplies embeddings by sqrt(H), as Vaswani et al. 2017, section 3.4, do.
-        embed_scale=width**0.5 if kind.gemma else 1.0,
+        head_norms=kind.head_norms,
+        interleaved=kind.interleaved,
+        parallel=kind.norms == "shared",
         cap=read_cap(hf, "attn_logit_softcapping", 50.0),
         logit_cap=read_cap(hf, "final_logit_softcapping", 30.0),
         attention_dropout=read_dropout(hf, "attention_dropout", 0.0),
         tied=read_tied(hf, "llama"),
+        **_read_scales(hf, width),
+        **_read_dropouts(hf),
     )
     return dataclasses.replace(config, **changes)
 
 
-def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):
-    if name != "gemma3_text":
-        return (read_rotary(hf, size, positions),) * 2
-    thetas = 1e6, 1e4  # defaults of global and of local layers
-    pairs = zip(LAYER_TYPES, thetas, strict=True)
-    return tuple(read_rotary(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)
+def _read_scales(hf: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """Reads the scales of scores, embeddings, residual stream and logits of some model types."""
+    name, kind = read_type(hf)
+    scales = {}
+    if kind.gemma:
+        scales["embed_scale"] = width**0.5  # as in Vaswani et al. 2017, section 3.4
+    if name in ("gemma2", "gemma3_text"):  # need not be that of the head's width
+        scales["scale"] = read_positive(hf, "query_pre_attn_scalar", 256.0) ** -0.5
+    elif name == "granite":
+        scales["scale"] = read_positive(hf, "attention_multiplier", 1.0)
+        scales["embed_scale"] = read_positive(hf, "embedding_multiplier", 1.0)
+        scales["residual_scale"] = read_positive(hf, "residual_multiplier", 1.0)
+        scales["logit_scale"] = 1 / read_positive(hf, "logits_scaling", 1.0)
+    elif name == "cohere2":
+        scales["logit_scale"] = read_positive(hf, "logit_scale", 0.0625)
+    return scales
+
+
+def _read_dropouts(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the rates of Phi-3 besides that of attention; the other model types have none."""
+    if read_type(hf)[0] != "phi3":
+        return {}
+    fields = {"embed_dropout": "embd_pdrop", "dropout": "resid_pdrop"}
+    return {name: read_dropout(hf, field, 0.0) for name, field in fields.items()}

@@ -4,46 +4,84 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_size, read_word
+from jaxprompt.convert.rope import RotaryParams, read_rotary
 from jaxprompt.errors import InputError, brief, nearest
 from jaxprompt.layers.mlp import ACTIVATIONS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# Defaults of transformers' config classes.
-_MAX_POSITIONS = {
-    "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "gemma": 8192,
-    "gemma2": 8192, "gemma3_text": 131072,
-}  # fmt: skip
-_GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6}  # every n-th layer is global
 _CAPPED = ("gemma2", "gemma3_text")  # types with soft caps
-_WINDOW = 4096
 _QWEN_GLOBAL_LAYERS = 28  # max_window_layers
 
 
 class ModelType(NamedTuple):
-    """How a model type differs from Llama; integers are the defaults of its config."""
+    """How a model type differs from Llama; numbers are the defaults of its config."""
 
+    positions: int  # max_position_embeddings
     gemma: bool = False  # norms by 1 + w, scaled embeddings, a tanh GELU by default
-    sandwich: bool = False  # norms after the attention and the MLP too
-    head_norms: bool = False  # norms of queries and keys
-    biases: bool = True  # has the field `attention_bias`
+    # Where the norms are: "pre" before the attention and the MLP, "post" after them, "sandwich"
+    # both, "shared" one norm before both, which are computed side by side.
+    norms: str = "pre"
+    norm_eps: tuple[str, float] = ("rms_norm_eps", 1e-6)  # field and default
+    centred: bool = False  # norms subtract the mean
+    head_norms: str = ""  # norms of queries and keys: "head" = of each head, "all" = of all at once
+    attention_bias: bool | None = False  # None = has no such field
     qkv_bias: bool = False  # always has these biases, without a field
+    out_bias: bool = True  # `attention_bias` applies to the output too
     mlp_bias: bool = False  # has the field `mlp_bias`
     key_value_heads: int = 0  # 0 = as many as heads
     head_dim: int = 0  # 0 = width / heads
+    theta: float = 1e4  # rope_theta
+    rotary_part: float | None = None  # partial_rotary_factor; None = has no such field
+    interleaved: bool = False  # rotates neighbouring dimensions
+    window: int | None = None  # sliding_window
+    global_every: int = 0  # every n-th layer is global; 0 = all layers are alike
+    glm_names: bool = False  # names of norms, see convert/names/llama.py
+    fused: tuple[str, ...] = ()  # "qkv", "gate_up": matrices that the file concatenates
 
 
 # The defaults are those of each configuration class of transformers.
 MODEL_TYPES = {
-    "llama": ModelType(mlp_bias=True),
-    "mistral": ModelType(biases=False, key_value_heads=8),
-    "qwen2": ModelType(qkv_bias=True, key_value_heads=32),
-    "qwen3": ModelType(head_norms=True, key_value_heads=32, head_dim=128),
-    "gemma": ModelType(gemma=True, key_value_heads=16, head_dim=256),
-    "gemma2": ModelType(gemma=True, sandwich=True, key_value_heads=4, head_dim=256),
-    "gemma3_text": ModelType(
-        gemma=True, sandwich=True, head_norms=True, key_value_heads=4, head_dim=256
+    "llama": ModelType(2048, mlp_bias=True),
+    "mistral": ModelType(131072, attention_bias=None, key_value_heads=8, window=4096),
+    "ministral": ModelType(131072, attention_bias=None, key_value_heads=8, window=4096),
+    "qwen2": ModelType(
+        32768, attention_bias=None, qkv_bias=True, key_value_heads=32, window=4096
     ),
-}
+    "qwen3": ModelType(
+        32768, head_norms="head", key_value_heads=32, head_dim=128, window=4096
+    ),
+    "gemma": ModelType(8192, gemma=True, key_value_heads=16, head_dim=256),
+    "gemma2": ModelType(
+        8192, gemma=True, norms="sandwich", key_value_heads=4, head_dim=256, window=4096,
+        global_every=2,
+    ),
+    "gemma3_text": ModelType(
+        131072, gemma=True, norms="sandwich", head_norms="head", key_value_heads=4, head_dim=256,
+        theta=1e6, window=4096, global_every=6,
+    ),
+    "phi3": ModelType(
+        4096, norm_eps=("rms_norm_eps", 1e-5), attention_bias=None, rotary_part=1.0,
+        fused=("qkv", "gate_up"),
+    ),
+    "olmo2": ModelType(
+        2048, norms="post", norm_eps=("rms_norm_eps", 1e-5), head_norms="all",
+    ),
+    "olmo3": ModelType(
+        2048, norms="post", norm_eps=("rms_norm_eps", 1e-5), head_norms="all", theta=5e5,
+        window=4096, global_every=4,
+    ),
+    "smollm3": ModelType(32768, mlp_bias=True, key_value_heads=4, theta=2e6),
+    "granite": ModelType(2048, mlp_bias=True),
+    "cohere2": ModelType(
+        8192, norms="shared", norm_eps=("layer_norm_eps", 1e-5), centred=True, interleaved=True,
+        window=4096, global_every=4,
+    ),
+    "glm4": ModelType(
+        131072, norms="sandwich", norm_eps=("rms_norm_eps", 1.5625e-7), attention_bias=True,
+        out_bias=False, key_value_heads=2, head_dim=128, rotary_part=0.5, interleaved=True,
+        glm_names=True, fused=("gate_up",),
+    ),
+}  # fmt: skip
 
 
 def read_type(hf: Mapping[str, Any]) -> tuple[str, ModelType]:
@@ -88,16 +126,17 @@ def read_activation(hf: Mapping[str, Any]) -> str:
 def read_biases(hf: Mapping[str, Any]) -> frozenset[str]:
     """Lists which linear layers have a bias: "qkv", "out", "mlp"."""
     _, model_type = read_type(hf)
-    has_field = model_type.biases and not model_type.qkv_bias
-    attention = has_field and read_flag(hf, "attention_bias", False)
+    default = model_type.attention_bias
+    attention = default is not None and read_flag(hf, "attention_bias", default)
     mlp = model_type.mlp_bias and read_flag(hf, "mlp_bias", False)
-    biases = {"qkv": model_type.qkv_bias or attention, "out": attention, "mlp": mlp}
+    out = attention and model_type.out_bias
+    biases = {"qkv": model_type.qkv_bias or attention, "out": out, "mlp": mlp}
     return frozenset(name for name, has_bias in biases.items() if has_bias)
 
 
 def read_positions(hf: Mapping[str, Any]) -> int:
     """Reads the maximum number of positions."""
-    return read_size(hf, "max_position_embeddings", _MAX_POSITIONS[read_type(hf)[0]])
+    return read_size(hf, "max_position_embeddings", read_type(hf)[1].positions)
 
 
 def read_cap(hf: Mapping[str, Any], field: str, default: float) -> float:
@@ -112,29 +151,27 @@ def read_cap(hf: Mapping[str, Any], field: str, default: float) -> float:
     return read_positive(hf, field, default)
 
 
-def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[bool, ...], int]:
+def read_windows(hf: Mapping[str, Any], layers: int) -> tuple[tuple[bool, ...], int]:
     """Returns whether each layer is local, and the window in tokens."""
     full, sliding = LAYER_TYPES
-    is_qwen = name in ("qwen2", "qwen3")
-    if name in ("llama", "gemma"):
-        return (False,) * layers, 0
-    if is_qwen and not read_flag(hf, "use_sliding_window", False):
-        return (False,) * layers, 0
-    is_null = "sliding_window" in hf and hf["sliding_window"] is None
-    window = 0 if is_null else read_size(hf, "sliding_window", _WINDOW)
-    if name == "mistral":
+    name, model_type = read_type(hf)
+    is_global = (False,) * layers, 0
+    has_flag = name in ("qwen2", "qwen3", "smollm3")
+    uses_windows = not has_flag or read_flag(hf, "use_sliding_window", False)
+    if model_type.window is None and name not in ("phi3", "smollm3"):
+        return is_global
+    if name.startswith("qwen") and not uses_windows:
+        return is_global
+    is_null = hf.get("sliding_window", model_type.window) is None
+    window = 0 if is_null else read_size(hf, "sliding_window", model_type.window)
+    if name in ("mistral", "phi3"):
         return (window > 0,) * layers, window
-    if is_qwen:
-        # The first `max_window_layers` have full attention, as in Qwen2Config.
-        first = hf.get("max_window_layers")
-        first = _QWEN_GLOBAL_LAYERS if first is None else first
-        types = [sliding if window and i >= first else full for i in range(layers)]
-    else:
-        every = _GLOBAL_EVERY[name]
-        if name == "gemma3_text":
-            every = read_size(hf, "sliding_window_pattern", every)
-        types = [sliding if (i + 1) % every > 0 else full for i in range(layers)]
-    local = tuple(layer_type == sliding for layer_type in _read_layer_types(hf, types))
+    local = tuple(layer_type == sliding for layer_type in _read_layer_types(hf, layers, window))
+    if any(local) and not uses_windows:
+        raise InputError(
+            f"use_sliding_window=false, but layer_types has {sliding}; set one of them as the "
+            "model was trained"
+        )
     if any(local) and not window:
         raise InputError(
             f"layer_types has {sliding}, but sliding_window=null; set it to the window in tokens"
@@ -142,14 +179,77 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
     return local, window
 
 
-def _read_layer_types(hf: Mapping[str, Any], default: list[str]) -> list[str]:
-    types = hf.get("layer_types")
-    if types is None:
-        return default
-    has_length = isinstance(types, list) and len(types) == len(default)
-    if not has_length or any(layer_type not in LAYER_TYPES for layer_type in types):
+def _read_layer_types(hf: Mapping[str, Any], layers: int, window: int) -> list[str]:
+    """Reads the type of each layer, by default as transformers' config class derives it."""
+    full, sliding = LAYER_TYPES
+    name, model_type = read_type(hf)
+    if (types := hf.get("layer_types")) is not None:
+        has_length = isinstance(types, list) and len(types) == layers
+        if not has_length or any(layer_type not in LAYER_TYPES for layer_type in types):
+            raise InputError(
+                f"layer_types={brief(types)} must be a list of {layers} entries "
+                f"({', '.join(LAYER_TYPES)}), one for each of num_hidden_layers"
+            )
+        return types
+    if name.startswith("qwen"):
+        # The first `max_window_layers` have full attention, as in Qwen2Config.
+        first = hf.get("max_window_layers")
+        first = _QWEN_GLOBAL_LAYERS if first is None else first
+        local = [bool(window) and i >= first for i in range(layers)]
+    elif name == "smollm3":
+        uses_windows = bool(window) and read_flag(hf, "use_sliding_window", False)
+        local = [uses_windows and not rotates for rotates in read_rotated(hf, layers)]
+    elif every := model_type.global_every:
+        if name in ("gemma3_text", "cohere2"):
+            every = read_size(hf, "sliding_window_pattern", every)
+        local = [(i + 1) % every > 0 for i in range(layers)]
+    else:
+        local = [bool(window)] * layers
+    return [sliding if is_local else full for is_local in local]
+
+
+def read_rotated(hf: Mapping[str, Any], layers: int) -> list[bool]:
+    """Reads whether each layer of a SmolLM3 rotates queries and keys."""
+    flags = hf.get("no_rope_layers")  # 1 = rotates
+    if flags is None:
+        every = read_size(hf, "no_rope_layer_interval", 4)
+        return [(i + 1) % every > 0 for i in range(layers)]
+    if not isinstance(flags, list) or len(flags) < layers or any(x not in (0, 1) for x in flags):
         raise InputError(
-            f"layer_types={brief(types)} must be a list of {len(default)} entries "
-            f"({', '.join(LAYER_TYPES)}), one for each of num_hidden_layers"
+            f"no_rope_layers={brief(flags)} must be a list of 0 (without rotary positions) and 1, "
+            f"one for each of num_hidden_layers={layers}"
         )
-    return types
+    return [bool(flag) for flag in flags[:layers]]
+
+
+class Rotations(NamedTuple):
+    """The rotary embeddings of a model, and which of them each layer uses."""
+
+    params: tuple[RotaryParams, ...]  # at most two
+    of_layer: tuple[int, ...]
+
+
+def read_rotations(
+    hf: Mapping[str, Any], size: int, positions: int, is_local: tuple[bool, ...]
+) -> Rotations:
+    """Reads the rotary embeddings of each layer; those that rotate by 0 leave a layer without."""
+    name, model_type = read_type(hf)
+    # Those of local layers have no field for their base without a block of their own.
+    if name in ("gemma3_text", "olmo3"):
+        thetas = model_type.theta, 1e4 if name == "gemma3_text" else model_type.theta
+        pairs = zip(LAYER_TYPES, thetas, strict=True)
+        params = tuple(
+            read_rotary(hf, size, positions, kind=kind, theta=theta) for kind, theta in pairs
+        )
+        return Rotations(params, tuple(map(int, is_local)))
+    rotary = read_rotary(hf, size, positions, theta=model_type.theta, part=model_type.rotary_part)
+    if name == "smollm3":
+        is_unrotated = [not rotates for rotates in read_rotated(hf, len(is_local))]
+    elif name == "cohere2":
+        is_unrotated = [not local for local in is_local]
+    else:
+        is_unrotated = [False] * len(is_local)
+    if not any(is_unrotated):
+        return Rotations((rotary,), (0,) * len(is_local))
+    still = RotaryParams((0.0,) * len(rotary.frequencies))
+    return Rotations((rotary, still), tuple(map(int, is_unrotated)))

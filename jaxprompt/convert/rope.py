@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_size
-from jaxprompt.errors import InputError, brief, nearest
+from jaxprompt.errors import InputError, brief, is_kind, nearest
 from jaxprompt.layers.rotary import rotary_frequencies
 
 # rope_type -> its fields besides rope_type and rope_theta.
@@ -22,18 +22,31 @@ _ROPE_TYPES: dict[str, tuple[str, ...]] = {
         "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
         "mscale", "mscale_all_dim", "truncate",
     ),
+    "longrope": (
+        "factor", "original_max_position_embeddings", "attention_factor", "short_factor",
+        "long_factor",
+    ),
 }  # fmt: skip
+_PHI3_POSITIONS = 4096  # original_max_position_embeddings of transformers' Phi3Config
+_PHI3_NAMES = ("su", "yarn")  # of "longrope", in the first configs of Phi-3
 
 
 class RotaryParams(NamedTuple):
     """The rotary embeddings of one type of layer."""
 
-    frequencies: tuple[float, ...]  # [D / 2], radians per position
+    frequencies: tuple[float, ...]  # [R / 2], radians per position; R <= D dimensions rotate
     scale: float = 1.0  # of the rotated queries and keys
+    limit: int = 0  # the positions for which the frequencies are valid, 0 = all of the model's
 
 
 def read_rotary(
-    hf: Mapping[str, Any], size: int, positions: int, *, kind: str = "", theta: float = 1e4
+    hf: Mapping[str, Any],
+    size: int,
+    positions: int,
+    *,
+    kind: str = "",
+    theta: float = 1e4,
+    part: float | None = None,
 ) -> RotaryParams:
     """Reads the rotary embeddings of a config.
 
@@ -43,6 +56,8 @@ def read_rotary(
       positions: the maximum number of positions.
       kind: the type of layer ("full_attention", "sliding_attention") if each has separate values.
       theta: the base if the config has none.
+      part: the part of a head that rotates if the config has no partial_rotary_factor; None if the
+        model has no such part.
 
     Raises:
       InputError: if the type of scaling, or one of its fields, is not supported.
@@ -50,17 +65,19 @@ def read_rotary(
     block = _find_block(hf, kind)
     name = str(block.pop("rope_type", None) or block.pop("type", None) or "default")
     block.pop("type", None)
+    trained = hf.get("original_max_position_embeddings")
+    if hf.get("model_type") == "phi3":
+        trained = _PHI3_POSITIONS if trained is None else trained
+        name = "longrope" if name in _PHI3_NAMES else name
     if name not in _ROPE_TYPES:
         raise InputError(f"rope_type={brief(name)} is not supported; {nearest('', _ROPE_TYPES)}")
-    partial = block.pop("partial_rotary_factor", None)
-    if partial not in (None, 1, 1.0):
-        raise InputError(
-            f"partial_rotary_factor={brief(partial)} is not supported; use a model whose factor "
-            "is 1"
-        )
-    trained = hf.get("original_max_position_embeddings")
+    size = _read_part(block, size, part)
     # Overrides the value of a block for all layers, as in transformers.
-    if trained is not None and name in ("llama3", "yarn") and not _is_nested(hf):
+    if (
+        trained is not None
+        and "original_max_position_embeddings" in _ROPE_TYPES[name]
+        and (not _is_nested(hf))
+    ):
         block["original_max_position_embeddings"] = trained
     base = read_positive(block, "rope_theta", theta)
     block.pop("rope_theta", None)
@@ -81,6 +98,8 @@ def read_rotary(
         frequencies = _llama3(frequencies, block, trained)
     elif name == "yarn":
         return _yarn(frequencies, block, base, positions)
+    elif name == "longrope":
+        return _longrope(frequencies, block, positions)
     return RotaryParams(tuple(map(float, frequencies)))
 
 
@@ -105,6 +124,25 @@ def _find_block(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _is_nested(hf: Mapping[str, Any]) -> bool:
     """Returns whether each type of layer has a separate block."""
     return any(isinstance(value, dict) for value in (hf.get("rope_parameters") or {}).values())
+
+
+def _read_part(block: dict[str, Any], size: int, part: float | None) -> int:
+    """Returns the number of dimensions of a head that rotate, an even number."""
+    value = block.pop("partial_rotary_factor", None)
+    if part is None:
+        if value not in (None, 1, 1.0):
+            raise InputError(
+                f"partial_rotary_factor={brief(value)} is not supported; use a model whose factor "
+                "is 1"
+            )
+        return size
+    value = part if value is None else value
+    if not is_kind(value, float) or not 0 < value <= 1 or int(size * value) % 2:
+        raise InputError(
+            f"partial_rotary_factor={brief(value)} must be in (0, 1] and rotate an even number of "
+            f"the {size} dimensions of a head; give the config.json of these weights"
+        )
+    return int(size * value)
 
 
 def _llama3(frequencies: np.ndarray, block: Mapping[str, Any], trained: int) -> np.ndarray:
@@ -151,6 +189,31 @@ def _yarn(
         if len(mscales) == 2:
             scale = _attention_scale(factor, mscales[0]) / _attention_scale(factor, mscales[1])
     return RotaryParams(tuple(map(float, frequencies.astype(np.float32))), float(scale))
+
+
+def _longrope(frequencies: np.ndarray, block: Mapping[str, Any], positions: int) -> RotaryParams:
+    """Divides each frequency by a factor of its own, scales both (Ding et al. 2024).
+
+    The factors are those of texts within the trained length, `limit`. transformers changes to
+    others with the length of the longest text in a batch.
+    """
+    trained = read_size(block, "original_max_position_embeddings", positions)
+    short = block.get("short_factor")
+    if (
+        not isinstance(short, list)
+        or len(short) != len(frequencies)
+        or not all(is_kind(x, float) and x > 0 for x in short)
+    ):
+        raise InputError(
+            f"short_factor={brief(short)} must be a list of {len(frequencies)} numbers above 0, "
+            "one for each rotated pair of a head, which has hidden_size / num_attention_heads "
+            "dimensions"
+        )
+    factor = read_positive(block, "factor", positions / trained)
+    scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    scale = read_positive(block, "attention_factor", scale)
+    scaled = frequencies / np.array(short, np.float32)
+    return RotaryParams(tuple(map(float, scaled)), scale, min(trained, positions))
 
 
 def _attention_scale(factor: float, mscale: float = 1.0) -> float:

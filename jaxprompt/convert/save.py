@@ -275,6 +275,9 @@ def _gather(
         merged = tensor.file_axes[::-1] if tensor.transposed else tensor.file_axes
         array = array.reshape([math.prod(sizes[axis] for axis in axes) for axes in merged])
         parts.append(array.T if tensor.transposed else array)
+    if file_tensor.parts[0].per_head:
+        heads = [part.reshape(-1, 1, sizes["D"], *part.shape[1:]) for part in parts]
+        return np.concatenate(heads, axis=1).reshape(file_tensor.shape)
     # Parts are concatenated on the output axis.
     axis = 0 if file_tensor.parts[0].transposed else -1
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)

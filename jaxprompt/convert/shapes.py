@@ -126,7 +126,6 @@ def file_names(tensor: Tensor, layer: int, prefix: str, group_size: int = 1) -> 
 
 def file_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Returns the shape of the tensor in the file, with all of its parts."""
-    first, *rest = (math.prod(sizes[axis] for axis in axes) for axes in tensor.file_axes)
-    if tensor.transposed or not rest:
-        return (first * tensor.part[1], *rest)
-    return (first, *rest[:-1], rest[-1] * tensor.part[1])
+    shape = [math.prod(sizes[axis] for axis in axes) for axes in tensor.file_axes]
+    shape[0 if tensor.transposed else -1] = sum(tensor.part_sizes(sizes))
+    return tuple(shape)

@@ -308,7 +308,12 @@ class ParameterFiller:
         needs_rows = self._has_output_scale(tensor) and not _has_input_columns(tensor)
         needs_columns = self._has_output_scale(tensor) and _has_input_columns(tensor)
         multiple = self.weights.matrix(name)[0] if needs_rows else planes[-1].rows
+        # Blocks of whole heads, if the parts of a head follow each other.
+        times = tensor.part[1] if tensor.per_head and tensor.transposed else 1
+        if times > 1:
+            multiple *= times * self.sizes["D"]
         for block_rows in self.weights.blocks(name, multiple):
+            block_rows = _divide(block_rows, times)
             if not _overlaps(block_rows, file_rows):
                 continue
             rows = _shift(_overlap(block_rows, file_rows), -file_rows.start)
@@ -322,7 +327,7 @@ class ParameterFiller:
                 if not needs_columns:
                     columns = _overlap(columns, _union(shard.columns for shard in users))
             in_file = _shift(rows, file_rows.start), _shift(columns, file_columns.start)
-            block = self.weights.read_block(name, *in_file)
+            block = self._read(tensor, name, *in_file)
             if is_hashed:
                 # As in the file, before any cast or division.
                 data.update(block.view(np.uint8).data)
@@ -334,14 +339,32 @@ class ParameterFiller:
         return self._digest(tensor, layer, name, data.digest()) if is_hashed else ""
 
     def _part_range(self, tensor: Tensor, name: str) -> tuple[slice, slice]:
-        """Returns the rows and columns of the parameter in the file's matrix."""
-        part, count = tensor.part
+        """Returns the rows and columns of the parameter in the file's matrix.
+
+        If the parts of a head follow each other, they are those of a matrix of one part.
+        """
         height, width = self.weights.matrix(name)
+        part, part_sizes = tensor.part[0], tensor.part_sizes(self.sizes)
+        start = 0 if tensor.per_head else sum(part_sizes[:part])
+        span = slice(start, start + part_sizes[part])
+        return (span, slice(0, width)) if tensor.transposed else (slice(0, height), span)
+
+    def _read(self, tensor: Tensor, name: str, rows: slice, columns: slice) -> np.ndarray:
+        """Reads a block, whose rows and columns are those of `_part_range`."""
+        if not tensor.per_head:
+            return self.weights.read_block(name, rows, columns)
+        (part, count), size = tensor.part, self.sizes["D"]
+
+        def all_parts(span: slice) -> slice:
+            return slice(span.start * count, span.stop * count)
+
         if tensor.transposed:
-            height //= count
-            return slice(part * height, (part + 1) * height), slice(0, width)
-        width //= count
-        return slice(0, height), slice(part * width, (part + 1) * width)
+            block = self.weights.read_block(name, all_parts(rows), columns)
+            heads = block.reshape(-1, count, size, _length(columns))[:, part]
+        else:  # a bias is one row
+            block = self.weights.read_block(name, rows, all_parts(columns))
+            heads = block.reshape(-1, count, size)[:, part]
+        return heads.reshape(_length(rows), _length(columns))
 
     def _check_finite(self, name: str, block: np.ndarray) -> None:
         if not is_finite(block):
@@ -372,6 +395,8 @@ class ParameterFiller:
     def _uses_codes(self, tensor: Tensor, name: str) -> bool:
         """Returns whether codes of the file are used as they are."""
         is_unscaled = not tensor.residual or self.rescale == 1.0
+        if tensor.per_head:
+            return False
         has_blocks = self.bits > 0 and self.weights.has_codes(name, self.bits)
         return is_unscaled and _has_input_columns(tensor) and has_blocks
 

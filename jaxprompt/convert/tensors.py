@@ -2,11 +2,13 @@
 
 Axes are letters (see types.py): V vocab, E embedding, H width, N heads, D head dim, F mlp, and
 here also P positions, S segment types, R distance buckets, X width of the LM features, W width of
-a convolution, 1 and 3. Parameters under "layers/" and "decoder_layers/" are in the file once per
-layer, {i}, and are stacked on a leading axis, L or K, the decoder's number of layers. Those under
-"later_layers/" exist for all layers but the first, on an axis J.
+a convolution, A all dimensions of the queries, C of the keys, 1 and 3. Parameters under "layers/"
+and "decoder_layers/" are in the file once per layer, {i}, and are stacked on a leading axis, L or
+K, the decoder's number of layers. Those under "later_layers/" exist for all layers but the first,
+on an axis J.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -19,9 +21,11 @@ class Tensor(NamedTuple):
     axes: str  # ours, without L
     file_axes: tuple[str, ...]  # in the file; the letters of one string are a merged axis
     transposed: bool = False  # torch's Linear weights are [out, in]
-    # (i, n): the i-th of n equal parts of the file's tensor, along its last axis, or its first if
+    # (i, n): the i-th of n parts of the file's tensor, along its last axis, or its first if
     # transposed.
     part: tuple[int, int] = (0, 1)
+    parts: tuple[str, ...] = ()  # the axes of each part; () = all parts have the same size
+    per_head: bool = False  # the parts of a head follow each other: [heads, parts, head dim]
     residual: float = 0.0  # power of `rescale` that it is divided by
     when: str = ""  # trait of models that have it: "projected", "gated" or one of its family;
     # "" = all models
@@ -33,6 +37,12 @@ class Tensor(NamedTuple):
         """The leading axis of stacked parameters: "L", "K", "J"; "" if not stacked."""
         stacks = {"layers": "L", "decoder_layers": "K", "later_layers": "J"}
         return stacks.get(self.path.split("/")[0], "")
+
+    def part_sizes(self, sizes: Mapping[str, int]) -> list[int]:
+        """Returns the size of each part, along the axis of the file that they share."""
+        axes = self.file_axes[0 if self.transposed else -1]
+        parts = self.parts or (axes,) * self.part[1]
+        return [math.prod(sizes[axis] for axis in part) for part in parts]
 
     def name(self, source: str, layer: int, group_size: int = 1) -> str:
         """Returns the name of a layer; `group_size` is that of groups, {g}, of shared layers."""

@@ -1,5 +1,6 @@
 """Norms that store one array for the backward pass. They compute in float32."""
 
+import math
 from functools import partial
 
 import jax
@@ -91,11 +92,15 @@ class RMSNorm(nn.Module):
 
     eps: float
     offset: float = 0.0
+    axes: int = 1  # the number of last axes, over all of which it normalises: [..., N, D]
 
     @nn.compact
     def __call__(self, x):
         """Normalises."""
+        shape = x.shape
+        if self.axes > 1:
+            x = x.reshape(*shape[: -self.axes], math.prod(shape[-self.axes :]))
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         # In float32, as transformers' Gemma: in bfloat16 1 + w would lose most of w.
         scale = scale.astype(jnp.float32) + self.offset if self.offset else scale
-        return rms_normalize(x, scale, self.eps)
+        return rms_normalize(x, scale, self.eps).reshape(shape)

@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     BartConfig,
     BertConfig,
+    Cohere2Config,
     DebertaConfig,
     DebertaV2Config,
     DistilBertConfig,
@@ -19,14 +20,21 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4Config,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     ModernBertConfig,
     MT5Config,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     RobertaConfig,
+    SmolLM3Config,
     T5Config,
     XLMRobertaConfig,
 )
@@ -46,11 +54,18 @@ V2 = RELATIVE | dict(
     conv_act="gelu", conv_groups=1, attention_head_size=64,
 )  # fmt: skip
 LOCAL = dict(use_sliding_window=True, sliding_window=64, max_window_layers=2)
+LONG = dict(rope_type="longrope", short_factor=[1.5] * 48, long_factor=[2.0] * 48)
 CLASSES = {
     "llama": LlamaConfig, "mistral": MistralConfig, "gemma": GemmaConfig, "gemma2": Gemma2Config,
     "gemma3_text": Gemma3TextConfig,
     "qwen2": functools.partial(Qwen2Config, **LOCAL),
     "qwen3": functools.partial(Qwen3Config, **LOCAL),
+    "ministral": MinistralConfig, "olmo2": Olmo2Config, "olmo3": Olmo3Config,
+    "granite": GraniteConfig, "cohere2": Cohere2Config, "glm4": Glm4Config,
+    "phi3": functools.partial(
+        Phi3Config, rope_parameters=LONG, sliding_window=64, max_position_embeddings=131072
+    ),
+    "smollm3": functools.partial(SmolLM3Config, use_sliding_window=True, sliding_window=64),
     "albert": AlbertConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig,
     "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
     "deberta-v2": functools.partial(DebertaV2Config, **V2),
@@ -76,7 +91,7 @@ ELSEWHERE = {
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}
 # What layer_types, which transformers always writes, was made of.
-DERIVED |= {"max_window_layers", "_sliding_window_pattern"}
+DERIVED |= {"max_window_layers", "_sliding_window_pattern", "no_rope_layer_interval"}
 # The embeddings at a pad are zero in torch, and no real token reads them.
 PADS = {"pad_token_id"}
 OTHER = {

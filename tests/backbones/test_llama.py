@@ -33,10 +33,19 @@ _LLAMA3 = dict(
 )  # fmt: skip
 CAUSAL = {
     "llama": transformers.LlamaForCausalLM, "mistral": transformers.MistralForCausalLM,
+    "ministral": transformers.MinistralForCausalLM,
     "qwen2": transformers.Qwen2ForCausalLM, "qwen3": transformers.Qwen3ForCausalLM,
     "gemma": transformers.GemmaForCausalLM, "gemma2": transformers.Gemma2ForCausalLM,
-    "gemma3": transformers.Gemma3ForCausalLM,
+    "gemma3": transformers.Gemma3ForCausalLM, "phi3": transformers.Phi3ForCausalLM,
+    "olmo2": transformers.Olmo2ForCausalLM, "olmo3": transformers.Olmo3ForCausalLM,
+    "smollm3": transformers.SmolLM3ForCausalLM, "granite": transformers.GraniteForCausalLM,
+    "cohere2": transformers.Cohere2ForCausalLM, "glm4": transformers.Glm4ForCausalLM,
 }  # fmt: skip
+_LONGROPE = dict(
+    rope_type="longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0], rope_theta=100.0,
+    partial_rotary_factor=0.75,
+)  # fmt: skip
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 # kind -> model type, changes
 KINDS = {
     "llama": ("llama", dict(tie_word_embeddings=True)),
@@ -69,6 +78,31 @@ KINDS = {
     ),
     "gemma3": ("gemma3", dict(sliding_window=4, sliding_window_pattern=2)),
     "gemma3 capped": ("gemma3", dict(sliding_window=4, final_logit_softcapping=2.0)),
+    "ministral": ("ministral", dict(sliding_window=4, layer_types=_ALTERNATING)),
+    # Four of six dimensions rotate, and the text is shorter than the trained length.
+    "phi3": (
+        "phi3", dict(rope_parameters=_LONGROPE, original_max_position_embeddings=20),
+    ),
+    "phi3 local": ("phi3", dict(sliding_window=4, num_key_value_heads=6)),
+    "olmo2": ("olmo2", dict(attention_bias=True)),
+    "olmo3": (
+        "olmo3", dict(
+            sliding_window=4, layer_types=_ALTERNATING,
+            rope_parameters=dict(full_attention=_YARN, sliding_attention=dict(rope_theta=100.0)),
+        ),
+    ),
+    "smollm3": ("smollm3", dict(no_rope_layer_interval=2, attention_bias=True, mlp_bias=True)),
+    "smollm3 local": (
+        "smollm3", dict(no_rope_layer_interval=2, use_sliding_window=True, sliding_window=4),
+    ),
+    "granite": (
+        "granite", dict(
+            embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.7,
+            logits_scaling=2.0, attention_bias=True, mlp_bias=True,
+        ),
+    ),
+    "cohere2": ("cohere2", dict(sliding_window=4, layer_types=_ALTERNATING, logit_scale=0.5)),
+    "glm4": ("glm4", dict(rope_parameters=dict(partial_rotary_factor=0.67, rope_theta=100.0))),
 }  # fmt: skip
 
 
@@ -76,7 +110,7 @@ def make_pair(folder, kind):
     torch.manual_seed(len(kind))
     name, changes = KINDS[kind]
     sizes = {k: v for k, v in (SIZES | changes).items() if (k, name) != ("head_dim", "qwen2")}
-    if name == "qwen2":
+    if name in ("qwen2", "phi3"):  # heads of width / heads dimensions
         sizes["hidden_size"] = 36
     model_class = CAUSAL[name]
     randomise(model_class(model_class.config_class(**sizes))).save_pretrained(folder)
@@ -86,7 +120,16 @@ def make_pair(folder, kind):
 pairs = pair_fixture(make_pair)
 
 
-@pytest.mark.long_cases("left-*")
+# Of the model types with other blocks, "phi3", "olmo3" and "cohere2" have most of what differs.
+@pytest.mark.long_cases(
+    "left-*",
+    "right-ministral",
+    "right-phi3 local",
+    "right-olmo2",
+    "right-smollm3*",
+    "right-granite",
+    "right-glm4",
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_model(pairs, kind, side):
@@ -100,8 +143,14 @@ def test_model(pairs, kind, side):
     assert np.asarray(hidden)[tokens.mask].std() > 0.3
 
 
-@pytest.mark.long_cases("mistral wide", "gemma3")
-@pytest.mark.parametrize("kind", ["llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.default_cases("llama", "mistral", "qwen3", "gemma2")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3", "cohere2", "olmo3", "phi3",
+        "smollm3 local", "glm4", "granite",
+    ],
+)  # fmt: skip
 def test_prefix(pairs, kind):
     """Past keys of transformers, in front of the text: not turned, in the windows."""
     pair = pairs(kind)

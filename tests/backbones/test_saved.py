@@ -20,6 +20,7 @@ AUTO = {
     "bert-trunk": "AutoModel", "discriminator": "AutoModelForPreTraining",
     "t5": "AutoModelForSeq2SeqLM", "t5-gated": "AutoModelForSeq2SeqLM",
     "mt5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM",
+    "phi3": "AutoModelForCausalLM",
 }  # fmt: skip
 
 

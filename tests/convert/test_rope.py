@@ -56,7 +56,9 @@ def test_the_trained_length_of_the_whole_config_stands_before_that_of_the_block(
 @pytest.mark.parametrize(
     "block, message",
     [
-        (dict(rope_type="longrope"), "rope_type='longrope' is not supported"),
+        (dict(rope_type="axial"), "rope_type='axial' is not supported"),
+        (dict(rope_type="longrope", short_factor=[1.0] * 3), "short_factor=.* a list of 4 numbers"),
+        (dict(rope_type="longrope", short_factor=[1.0, 2.0, 3.0, 0]), "a list of 4 numbers above"),
         (dict(rope_type="linear"), "lacks factor, which must be above 0"),
         (dict(rope_type="linear", factor=2.0, beta=1), "rope_type=linear have beta=1, which is no"),
         (dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5 "),
@@ -66,6 +68,35 @@ def test_the_trained_length_of_the_whole_config_stands_before_that_of_the_block(
 def test_a_block_that_is_not_known_is_refused(block, message):
     with pytest.raises(InputError, match=message):
         read_rotary({"rope_parameters": block}, 8, 40)
+
+
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+@pytest.mark.parametrize("part", [1.0, 0.75])
+def test_a_longrope_is_that_of_texts_within_the_trained_length(name, part):
+    """Under all names that Phi-3 had for it."""
+    pairs = int(16 * part) // 2
+    factors = np.linspace(1.0, 3.0, pairs).tolist()
+    block = dict(
+        type=name, short_factor=factors, long_factor=[9.0] * pairs,
+        original_max_position_embeddings=512,
+    )  # fmt: skip
+    hf = dict(
+        model_type="phi3", hidden_size=32, num_attention_heads=2, max_position_embeddings=4096,
+        original_max_position_embeddings=512, rope_scaling=block, rope_theta=100.0,
+        partial_rotary_factor=part,
+    )  # fmt: skip
+    config = transformers.AutoConfig.for_model(**(hf | {"rope_scaling": dict(block)}))
+    expected, scale = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu")
+    actual = read_rotary(hf, 16, 4096, part=1.0)
+    np.testing.assert_allclose(actual.frequencies, expected, rtol=1e-5)
+    assert actual.scale == pytest.approx(scale) and scale > 1.1
+    assert actual.limit == 512  # texts beyond it need the long factors
+
+
+@pytest.mark.parametrize("part", [0.0, 1.5, "a", 0.4])
+def test_a_part_of_a_head_that_cannot_rotate_is_refused(part):
+    with pytest.raises(InputError, match="partial_rotary_factor=.* in .0, 1. and rotate an even"):
+        read_rotary({"partial_rotary_factor": part}, 8, 40, part=0.5)
 
 
 def test_that_a_yarn_was_tuned_changes_nothing():

@@ -70,6 +70,20 @@ KINDS = {
         LLAMA | dict(sliding_window=4, query_pre_attn_scalar=8,
                      layer_types=["sliding_attention", "full_attention"]),
     ),
+    # One layer rotates neighbouring dimensions in a window, the other has no positions.
+    "cohere2": (
+        "Cohere2", 6,
+        LLAMA | dict(hidden_size=32, sliding_window=4,
+                     layer_types=["sliding_attention", "full_attention"]),
+    ),
+    "glm4": ("Glm4", 5, LLAMA),
+    "olmo3": ("Olmo3", 5, LLAMA | dict(sliding_window=4)),
+    "phi3": ("Phi3", 5, LLAMA | dict(hidden_size=32)),
+    "smollm3": ("SmolLM3", 5, LLAMA | dict(no_rope_layers=[1, 0])),
+    "granite": (
+        "Granite", 5,
+        LLAMA | dict(embedding_multiplier=2.0, residual_multiplier=0.7, logits_scaling=0.5),
+    ),
     # A token of every other layer sees five.
     "gemma2": ("Gemma2", 6, LLAMA | dict(sliding_window=5, query_pre_attn_scalar=8)),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The Llama family's table of names: Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3."""
+"""The Llama family's table of names, for all model types of llama_fields.py."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,22 +9,54 @@ from jaxprompt.convert.tensors import Family, Tensor, make_decoder, make_table
 
 def _traits(hf: Mapping[str, Any]) -> set[str]:
     model_type = read_type(hf)[1]
-    traits = {"sandwich" if model_type.sandwich else "plain"}
+    norms, is_glm = model_type.norms, model_type.glm_names
+    traits = {f"{name}_bias" for name in read_biases(hf)}
+    traits |= {
+        f"{'fused' if name in model_type.fused else 'separate'}_{name}"
+        for name in ("qkv", "gate_up")
+    }
     if model_type.head_norms:
-        traits.add("head_norms")
-    return traits | {f"{name}_bias" for name in read_biases(hf)}
+        traits.add(f"{model_type.head_norms}_norms")
+    if norms != "post":
+        traits.add("input_norm")
+    if norms in ("pre", "sandwich"):
+        traits.add("feedforward_norm" if norms == "sandwich" and not is_glm else "mlp_norm")
+    if norms in ("post", "sandwich"):
+        traits.add("glm_post_norms" if is_glm else "post_norms")
+    return traits
 
 
 def _derive(hf: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
-    _, key_heads, size = read_heads(hf)
-    return {"G": key_heads, "D": size}
+    heads, key_heads, size = read_heads(hf)
+    return {"G": key_heads, "D": size, "A": heads * size, "C": key_heads * size}
 
 
-def _linear(path: str, source: str, into: str, out: str, bias: str) -> tuple[Tensor, ...]:
+def _linear(
+    path: str, source: str, into: str, out: str, bias: str, when: str = ""
+) -> tuple[Tensor, ...]:
     name = "layers.{i}." + source
     return (
-        Tensor(f"layers/{path}/kernel", (f"{name}.weight",), into + out, (out, into), True),
+        Tensor(
+            f"layers/{path}/kernel", (f"{name}.weight",), into + out, (out, into), True, when=when
+        ),
         Tensor(f"layers/{path}/bias", (f"{name}.bias",), out, (out,), when=f"{bias}_bias"),
+    )
+
+
+def _fused(source: str, paths: Mapping[str, str], when: str) -> tuple[Tensor, ...]:
+    """Returns the names of matrices that the file concatenates: path -> its output axes."""
+    return tuple(
+        Tensor(
+            f"layers/{path}/kernel",
+            ("layers.{i}." + source + ".weight",),
+            "H" + out,
+            (out, "H"),
+            True,
+            part=(i, len(paths)),
+            parts=tuple(paths.values()),
+            when=when,
+        )
+        for i, (path, out) in enumerate(paths.items())
     )
 
 
@@ -39,20 +71,30 @@ def _layers() -> tuple[Tensor, ...]:
         return _norm(f"layers/{path}", layer + source, **options)
 
     return (
-        *_linear("attention/query", "self_attn.q_proj", "H", "ND", "qkv"),
-        *_linear("attention/key", "self_attn.k_proj", "H", "GD", "qkv"),
-        *_linear("attention/value", "self_attn.v_proj", "H", "GD", "qkv"),
+        *_linear("attention/query", "self_attn.q_proj", "H", "ND", "qkv", "separate_qkv"),
+        *_linear("attention/key", "self_attn.k_proj", "H", "GD", "qkv", "separate_qkv"),
+        *_linear("attention/value", "self_attn.v_proj", "H", "GD", "qkv", "separate_qkv"),
+        *_fused(
+            "self_attn.qkv_proj",
+            {"attention/query": "ND", "attention/key": "GD", "attention/value": "GD"},
+            "fused_qkv",
+        ),
         *_linear("attention/out", "self_attn.o_proj", "ND", "H", "out"),
         norm("attention/query_norm", "self_attn.q_norm", axis="D", when="head_norms"),
         norm("attention/key_norm", "self_attn.k_norm", axis="D", when="head_norms"),
-        norm("attention_norm", "input_layernorm"),
-        # With a sandwich this name is the norm after the attention.
-        norm("mlp_norm", "post_attention_layernorm", when="plain"),
-        norm("behind_attention_norm", "post_attention_layernorm", when="sandwich"),
-        norm("mlp_norm", "pre_feedforward_layernorm", when="sandwich"),
-        norm("behind_mlp_norm", "post_feedforward_layernorm", when="sandwich"),
-        *_linear("mlp/gate", "mlp.gate_proj", "H", "F", "mlp"),
-        *_linear("mlp/up", "mlp.up_proj", "H", "F", "mlp"),
+        norm("attention/query_norm", "self_attn.q_norm", axis="A", when="all_norms"),
+        norm("attention/key_norm", "self_attn.k_norm", axis="C", when="all_norms"),
+        norm("attention_norm", "input_layernorm", when="input_norm"),
+        # "post_attention" means before the MLP in some model types, after the attention in others.
+        norm("mlp_norm", "post_attention_layernorm", when="mlp_norm"),
+        norm("behind_attention_norm", "post_attention_layernorm", when="post_norms"),
+        norm("mlp_norm", "pre_feedforward_layernorm", when="feedforward_norm"),
+        norm("behind_mlp_norm", "post_feedforward_layernorm", when="post_norms"),
+        norm("behind_attention_norm", "post_self_attn_layernorm", when="glm_post_norms"),
+        norm("behind_mlp_norm", "post_mlp_layernorm", when="glm_post_norms"),
+        *_linear("mlp/gate", "mlp.gate_proj", "H", "F", "mlp", "separate_gate_up"),
+        *_linear("mlp/up", "mlp.up_proj", "H", "F", "mlp", "separate_gate_up"),
+        *_fused("mlp.gate_up_proj", {"mlp/gate": "F", "mlp/up": "F"}, "fused_gate_up"),
         *_linear("mlp/down", "mlp.down_proj", "F", "H", "mlp"),
     )
 
