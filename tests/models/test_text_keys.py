@@ -33,7 +33,7 @@ THEIRS = {
 }  # fmt: skip
 
 
-@pytest.mark.long_cases("bart-unroll", "distilbert-*", "t5-*")
+@pytest.mark.long_cases("bart-unroll", "distilbert-*", "gpt_neox-*", "opt-*", "t5-*")
 @pytest.mark.parametrize("stack", ["scan", "unroll"])
 @pytest.mark.parametrize("family", families())
 def test_their_shapes(family, stack):
