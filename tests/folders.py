@@ -58,6 +58,9 @@ KINDS = {
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
     # Its files concatenate queries, keys and values of different sizes.
     "phi3": ("llama", "Phi3ForCausalLM", CONFIGS["llama"] | dict(pad_token_id=0) | UNTIED),
+    # Its files concatenate those of a head.
+    "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM", CONFIGS["gpt_neox"]),
+    "opt": ("opt", "OPTForCausalLM", CONFIGS["opt"] | dict(num_attention_heads=4)),
 }  # fmt: skip
 CARD = {
     "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},

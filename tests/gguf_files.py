@@ -32,6 +32,44 @@ KINDS = {
         "Gemma3ForCausalLM", "gemma3",
         _SIZES | dict(sliding_window=9, num_hidden_layers=7, query_pre_attn_scalar=16),
     ),
+    "phi3": (
+        "Phi3ForCausalLM", "phi3",
+        _SIZES | dict(head_dim=8, sliding_window=9, original_max_position_embeddings=40) | _UNTIED,
+    ),
+    "phi3-long": (
+        "Phi3ForCausalLM", "phi3",
+        _SIZES | dict(
+            head_dim=8, original_max_position_embeddings=20, tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="longrope", rope_theta=100.0, partial_rotary_factor=0.75,
+                short_factor=[1.0, 1.5, 2.5], long_factor=[2.0, 3.0, 4.0],
+            ),
+        ),
+    ),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2", _SIZES | _TURNS | dict(head_dim=8) | _UNTIED),
+    "smollm3": (
+        "SmolLM3ForCausalLM", "smollm3",
+        _SIZES | _TURNS | dict(head_dim=8, num_hidden_layers=4, attention_bias=True),
+    ),
+    "granite": (
+        "GraniteForCausalLM", "granite",
+        _SIZES | _TURNS | dict(
+            head_dim=8, attention_multiplier=0.25, embedding_multiplier=3.0,
+            residual_multiplier=0.5, logits_scaling=2.0, tie_word_embeddings=True,
+        ),
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM", "cohere2",
+        _SIZES | _TURNS | dict(
+            head_dim=8, num_hidden_layers=4, sliding_window=9, logit_scale=0.5,
+        ),
+    ),
+    "glm4": (
+        "Glm4ForCausalLM", "glm4",
+        _SIZES | dict(
+            rope_parameters=dict(rope_type="default", rope_theta=5e4, partial_rotary_factor=0.5),
+        ) | _UNTIED,
+    ),
 }  # fmt: skip
 
 
@@ -66,7 +104,7 @@ def write_model(path, model, kind, *, quant="F32", more=lambda writer: None):
         array = tensor.numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         part = name.split(".")[-2]
-        if architecture == "llama" and part in heads:
+        if architecture in ("llama", "smollm3", "granite") and part in heads:
             split = array.reshape(heads[part], 2, -1, *array.shape[1:])
             array = split.swapaxes(1, 2).reshape(array.shape)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -83,10 +121,24 @@ def _write_config(writer, config, architecture):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if architecture == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     turns = config.rope_parameters
     writer.add_rope_freq_base(turns.get("full_attention", turns)["rope_theta"])
-    if architecture != "qwen2":
+    if architecture in ("phi3", "glm4"):
+        writer.add_rope_dimension_count(int(config.head_dim * turns["partial_rotary_factor"]))
+    if architecture == "phi3":
+        _write_longrope(writer, config)
+    if architecture in ("granite", "cohere2"):
+        scaling = config.logit_scale if architecture == "cohere2" else config.logits_scaling
+        writer.add_logit_scale(scaling)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+    if architecture not in ("qwen2", "phi3"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if architecture == "llama":
@@ -101,6 +153,17 @@ def _write_config(writer, config, architecture):
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
     writer.add_pad_token_id(config.pad_token_id)
+
+
+def _write_longrope(writer, config):
+    trained, turns = config.original_max_position_embeddings, config.rope_parameters
+    writer.add_rope_scaling_orig_ctx_len(trained)
+    if "short_factor" in turns:
+        scale = config.max_position_embeddings / trained
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(scale) / np.log(trained)).item())
+        for length in ("short", "long"):
+            factors = np.array(turns[f"{length}_factor"], np.float32)
+            add_tensor(writer, f"rope_factors_{length}.weight", factors)
 
 
 def add_tensor(writer, name, array, quant="F32"):

@@ -50,6 +50,9 @@ CONFIGS = {
         num_key_value_heads=2, intermediate_size=24, max_position_embeddings=40,
         tie_word_embeddings=True,
     ),
+    # Two of four dimensions rotate.
+    "gpt_neox": BERT | dict(rotary_pct=0.5, num_attention_heads=4),
+    "opt": BERT | dict(ffn_dim=24),
     "glm": dict(
         vocab_size=53, hidden_size=16, num_layers=2, num_attention_heads=2, max_sequence_length=40,
         block_position_encoding=True,
@@ -69,8 +72,8 @@ MODEL_HEADS = {
     "electra": ("mlm", "rtd"),
     "distilbert": ("mlm",),
     "bart": ("lm", "lm_bias"),
-} | dict.fromkeys(("gpt2", "llama", "t5", "glm"), ("lm",))
-CAUSAL = ("gpt2", "llama")
+} | dict.fromkeys(("gpt2", "llama", "gpt_neox", "opt", "t5", "glm"), ("lm",))
+CAUSAL = ("gpt2", "llama", "gpt_neox", "opt")
 FED = ("bart", "t5", "glm")  # what they write is read apart from the input
 # T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
 SCALES = {"t5": 0.2}
@@ -226,6 +229,8 @@ _BLOCKS = {
     "glm": dict(hidden_size=64, num_attention_heads=2),
     "t5": dict(d_model=32, d_kv=32, d_ff=64),
     "llama": dict(hidden_size=128, intermediate_size=64),
+    "gpt_neox": dict(hidden_size=128, intermediate_size=64),
+    "opt": dict(hidden_size=64, num_attention_heads=2, ffn_dim=128),
 }  # fmt: skip
 
 

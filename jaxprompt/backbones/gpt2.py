@@ -58,8 +58,9 @@ class DecoderConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPT2Config(DecoderConfig):
-    """The dimensions of a GPT-2; `positions` are the rows of the position table."""
+    """The dimensions of a GPT-2."""
 
+    position_offset: int = 0  # rows of the position table before that of position 0
     activation: str = "gelu_new"
     scaled_attention: bool = True
     eps: float = 1e-5
@@ -135,11 +136,13 @@ class Embed(nn.Module):
         """Declares the tables."""
         cfg = self.cfg
         self.word = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
-        self.position = Table(cfg.positions, cfg.width, cfg.dtype)
+        self.position = Table(cfg.positions + cfg.position_offset, cfg.width, cfg.dtype)
         self.drop = Dropout(cfg.embed_dropout)
 
     def __call__(self, ids, positions, slot=None, slots=None, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions. int [B, T] x 3"""
+        if self.cfg.position_offset:
+            positions = positions + self.cfg.position_offset
         x = write_slots(self.word(ids), slot, slots) + self.position(positions)
         # In `extend` x is [B, H], one token of each row.
         if x.ndim == 3:

@@ -77,6 +77,7 @@ class LlamaConfig(DecoderConfig):
     parallel: bool = False  # the MLP reads the input of the layer, not the attention's output
     gated: bool = True  # the MLP has a gate
     embed_scale: float = 1.0
+    scales_slots: bool = False  # `embed_scale` applies to slot vectors too
     residual_scale: float = 1.0  # of what a layer adds
     logit_scale: float = 1.0
     cap: float = 0.0  # of the scores, 0 = none
@@ -313,11 +314,14 @@ class Embed(nn.Module):
         """
         cfg = self.cfg
         x = self.word(ids)
+        # Rounded to the type first, as transformers does: in bfloat16 sqrt(3072) becomes 55.5.
+        scale = jnp.asarray(cfg.embed_scale, cfg.dtype)
         # Before the slots are written: their initial values, from `words`, are already scaled.
-        if cfg.embed_scale != 1.0:
-            # Rounded to the type first, as transformers does: in bfloat16 sqrt(3072) becomes 55.5.
-            x = x * jnp.asarray(cfg.embed_scale, cfg.dtype)
+        if cfg.embed_scale != 1.0 and not cfg.scales_slots:
+            x = x * scale
         x = write_slots(x, slot, slots)
+        if cfg.scales_slots:
+            x = x * scale
         # In `extend` x is [B, H], one token of each row.
         if x.ndim == 3:
             x = constrain(x, "act_batch", None, None)
@@ -354,8 +358,9 @@ class Backbone(Decoder):
         return [(cache.visible, column, *layer, *shared) for layer in layers]
 
     def words(self):
-        """Returns the word embeddings as they enter the first layer. -> [V, H]"""
-        return scale_table(self.embed.word.table, self.cfg.embed_scale)
+        """Returns the word embeddings on the scale of slot vectors. -> [V, H]"""
+        scale = 1.0 if self.cfg.scales_slots else self.cfg.embed_scale
+        return scale_table(self.embed.word.table, scale)
 
     def lm_features(self, x):
         """Returns the states whose products with the output table are the logits."""
@@ -454,6 +459,8 @@ def _read_scales(hf: Mapping[str, Any], width: int) -> dict[str, Any]:
     elif name == "granite":
         scales["scale"] = read_positive(hf, "attention_multiplier", 1.0)
         scales["embed_scale"] = read_positive(hf, "embedding_multiplier", 1.0)
+        # transformers scales `inputs_embeds`, which include the soft tokens of PEFT.
+        scales["scales_slots"] = True
         scales["residual_scale"] = read_positive(hf, "residual_multiplier", 1.0)
         scales["logit_scale"] = 1 / read_positive(hf, "logits_scaling", 1.0)
     elif name == "cohere2":

@@ -21,6 +21,14 @@ from jaxprompt.parallel.sharding import Placement
 # model_type -> family, where they differ
 _FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
 _FAMILIES |= dict.fromkeys(LLAMA_TYPES, "llama")
+_MIXED_HEADS = (
+    "its layers have heads of two sizes, or use the keys of other layers, but a prefix has one "
+    "shape for all layers"
+)
+_RECURRENT = "most of its layers are not attention but recurrent (Gated DeltaNet)"
+# model_type -> the reason why it is not supported
+_REFUSED = dict.fromkeys(("gemma4", "gemma4_text"), _MIXED_HEADS)
+_REFUSED |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), _RECURRENT)
 
 
 def model_family(model_type: str) -> str:
@@ -37,9 +45,10 @@ def find_family(path: Path, hf: Mapping[str, object], family: str = "") -> str:
     model_type = hf.get("model_type") or ""
     family = family or (model_family(model_type) if isinstance(model_type, str) else "")
     if family not in families():
+        reason = f" ({_REFUSED[family]})" if family in _REFUSED else ""
         raise InputError(
             f"{path} contains a model of type {brief(family or model_type)}, which is not "
-            f"supported; use one of {', '.join(families())}"
+            f"supported; use one of {', '.join(families())}{reason}"
         )
     return family
 

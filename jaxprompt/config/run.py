@@ -60,8 +60,8 @@ class BackboneConfig(Block):
     )
     cache_shared_prefix: bool = kinds.flag(
         True,
-        "GPT-2, Llama: compute the prefix that all inputs share, e.g. soft tokens, once per "
-        "step and not once per input, with one dropout mask",
+        "GPT-2, OPT, Llama, GPT-NeoX: compute the prefix that all inputs share, e.g. soft tokens, "
+        "once per step and not once per input, with one dropout mask",
     )
     dropout: float | None = kinds.share(
         None,

@@ -85,7 +85,8 @@ class Family(NamedTuple):
 
 # Buffers of some versions, not weights.
 IGNORED = (
-    ".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"
+    ".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".attention.bias",
+    ".attention.masked_bias", ".rotary_emb.inv_freq",
 )  # fmt: skip
 
 

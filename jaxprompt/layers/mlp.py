@@ -67,6 +67,7 @@ relu.defvjp(
 # By their names in transformers' configs.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
+    "gelu_fast": tanh_gelu,
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
     "relu": relu,

@@ -130,6 +130,25 @@ def _glm(width: int, layers: int, heads: int) -> dict[str, Any]:
 
 # Du et al. 2022, and the release's settings.
 _GLM = {"THUDM/glm-2b": _glm(2048, 36, 32), "THUDM/glm-10b": _glm(4096, 48, 64)}
+# Biderman et al. 2023, table 1: width, layers, heads, and the vocabulary padded to the devices.
+_PYTHIA = {
+    "70m": ((512, 6, 8), 50304),
+    "160m": ((768, 12, 12), 50304),
+    "410m": ((1024, 24, 16), 50304),
+    "1b": ((2048, 16, 8), 50304),
+    "1.4b": ((2048, 24, 16), 50304),
+    "2.8b": ((2560, 32, 32), 50304),
+    "6.9b": ((4096, 32, 32), 50432),
+    "12b": ((5120, 36, 40), 50688),
+}
+# Zhang et al. 2022, table 1, except for 350M, whose norms follow the layers.
+_OPT = {
+    "125m": (768, 12, 12),
+    "1.3b": (2048, 24, 32),
+    "2.7b": (2560, 32, 32),
+    "6.7b": (4096, 32, 32),
+    "13b": (5120, 40, 40),
+}
 _ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
 
 
@@ -201,6 +220,12 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
             "modernbert", shape, 50368, intermediate_size=mlp, max_position_embeddings=8192
         )
         add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
+    for size, (shape, vocab) in _PYTHIA.items():
+        hf = _encoder("gpt_neox", shape, vocab, max_position_embeddings=2048, rotary_pct=0.25)
+        add("EleutherAI", f"pythia-{size}", hf, "lm", bare=False)
+    for size, shape in _OPT.items():
+        hf = _encoder("opt", shape, 50272, max_position_embeddings=2048, ffn_dim=4 * shape[0])
+        add("facebook", f"opt-{size}", hf, "lm", bare=False)
     for name, hf in (_BART | _GLM | list_llamas()).items():
         owner, _, repository = name.partition("/")
         add(owner, repository, hf, "lm", bare=False)

@@ -39,6 +39,24 @@ _GEMMA3["rope_parameters"] = {
     "full_attention": {"rope_type": "default", "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_PHI = _base("phi3", 32064, 4096, 1e4, rms_norm_eps=1e-5, sliding_window=2047) | _UNTIED
+# The factors shape no parameter: all are 1 here.
+_PHI4_MINI = _base("phi3", 200064, 131072, 1e4, rms_norm_eps=1e-5, sliding_window=262144) | _TIED
+_PHI4_MINI |= dict(original_max_position_embeddings=4096, partial_rotary_factor=0.75)
+_PHI4_MINI["rope_parameters"] = dict(
+    rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, short_factor=[1.0] * 48,
+    long_factor=[1.0] * 48,
+)  # fmt: skip
+_OLMO2 = _base("olmo2", 100352, 4096, 5e5, rms_norm_eps=1e-6) | _UNTIED
+_OLMO3 = _base("olmo3", 100278, 65536, 5e5, rms_norm_eps=1e-6, sliding_window=4096) | _UNTIED
+_OLMO3["rope_parameters"] = {
+    "full_attention": dict(
+        rope_type="yarn", rope_theta=5e5, factor=8.0, original_max_position_embeddings=8192
+    ),
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}
+_GRANITE = _base("granite", 49159, 131072, 1e7, rms_norm_eps=1e-5) | _TIED
+_GRANITE |= dict(embedding_multiplier=12.0, residual_multiplier=0.22)
 # Hub id: what its model type and vocabulary say; width, layers, heads, heads of keys, MLP.
 _CHECKPOINTS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] = {
     "HuggingFaceTB/SmolLM2-135M": (_SMOL, (576, 30, 9, 3, 1536)),
@@ -81,6 +99,39 @@ _CHECKPOINTS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] =
     "google/gemma-2-9b": (_GEMMA2, (3584, 42, 16, 8, 14336)),
     "google/gemma-3-270m": (_GEMMA3, (640, 18, 4, 1, 2048)),
     "google/gemma-3-1b-pt": (_GEMMA3, (1152, 26, 4, 1, 6912)),
+    "mistralai/Ministral-8B-Instruct-2410": (
+        _base("mistral", 131072, 32768, 1e8, rms_norm_eps=1e-5, head_dim=128, sliding_window=32768)
+        | _UNTIED,
+        (4096, 36, 32, 8, 12288),
+    ),
+    "microsoft/Phi-3-mini-4k-instruct": (_PHI, (3072, 32, 32, 32, 8192)),
+    "microsoft/Phi-4-mini-instruct": (_PHI4_MINI, (3072, 32, 24, 8, 8192)),
+    "microsoft/phi-4": (
+        _base("phi3", 100352, 16384, 250000.0, rms_norm_eps=1e-5) | _UNTIED,
+        (5120, 40, 40, 10, 17920),
+    ),
+    "allenai/OLMo-2-0425-1B": (_OLMO2, (2048, 16, 16, 16, 8192)),
+    "allenai/OLMo-2-1124-7B": (_OLMO2, (4096, 32, 32, 32, 11008)),
+    "allenai/OLMo-2-1124-13B": (_OLMO2, (5120, 40, 40, 40, 13824)),
+    "allenai/Olmo-3-1025-7B": (_OLMO3, (4096, 32, 32, 32, 11008)),
+    "HuggingFaceTB/SmolLM3-3B": (
+        _base("smollm3", 128256, 65536, 5e6) | _TIED, (2048, 36, 16, 4, 11008),
+    ),
+    "ibm-granite/granite-3.3-2b-instruct": (
+        _GRANITE | dict(attention_multiplier=0.015625, logits_scaling=8.0),
+        (2048, 40, 32, 8, 8192),
+    ),
+    "ibm-granite/granite-3.3-8b-instruct": (
+        _GRANITE | dict(attention_multiplier=0.0078125, logits_scaling=16.0),
+        (4096, 40, 32, 8, 12800),
+    ),
+    "CohereLabs/c4ai-command-r7b-12-2024": (
+        _base("cohere2", 256000, 132096, 5e4, logit_scale=0.25) | _TIED, (4096, 32, 32, 8, 14336),
+    ),
+    "zai-org/GLM-4-9B-0414": (
+        _base("glm4", 151552, 32768, 1e4, rms_norm_eps=1e-5, head_dim=128) | _UNTIED,
+        (4096, 40, 32, 2, 13696),
+    ),
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ CAUSAL = {
     "olmo2": transformers.Olmo2ForCausalLM, "olmo3": transformers.Olmo3ForCausalLM,
     "smollm3": transformers.SmolLM3ForCausalLM, "granite": transformers.GraniteForCausalLM,
     "cohere2": transformers.Cohere2ForCausalLM, "glm4": transformers.Glm4ForCausalLM,
+    "gpt_neox": transformers.GPTNeoXForCausalLM,
 }  # fmt: skip
 _LONGROPE = dict(
     rope_type="longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0], rope_theta=100.0,
@@ -102,6 +103,10 @@ KINDS = {
         ),
     ),
     "cohere2": ("cohere2", dict(sliding_window=4, layer_types=_ALTERNATING, logit_scale=0.5)),
+    "gpt_neox": ("gpt_neox", dict(rotary_pct=0.67, hidden_act="gelu_fast")),
+    "gpt_neox sequential": (
+        "gpt_neox", dict(rotary_pct=1.0, use_parallel_residual=False, attention_bias=False),
+    ),
     "glm4": ("glm4", dict(rope_parameters=dict(partial_rotary_factor=0.67, rope_theta=100.0))),
 }  # fmt: skip
 
@@ -110,11 +115,12 @@ def make_pair(folder, kind):
     torch.manual_seed(len(kind))
     name, changes = KINDS[kind]
     sizes = {k: v for k, v in (SIZES | changes).items() if (k, name) != ("head_dim", "qwen2")}
-    if name in ("qwen2", "phi3"):  # heads of width / heads dimensions
+    if name in ("qwen2", "phi3", "gpt_neox"):  # heads of width / heads dimensions
         sizes["hidden_size"] = 36
     model_class = CAUSAL[name]
     randomise(model_class(model_class.config_class(**sizes))).save_pretrained(folder)
-    return read_pair(folder, "llama", model_class)
+    family = "gpt_neox" if name == "gpt_neox" else "llama"
+    return read_pair(folder, family, model_class)
 
 
 pairs = pair_fixture(make_pair)
@@ -122,14 +128,9 @@ pairs = pair_fixture(make_pair)
 
 # Of the model types with other blocks, "phi3", "olmo3" and "cohere2" have most of what differs.
 @pytest.mark.long_cases(
-    "left-*",
-    "right-ministral",
-    "right-phi3 local",
-    "right-olmo2",
-    "right-smollm3*",
-    "right-granite",
-    "right-glm4",
-)
+    "left-*", "right-ministral", "right-phi3 local", "right-olmo2", "right-smollm3*",
+    "right-granite", "right-glm4", "right-gpt_neox*",
+)  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_model(pairs, kind, side):
@@ -148,7 +149,7 @@ def test_model(pairs, kind, side):
     "kind",
     [
         "llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3", "cohere2", "olmo3", "phi3",
-        "smollm3 local", "glm4", "granite",
+        "smollm3 local", "glm4", "granite", "gpt_neox",
     ],
 )  # fmt: skip
 def test_prefix(pairs, kind):

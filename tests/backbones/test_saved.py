@@ -20,7 +20,8 @@ AUTO = {
     "bert-trunk": "AutoModel", "discriminator": "AutoModelForPreTraining",
     "t5": "AutoModelForSeq2SeqLM", "t5-gated": "AutoModelForSeq2SeqLM",
     "mt5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM",
-    "phi3": "AutoModelForCausalLM",
+    "phi3": "AutoModelForCausalLM", "gpt_neox": "AutoModelForCausalLM",
+    "opt": "AutoModelForCausalLM",
 }  # fmt: skip
 
 

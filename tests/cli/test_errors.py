@@ -391,6 +391,8 @@ SIZES = (
     *[({size: "many"}, f"has {size}='many'") for size in SIZES],
     ({"model_type": "electra"}, "the config lacks embedding_size"),
     ({"model_type": "gpt_neo"}, f"use one of {', '.join(families())}"),
+    ({"model_type": "gemma4_text"}, "(its layers have heads of two sizes"),
+    ({"model_type": "qwen3_5_text"}, "(most of its layers are not attention"),
     ({"hidden_act": "mystery"}, "hidden_act='mystery'"),
 ])  # fmt: skip
 def test_a_config_json_of_another_kind(model, changes, message):

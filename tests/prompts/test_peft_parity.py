@@ -8,6 +8,7 @@ from reference_peft import peft
 from tiny import jit
 
 from jaxprompt.backbones import make_backbone
+from jaxprompt.build.backbone import model_family
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
@@ -52,11 +53,24 @@ FAMILIES = {
     "electra-narrow": ("Electra", "Model", ENCODER | {"embedding_size": 16}),
     "gpt2": ("GPT2", "LMHeadModel", GPT2),
     "llama": ("Llama", "ForCausalLM", LLAMA),
+    # It scales soft tokens too.
+    "granite": ("Granite", "ForCausalLM", LLAMA | dict(embedding_multiplier=3.0)),
+    "phi3": ("Phi3", "ForCausalLM", LLAMA | dict(pad_token_id=0)),
+    "olmo3": ("Olmo3", "ForCausalLM", LLAMA | dict(sliding_window=8)),
+    "smollm3": ("SmolLM3", "ForCausalLM", LLAMA | dict(pad_token_id=0, no_rope_layer_interval=2)),
+    "cohere2": ("Cohere2", "ForCausalLM", LLAMA | dict(sliding_window=8, logit_scale=1.0)),
+    "glm4": ("Glm4", "ForCausalLM", LLAMA | dict(pad_token_id=0, head_dim=8)),
+    "gpt_neox": ("GPTNeoX", "ForCausalLM", ENCODER | dict(rotary_pct=0.67)),
+    "opt": ("OPT", "ForCausalLM", ENCODER | dict(ffn_dim=40)),
     "t5": ("T5", "ForConditionalGeneration", T5),
     "bart": ("Bart", "ForConditionalGeneration", BART),
 }
 ENCODERS = ("bert", "roberta", "electra", "electra-narrow")
 KEY_HEADS = {"gpt2": 4, "llama": 2}
+LATER = {
+    "granite": 2, "phi3": 2, "olmo3": 2, "smollm3": 2, "cohere2": 2, "glm4": 2, "gpt_neox": 4,
+    "opt": 4,
+}  # fmt: skip
 
 
 def base_model(folder, family, suffix=None, **changes):
@@ -138,7 +152,7 @@ def prefix_table(adapter):
 def our_model(folder, name, fields, table, encoder, decoder=None, heads=None):
     """Loads the backbone and puts a table into our method. -> model, params, batch"""
     config = read_config(folder)
-    family = config["model_type"]
+    family = model_family(config["model_type"])
     backbone, report = load_backbone(folder, family, config)
     module = make_backbone(family, config, report.heads)
     rows = np.arange(len(encoder.ids), dtype=np.int32)
@@ -259,8 +273,11 @@ def test_loss_and_gradients_of_spans(tmp_path):
 @pytest.mark.default_cases(
     "gpt2-prefix", "llama-prefix", "llama-soft", "gpt2-cpt", "gpt2-cartridge", "llama-multitask"
 )
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("family", KEY_HEADS)
+@pytest.mark.parametrize(
+    "family, kind",
+    [(family, kind) for family in KEY_HEADS for kind in CONFIGS]
+    + [(family, kind) for family in LATER for kind in ("soft", "prefix")],
+)
 def test_a_decoder(tmp_path, family, kind):
     """Soft tokens take the positions 0 .. P - 1; behind a prefix the text starts at P.
 
@@ -282,7 +299,8 @@ def test_a_decoder(tmp_path, family, kind):
 
     prefix = None if method == "soft" else (adapter.k, adapter.v)
     write_peft(
-        tmp_path / "ours", base="tiny", layers=3, heads=KEY_HEADS[family], soft=adapter.soft,
+        tmp_path / "ours", base="tiny", layers=3, heads=(KEY_HEADS | LATER)[family],
+        soft=adapter.soft,
         prefix=prefix, task_type="CAUSAL_LM", peft_type=adapter.config["peft_type"],
     )  # fmt: skip
     plain = base_model(tmp_path / "base", family)

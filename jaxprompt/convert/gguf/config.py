@@ -3,6 +3,7 @@
 Missing metadata take the defaults of llama.cpp (src/llama-model.cpp, load_hparams).
 """
 
+import math
 import os
 from typing import Any
 
@@ -15,7 +16,9 @@ from jaxprompt.errors import InputError, brief, is_kind, nearest
 _CLASSES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM", "phi3": "Phi3ForCausalLM", "olmo2": "Olmo2ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM", "granite": "GraniteForCausalLM",
+    "cohere2": "Cohere2ForCausalLM", "glm4": "Glm4ForCausalLM",
 }  # fmt: skip
 GEMMAS = ("gemma", "gemma2", "gemma3")
 _SIZES = {
@@ -32,9 +35,20 @@ _IGNORED_VALUES = {
     "attention.output_scale": (0, 1), "attention.temperature_scale": (0,),
     "attention.shared_kv_layers": (0,), "use_parallel_residual": (False,), "swin_norm": (False,),
 }  # fmt: skip
+# Architectures with functions of those fields.
+_READ_FIELDS = {
+    "granite": ("attention.scale", "logit_scale", "residual_scale", "embedding_scale"),
+    "cohere2": ("logit_scale",), "phi3": ("rope.scaling.attn_factor",),
+}  # fmt: skip
+_PARTLY_ROTATED = ("phi3", "glm4")  # rope.dimension_count is a part of a head
+_BIAS_FIELDS = {
+    "llama": ("attention_bias", "mlp_bias"), "granite": ("attention_bias", "mlp_bias"),
+    "smollm3": ("attention_bias", "mlp_bias"), "qwen3": ("attention_bias",),
+    "glm4": ("attention_bias",),
+}  # fmt: skip
 # The layers of a Gemma of 27B, which has another query_pre_attn_scalar.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-_GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}  # every n-th layer has full attention
+_GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6, "cohere2": 4}  # every n-th layer has full attention
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _LOCAL_ROPE_THETA = 10000.0
 ADVICE = "use another file of the model, or its folder with config.json"
@@ -72,21 +86,33 @@ class _Metadata:
         sizes = {ours: self.read_int(key, maximum=max_size(ours)) for key, ours in _SIZES.items()}
         heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
         sizes["num_key_value_heads"] = self.read_int("attention.head_count_kv", heads)
-        # Partial rotary embeddings, and values of another size, are refused below.
         rotary_size = self.read_int("rope.dimension_count", width // heads)
-        sizes["head_dim"] = self.read_int("attention.key_length", rotary_size)
-        for key in ("rope.dimension_count", "attention.value_length"):
+        is_partial = self.architecture in _PARTLY_ROTATED
+        default_size = width // heads if is_partial else rotary_size
+        sizes["head_dim"] = self.read_int("attention.key_length", default_size)
+        # Values of another size, and partial rotary embeddings of other architectures.
+        whole = (
+            ("attention.value_length",)
+            if is_partial
+            else ("rope.dimension_count", "attention.value_length")
+        )
+        for key in whole:
             if self.read_int(key, sizes["head_dim"]) != sizes["head_dim"]:
                 raise self.unsupported(key, f"{sizes['head_dim']}, the same for all heads")
-        hf = sizes | {
+        hf: dict[str, Any] = sizes | {
             "model_type": "gemma3_text" if self.architecture == "gemma3" else self.architecture,
             "architectures": [_CLASSES[self.architecture]],
-            "rms_norm_eps": self.require_positive("attention.layer_norm_rms_epsilon"),
             "vocab_size": self.read_int("vocab_size", self._vocab_size()),
             # llama.cpp omits an output table that equals the word table.
             "tie_word_embeddings": "output.weight" not in self.header.tensors,
             "rope_parameters": self._rope_parameters(sizes),
         }
+        if self.architecture == "cohere2":
+            hf["layer_norm_eps"] = self.require_positive("attention.layer_norm_epsilon")
+        else:
+            hf["rms_norm_eps"] = self.require_positive("attention.layer_norm_rms_epsilon")
+        if is_partial:
+            hf["rope_parameters"]["partial_rotary_factor"] = rotary_size / sizes["head_dim"]
         hf |= {
             f"{ours}_token_id": self.header.fields[key]
             for ours, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
@@ -97,13 +123,14 @@ class _Metadata:
         ends = list(dict.fromkeys(self.header.fields[x] for x in names if x in self.header.fields))
         if len(ends) > 1:
             hf["eos_token_id"] = ends
-        return hf | (
-            self._gemma_fields(sizes) if self.architecture in GEMMAS else self._common_fields()
-        )
+        if self.architecture in GEMMAS:
+            return hf | self._gemma_fields(sizes)
+        return hf | self._common_fields() | self._specific_fields(sizes)
 
     def _check_unsupported(self) -> None:
+        read = _READ_FIELDS.get(self.architecture, ())
         for key, ignored in _IGNORED_VALUES.items():
-            if self.get(key, ignored[0]) not in ignored:
+            if key not in read and self.get(key, ignored[0]) not in ignored:
                 raise self.unsupported(key, " or ".join(map(str, ignored)))
 
     def _vocab_size(self) -> int | None:
@@ -117,7 +144,9 @@ class _Metadata:
             if self.get(key, 0) != 0:
                 raise self.unsupported(key, "0")
         window = self.read_int("attention.sliding_window", 0, minimum=0)
-        if window and self.get("attention.sliding_window_pattern", True) not in (True, 1):
+        has_types = self.architecture in _GLOBAL_EVERY
+        pattern = True if has_types else self.get("attention.sliding_window_pattern", True)
+        if window and pattern not in (True, 1):
             raise self.unsupported("attention.sliding_window_pattern", "a window in every layer")
         # The metadata do not contain biases, but the tensors of the first layer do.
         bias_tensors = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
@@ -135,9 +164,39 @@ class _Metadata:
                 "hidden_act": "silu",
                 "sliding_window": window or None,
             }
-        fields = {"llama": tuple(has_bias), "qwen3": ("attention_bias",)}
-        names = fields.get(self.architecture, ())
+        names = _BIAS_FIELDS.get(self.architecture, ())
         return {"hidden_act": "silu"} | {name: has_bias[name] for name in names}
+
+    def _specific_fields(self, sizes: dict[str, int]) -> dict[str, Any]:
+        """Returns the fields of single architectures."""
+        window = self.read_int("attention.sliding_window", 0, minimum=0)
+        if self.architecture == "phi3":
+            trained = self.read_int(
+                "rope.scaling.original_context_length", sizes["max_position_embeddings"]
+            )
+            return {"sliding_window": window or None, "original_max_position_embeddings": trained}
+        if self.architecture == "cohere2":
+            return {
+                "sliding_window": window or None,
+                "layer_types": self._layer_types(sizes["num_hidden_layers"]),
+                "logit_scale": self.require_positive("logit_scale"),
+            }
+        # OLMo 3 is an olmo2 with windows, and rotates differently in them.
+        if window and self.architecture in ("olmo2", "smollm3", "granite", "glm4"):
+            raise self.unsupported("attention.sliding_window", "0")
+        if self.architecture == "granite":
+            width = sizes["head_dim"]
+            return {
+                "attention_multiplier": self.read_scale("attention.scale", width**-0.5),
+                "embedding_multiplier": self.read_scale("embedding_scale", 1.0),
+                "residual_multiplier": self.read_scale("residual_scale", 1.0),
+                "logits_scaling": self.require_positive("logit_scale"),
+            }
+        return {}
+
+    def read_scale(self, key: str, default: float) -> float:
+        """Returns a number above 0; 0 and a missing field are `default`, as in llama.cpp."""
+        return self.require_positive(key, default) if self.get(key, 0) else default
 
     def _gemma_fields(self, sizes: dict[str, int]) -> dict[str, Any]:
         if self.architecture == "gemma":
@@ -189,6 +248,8 @@ class _Metadata:
             if factor not in (None, 1):  # llama.cpp would scale by both
                 raise self.unsupported("rope.scaling.factor", "1 (with rope_freqs.weight)", factor)
             return self._llama3(sizes, theta)
+        if name == "longrope" and self.architecture == "phi3":
+            return self._longrope(sizes)
         if name == "none" or name == "linear":
             scaled = {"rope_type": "linear", "factor": factor}
             return scaled if factor not in (None, 1) else {"rope_type": "default"}
@@ -245,6 +306,32 @@ class _Metadata:
             "high_freq_factor": high,
             "original_max_position_embeddings": trained,
         }
+
+    def _longrope(self, sizes: dict[str, int]) -> dict[str, Any]:
+        """Returns the scaling of a Phi-3 with factors for short and for long texts."""
+        positions = sizes["max_position_embeddings"]
+        trained = self.read_int("rope.scaling.original_context_length", positions)
+        scaling: dict[str, Any] = {
+            "rope_type": "longrope", "original_max_position_embeddings": trained,
+        }  # fmt: skip
+        for length in ("short", "long"):
+            scaling[f"{length}_factor"] = self._read_factors(f"rope_factors_{length}.weight")
+        # That of transformers, unless the file has another.
+        expected = math.sqrt(1 + math.log(max(positions / trained, 1)) / math.log(trained))
+        scale = self.read_scale("rope.scaling.attn_factor", expected)
+        return (
+            scaling
+            if math.isclose(scale, expected, rel_tol=1e-5)
+            else scaling | {"attention_factor": scale}
+        )
+
+    def _read_factors(self, name: str) -> list[float]:
+        place = self.header.tensors.get(name)
+        # 0 is ggml's type float32.
+        if place is None or place.kind != 0 or len(place.shape) != 1:
+            raise self.unsupported(name, "a list of factors of type F32", place)
+        end = place.start + 4 * place.shape[0]
+        return np.frombuffer(self.header.read_bytes(place.start, end), "<f4").tolist()
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a field; a field with one value per layer must have the same value in all."""

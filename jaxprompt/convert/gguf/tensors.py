@@ -1,7 +1,7 @@
 """Reads the tensors of a GGUF file under their names in transformers, quantised ones as float32.
 
-llama.cpp changes some tensors: it reorders the rows of Llama's queries and keys, and it stores a
-Gemma norm as the factor 1 + w. Both changes are undone on reading.
+llama.cpp changes some tensors: it reorders the rows of the queries and keys of some architectures,
+and it stores a Gemma norm as the factor 1 + w. Both changes are undone on reading.
 """
 
 from contextlib import ExitStack
@@ -47,7 +47,27 @@ _SANDWICH_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_IGNORED = ("rope_freqs.weight",)  # rotary frequencies, which are in the config
+# The names in transformers that differ in a model type; "" = has no such tensor.
+_NAMES_BY_TYPE = {
+    "phi3": {
+        "attn_qkv": "self_attn.qkv_proj", "attn_q": "", "attn_k": "", "attn_v": "",
+        "ffn_up": "mlp.gate_up_proj", "ffn_gate": "",
+    },
+    "olmo2": _HEAD_NORM_NAMES | {
+        "attn_norm": "", "ffn_norm": "", "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "cohere2": {"ffn_norm": ""},
+    "glm4": {
+        "ffn_up": "mlp.gate_up_proj", "ffn_gate": "",
+        "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm",
+    },
+}  # fmt: skip
+# Architectures whose rows of a head are reordered. The others rotate as transformers does, by
+# halves (olmo2, phi3, qwen) or by neighbours (cohere2, glm4).
+_REORDERED = ("llama", "mistral", "smollm3", "granite")
+# Rotary frequencies, which are in the config.
+_IGNORED = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
 # Types with blocks of 32 values whose codes are used as they are: a block's fields, bits per code.
@@ -91,14 +111,16 @@ def _hf_name(name: str, hf: dict[str, Any]) -> str | None:
     if not layer:
         is_known = part in _MODEL_NAMES and suffix == "weight"
         return f"{_MODEL_NAMES[part]}.weight" if is_known else None
-    modules, model_type = dict(_LAYER_NAMES), hf["model_type"]
+    model_type = hf["model_type"]
+    modules = _LAYER_NAMES | _NAMES_BY_TYPE.get(model_type, {})
     if model_type in ("gemma2", "gemma3_text"):
         modules |= _SANDWICH_NAMES
     if model_type in ("qwen3", "gemma3_text"):
         modules |= _HEAD_NORM_NAMES
     has_bias = hf.get("mlp_bias") if part.startswith("ffn") else hf.get("attention_bias")
     has_bias = has_bias or (model_type == "qwen2" and part in ("attn_q", "attn_k", "attn_v"))
-    if part not in modules or (suffix == "bias" and not has_bias):
+    has_bias = has_bias and (model_type, part) != ("glm4", "attn_output")
+    if not modules.get(part) or (suffix == "bias" and not has_bias):
         return None
     return f"model.layers.{layer[-1]}.{modules[part]}.{suffix}"
 
@@ -131,12 +153,12 @@ def _tensor_entry(
 
 
 def _row_order(header: Header, hf: dict[str, Any], name: str) -> np.ndarray | None:
-    """Returns the order of a head's rows in the file for a Llama's queries and keys, [D], or None.
+    """Returns the order of a head's rows in the file, of queries and keys, [D], or None.
 
     llama.cpp rotates dimensions 2j and 2j + 1 of a head together, transformers j and j + D/2.
     """
     parts = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
-    if header.architecture not in ("llama", "mistral") or not name.endswith(parts):
+    if header.architecture not in _REORDERED or not name.endswith(parts):
         return None
     # Our row j is the file's row 2j, our row j + D/2 its row 2j + 1.
     return np.arange(hf["head_dim"]).reshape(-1, 2).T.reshape(-1)

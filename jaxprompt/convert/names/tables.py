@@ -5,8 +5,10 @@ from jaxprompt.convert.names.bart import BART
 from jaxprompt.convert.names.deberta import DEBERTA, DEBERTA_V2
 from jaxprompt.convert.names.distilbert import DISTILBERT
 from jaxprompt.convert.names.glm import GLM
+from jaxprompt.convert.names.gpt_neox import GPT_NEOX
 from jaxprompt.convert.names.llama import LLAMA
 from jaxprompt.convert.names.modernbert import MODERNBERT
+from jaxprompt.convert.names.opt import OPT
 from jaxprompt.convert.tensors import (
     Family,
     Tensor,
@@ -224,4 +226,6 @@ FAMILIES = {
     "gpt2": _GPT2,
     "glm": GLM,
     "llama": LLAMA,
+    "gpt_neox": GPT_NEOX,
+    "opt": OPT,
 }

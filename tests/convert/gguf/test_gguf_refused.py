@@ -60,6 +60,13 @@ def test_other_files_are_refused(path, start, message):
         ("llama", "llama.rope.scaling.type", "longrope", "type='longrope', .* none, linear"),
         ("llama", "llama.attention.layer_norm_rms_epsilon", 0.0, "=0.0, .* a number above 0"),
         ("llama", "llama.attention.layer_norm_rms_epsilon", None, "epsilon, but only a number"),
+        (
+            "olmo2",
+            "olmo2.attention.sliding_window",
+            7,
+            "olmo2.attention.sliding_window=7, but only",
+        ),
+        ("granite", "granite.logit_scale", None, "no granite.logit_scale, but only a number above"),
         ("mistral", "llama.attn_logit_softcapping", 30.0, "attn_logit_softcapping=30.0, .* only 0"),
         ("mistral", "llama.final_logit_softcapping", 30.0, "final_.*softcapping=30.0, .* only 0"),
         ("mistral", "llama.attention.sliding_window_pattern", [1, 0], r"pattern=\[0, 1\]"),
@@ -89,6 +96,7 @@ def test_metadata_of_another_function_is_refused(tmp_path, kind, key, value, mes
         ("llama", "blk.1.attn_q_norm.weight"), ("llama", "blk.0.attn_sub_norm.weight"),
         ("llama", "blk.0.post_attention_norm.weight"), ("qwen2", "blk.0.attn_output.bias"),
         ("mistral", "blk.1.ffn_down.bias"), ("gemma", "blk.0.post_ffw_norm.weight"),
+        ("olmo2", "blk.0.attn_norm.weight"), ("glm4", "blk.0.attn_output.bias"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_the_model_has_not_is_named(tmp_path, kind, name):

@@ -243,7 +243,7 @@ def make_grad(model, params):
     return jit(jax.value_and_grad(loss)), (trainable, frozen)
 
 
-@pytest.mark.default_cases("modernbert-upper-scan")
+@pytest.mark.default_cases("modernbert-upper-*")
 @pytest.mark.parametrize(
     "family, part, stack", [(*c, ("unroll", "scan")[(i + i // 2) % 2]) for i, c in enumerate(CASES)]
 )
