@@ -19,7 +19,8 @@ PUBLIC = {
     "BankedModel": "api.banks",
     "attach": "api.models",
     "evaluate": "api.models",
-    "generate": "api.models",
+    "generate": "api.generation",
+    "stream": "api.generation",
     "predict": "api.models",
     "scores": "api.models",
     "Prompt": "api.prompts",
@@ -46,6 +47,7 @@ __all__ = [
     "predict",
     "save_prompt",
     "scores",
+    "stream",
     "task",
     "train",
 ]

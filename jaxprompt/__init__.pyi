@@ -7,10 +7,11 @@ from jaxprompt.api.backbones import load_backbone as load_backbone
 from jaxprompt.api.banks import BankedModel as BankedModel
 from jaxprompt.api.choices import Choice as Choice
 from jaxprompt.api.choices import task as task
+from jaxprompt.api.generation import generate as generate
+from jaxprompt.api.generation import stream as stream
 from jaxprompt.api.models import PromptedModel as PromptedModel
 from jaxprompt.api.models import attach as attach
 from jaxprompt.api.models import evaluate as evaluate
-from jaxprompt.api.models import generate as generate
 from jaxprompt.api.models import predict as predict
 from jaxprompt.api.models import scores as scores
 from jaxprompt.api.prompts import Prompt as Prompt

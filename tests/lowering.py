@@ -32,6 +32,7 @@ from jaxprompt.models.generation import (
     replace_rows,
 )
 from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.models.sampling import Sampling, make_row_keys
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, with_placement
 from jaxprompt.planning.compilers import trace_without_gpu
 from jaxprompt.prompts import make_prompt
@@ -46,10 +47,10 @@ from jaxprompt.scoring.losses import (
     target_loss,
     text_loss,
 )
-from jaxprompt.training.evaluation import shared_prefix_fn
+from jaxprompt.training.evaluation import generation_step, shared_prefix_fn
 from jaxprompt.training.refilling import can_refill, make_start_step
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
+from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import (
     cast,
     is_plane,
@@ -157,6 +158,7 @@ class Case:
     attention_dropout: float | None = None
     separate: bool = False  # layers are separate arrays
     remat: str = "none"
+    sampled: bool = False  # texts are samples, not beams
 
     def __str__(self):
         data, model, fsdp = self.mesh
@@ -167,7 +169,7 @@ class Case:
         words += [self.head] * bool(self.head) + [self.quantize] * (self.quantize != "none")
         words += [self.kind] * bool(self.kind) + ["front"] * self.front
         words += [self.rng] * (self.rng != "threefry") + ["separate"] * self.separate
-        words += [self.remat] * (self.remat != "none")
+        words += [self.remat] * (self.remat != "none") + ["sampled"] * self.sampled
         return "-".join(words)
 
 
@@ -318,13 +320,12 @@ def lower_on(place: Placement, function, *args) -> str:
         return traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
 
 
-def make_refill_step(model):
+def make_refill_step(model, search):
     """Joins the programs that start, replace and continue rows. -> ids [B, 4]"""
-    search = Search(4, (1,), 0, num_beams=2)
     start = make_start_step(model, search)
 
-    def step(trainable, frozen, batch, *shared_kv):
-        new = start(trainable, frozen, batch, *shared_kv)
+    def step(trainable, frozen, batch, *constants):
+        new = start(trainable, frozen, batch, *constants)
         rows = replace_rows(add_room(new, search), new, batch.index, search)
         rows = continue_rows(model, merge(trainable, frozen), rows, search, 1)
         return best_texts(model, rows, search).ids
@@ -352,12 +353,16 @@ def make_step(case: Case, place: Placement):
         return make_train_step(model, TX, objectives), (state, frozen, batch), place
     step = make_eval_step(model)
     if case.work == "generate":
-        step = make_generate_step(model, max_new_tokens=4, eos=1, pad=0, num_beams=2)
-        if can_refill(place):
-            step = make_refill_step(model)
+        search = Search(4, (1,), 0, num_beams=1 if case.sampled else 2)
+        if case.sampled:
+            search = dataclasses.replace(search, sampling=Sampling(1.0, 20, 0.9, 0.1, 1.2))
+        make = make_refill_step if can_refill(place) else generation_step
+        step = make(model, search)
     args = state.trainable, frozen, batch
     if begin := shared_prefix_fn(model):  # what a pass computes once for all of its batches
         args += (_put(jax.eval_shape(begin, *args[:2]), place.replicated),)
+    if case.sampled:
+        args += (None,) * (len(args) == 3) + (_put(make_row_keys(0), place.replicated),)
     return step, args, place
 
 

@@ -251,9 +251,17 @@ FRONTS = [
 ]  # fmt: skip
 
 
+# Texts that are samples.
+SAMPLED = [
+    Case("llama", "generate", "prefix", target=H100, sampled=True),
+    Case("t5", "generate", "soft", 5, target=TPU, sampled=True),
+    Case("gpt2", "generate", "soft", 5, mesh=(2, 2, False), target=TPU, sampled=True, front=True),
+]
+
+
 GROUPS = (
     ODD, TOKENS, ROWS, DECODERS, ENCODED, READING, BESIDE, LISTED, PROBES, OTHERS, CODES, FRONTS,
-    SEPARATE, LONG,
+    SEPARATE, LONG, SAMPLED,
 )  # fmt: skip
 CASES = {str(case): case for case in itertools.chain(spread(), *GROUPS)}
 # Every 40th backbone and work, and the first and last case of each group; others are long.

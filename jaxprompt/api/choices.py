@@ -249,9 +249,8 @@ def make_config(
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
     """Returns a copy with some values changed. Raises InputError for unknown fields or values."""
 
-    # Fields of a config are strings if a word is one of their values.
-    def as_text(value):
-        return str(value).lower() if isinstance(value, bool) else _to_python(value)
-
-    values = {name: as_text(value) for name, value in changes.items()}
+    values = {name: _to_python(value) for name, value in changes.items()}
+    stopping = values.get("early_stopping")
+    if isinstance(stopping, bool):  # a string in configs, because a word is one of its values
+        values["early_stopping"] = str(stopping).lower()
     return GenerateConfig.from_dict({**generation.to_dict(), **values}, "generate.")

@@ -1,8 +1,8 @@
-"""A prompt on its backbone: predictions, generation, and scores as a function of parameters."""
+"""A prompt on its backbone: predictions, and scores as a function of parameters."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -29,7 +29,7 @@ from jaxprompt.serving.adapters import (
     scale_slots,
     split_prefixes,
 )
-from jaxprompt.serving.answers import Answers, make_answers
+from jaxprompt.serving.answers import Answers, make_answers, stream_answer
 from jaxprompt.types import Batch
 
 
@@ -54,9 +54,47 @@ class PromptedModel:
         return make_answers(self.scorer, generation=generation, placement=self.placement)
 
     @functools.cached_property
-    def writers(self) -> dict[GenerateConfig, Any]:
-        """The functions of `generate`, by generation config."""
+    def writers(self) -> dict[tuple[GenerateConfig, bool], Callable[..., Answers]]:
+        """The functions of `writer`, by its arguments; each compiles once per shape of a batch."""
         return {}
+
+    def generation(self, options: Mapping[str, Any]) -> GenerateConfig:
+        """Returns the generation config of the prompt with some fields changed."""
+        return change_generation(self.prompt.metadata.generate, options)
+
+    def writer(
+        self, generation: GenerateConfig, reads_chat: bool = False
+    ) -> Callable[..., Answers]:
+        """Returns (params, examples) -> generated texts; of conversations with `reads_chat`."""
+        key = generation, reads_chat
+        if key not in self.writers:
+            scorer = self.scorer.writing(generation.max_new_tokens, reads_chat)
+            self.writers[key] = make_answers(
+                scorer, generation=generation, placement=self.placement
+            )
+        return self.writers[key]
+
+    def stream(
+        self, generation: GenerateConfig, example: Example, reads_chat: bool = False
+    ) -> Iterator[str]:
+        """Returns the pieces of the text of an example, see `jaxprompt.stream`."""
+        scorer = self.scorer.writing(generation.max_new_tokens, reads_chat)
+        return stream_answer(scorer, generation, self.placement, self.params, example)
+
+    def answer_with(self, examples: Sequence[Example], options: Mapping[str, Any]) -> Answers:
+        """Answers examples; `options` are fields of the generation config.
+
+        Raises InputError for options of a head that generates no text.
+        """
+        if not options:
+            return self.answer(self.params, examples)
+        if not self.scorer.head.WRITES:
+            raise InputError(
+                f"{next(iter(options))} is an option of generated texts, but head "
+                f"{self.scorer.head.name} predicts {self.scorer.head.OF}; remove it, or call "
+                "jp.generate"
+            )
+        return self.writer(self.generation(options))(self.params, examples)
 
     def read(self, rows: AnyRows | Sequence[str]) -> list[Example]:
         """Reads texts or rows as examples of the task. Raises InputError for an invalid one."""
@@ -209,29 +247,50 @@ def _add_metadata(
 
 
 def predict(
-    model: PromptedModel | BankedModel, rows: AnyRows | Sequence[str]
+    model: PromptedModel | BankedModel, rows: AnyRows | Sequence[str], **options: Any
 ) -> list[dict[str, Any]]:
     """Predicts labels, tags, spans or texts for texts or rows, with or without labels.
+
+    Args:
+      model: result of `attach`.
+      rows: texts or rows.
+      **options: for generated texts, as for `generate`.
 
     Returns:
       For each row, in order, the columns that the command `predict` writes: prediction, score and
       scores for classes; prediction and entities for tags; prediction, score, start and end for
-      spans; generated for texts.
+      spans; generated for texts, and with logprobs=True also tokens and logprobs.
 
     Raises:
       InputError: for a row that is not an example of the task.
     """
     if isinstance(model, BankedModel):
+        _refuse_options(options)
         return model.predict(rows)
     check_type("model", model, PromptedModel, "the result of jp.attach")
     examples = model.read(rows)
-    return model.answer(model.params, examples).columns if examples else []
+    return model.answer_with(examples, options).columns if examples else []
 
 
-def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any]:
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    """Raises InputError for options of generated texts, since a bank predicts no texts."""
+    for name, value in options.items():
+        raise InputError(
+            f"{name}={brief(value)} is an option of generated texts, which several prompts do not "
+            "support; remove it, or attach one prompt"
+        )
+
+
+def evaluate(model: PromptedModel | BankedModel, rows: AnyRows, **options: Any) -> dict[str, Any]:
     """Computes metrics of the predictions for rows with labels.
 
     Warns if some rows have no known label of the task; they are left out.
+
+    Args:
+      model: result of `attach`.
+      rows: rows with labels.
+      **options: for generated texts, as for `generate`. With n > 1 the metrics are means over the
+        samples, and there are also maj@n and pass@n.
 
     Returns:
       The metrics by name, the task's metric first, and last "examples", the number of rows with a
@@ -242,12 +301,13 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
       InputError: if no row has a known label.
     """
     if isinstance(model, BankedModel):
+        _refuse_options(options)
         return model.evaluate(rows)
     check_type("model", model, PromptedModel, "the result of jp.attach")
     check_package(model.scorer.task.metric, model.scorer.task.kind)
     # Plain texts have no labels, so a string is the path of a file, as in `train`.
     examples = model.read(Path(rows) if isinstance(rows, str) else rows)
-    parts = [model.answer(model.params, examples).labelled] if examples else []
+    parts = [model.answer_with(examples, options).labelled] if examples else []
     measured, num_labelled = model.scorer.measure_labelled(parts)
     if not num_labelled:
         labels = model.scorer.task.labels
@@ -257,32 +317,6 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
         )
     warn_unlabelled(num_labelled, len(examples))
     return measured | {"examples": num_labelled}
-
-
-def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **options: Any) -> list[str]:
-    """Generates a text for each text or row, whatever the task of the prompt is.
-
-    Args:
-      model: result of `attach` with one prompt.
-      rows: texts or rows.
-      **options: max_new_tokens, num_beams, length_penalty or early_stopping; by default as in the
-        prompt's metadata.
-
-    Raises:
-      InputError: for a backbone that cannot generate text.
-    """
-    check_type("model", model, PromptedModel, "the result of attach with one prompt")
-    generation = change_generation(model.prompt.metadata.generate, options)
-    scorer = model.scorer.writing(generation.max_new_tokens)
-    # Each generation config is compiled once.
-    if generation not in model.writers:
-        model.writers[generation] = make_answers(
-            scorer, generation=generation, placement=model.placement
-        )
-    examples, (column,) = model.read(rows), scorer.head.COLUMNS
-    if not examples:
-        return []
-    return [row[column] for row in model.writers[generation](model.params, examples).columns]
 
 
 def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax.Array:

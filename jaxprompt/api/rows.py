@@ -1,7 +1,7 @@
 """Converts rows from Python to those of the data pipeline."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +144,33 @@ def make_records(data: AnyRows | Sequence[str], task: Task) -> list[Record]:
         if record.error:
             raise InputError(record.error)
     return records
+
+
+def as_conversations(
+    rows: Any, fields: Collection[str]
+) -> list[Sequence[Mapping[str, Any]]] | None:
+    """Returns conversations, each a list of messages, None if `rows` are texts or rows of a task.
+
+    A message is a dict with a role and a content, unless these are `fields` of the task; one
+    conversation may be given alone.
+
+    Raises:
+      InputError: for a list among `rows` that is no conversation.
+    """
+    if not isinstance(rows, list | tuple) or not rows:
+        return None
+    if all(map(_is_message, rows)) and not {"role", "content"}.intersection(fields):
+        return [rows]
+    if not any(isinstance(row, list | tuple) for row in rows):
+        return None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, list | tuple) or not row or not all(map(_is_message, row)):
+            raise InputError(
+                f"conversation {number}: {brief(row)} must be a list of messages, each a dict with "
+                "role and content; correct or remove it"
+            )
+    return list(rows)
+
+
+def _is_message(row: Any) -> bool:
+    return isinstance(row, Mapping) and "role" in row and "content" in row

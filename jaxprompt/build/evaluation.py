@@ -54,8 +54,9 @@ def make_evaluate_fn(
             answer_fns[is_cached] = make_answer_fn(
                 scorer.head, placement, model, config.generate, scorer.tokenizer, scorer.layout
             )
-        batches = feature_cache.batches(split) if is_cached else eval_batches(scorer, split)
-        answers = answer_fns[is_cached](trainable, frozen, batches, len(split.rows))
+        units = split.repeat(config.generate.n) if writes else split
+        batches = feature_cache.batches(split) if is_cached else eval_batches(scorer, units)
+        answers = answer_fns[is_cached](trainable, frozen, batches, len(units.rows))
         scorer.head.check_outputs(split.average(answers))
         return scorer.measure(split, answers), answers
 

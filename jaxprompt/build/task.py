@@ -22,6 +22,7 @@ from jaxprompt.models.generation import check_generation
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, with_shared_prefix
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.training.evaluation import make_search
 from jaxprompt.training.run_record import TaskData
 from jaxprompt.types import Batch, Objective
 
@@ -35,9 +36,7 @@ def check_generation_length(config: RunConfig, scorer: Scorer, splits: Mapping[s
         check_generation(
             scorer.model,
             next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout))),
-            config.generate.max_new_tokens,
-            config.generate.num_beams,
-            ends=scorer.layout.ends,
+            make_search(config.generate, scorer.layout),
         )
 
 

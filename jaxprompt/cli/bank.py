@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxprompt.cli.options import Parser, path, whole
-from jaxprompt.config.run import BackboneConfig
+from jaxprompt.config.load import override_generation
+from jaxprompt.config.run import BackboneConfig, GenerateConfig
 from jaxprompt.errors import InputError, at_least, brief
 
 if TYPE_CHECKING:
@@ -133,6 +134,27 @@ def _split_name(value: str) -> tuple[str, str]:
     # A name has no slash, so a = after a slash belongs to a path.
     is_path = not equals or "/" in name or os.path.exists(value)
     return ("", value) if is_path else (name, path)
+
+
+def read_generation(
+    generation: GenerateConfig, overrides: Sequence[tuple[str, str]], prompt: str, answers: str = ""
+) -> GenerateConfig:
+    """Returns the generation config of an export with --config.generate.* applied.
+
+    `answers` is what the prompt predicts if that is no text; then there may be no overrides.
+    """
+    for field, value in overrides:
+        if not field.startswith("generate."):
+            raise InputError(
+                f"--config.{field}={value}: {prompt} contains its config, of which only fields of "
+                "--config.generate can be changed; remove it"
+            )
+        if answers:
+            raise InputError(
+                f"--config.{field}={value} is only valid for generated texts, and {prompt} "
+                f"predicts {answers}; remove it"
+            )
+    return override_generation(generation, overrides)
 
 
 def refuse_flags(parser: Parser, args: Namespace, names: Sequence[str], reason: str) -> None:

@@ -1,6 +1,7 @@
 """Scores a split with the best prompt of a workdir, zero-shot, or with the majority class.
 
-With --prompt it scores the rows of --input with an export instead. With several prompts, --column
+With --prompt it scores the rows of --input with an export instead, whose texts are generated as the
+fields of --config.generate say. With several prompts, --column
 selects the prompt of each row, and the prompts share batches.
 """
 
@@ -125,15 +126,19 @@ def evaluate_exports(args: Namespace, overrides: Sequence[tuple[str, str]]) -> d
       The metrics; for several exports by the name of each prompt.
 
     Raises:
-      InputError: for config fields, for a row that cannot be read, and if no row has a label.
+      InputError: for config fields other than those of `generate`, for a row that cannot be read,
+        and if no row has a label.
     """
-    if overrides:
-        raise InputError("--prompt scores exports, which contain their config; remove --config.*")
     if not (args.prompt and args.input):
         raise InputError("--prompt and --input must be given together; give both")
     bank.check_serving_flags(args)
 
-    metrics = _measure_bank(args) if args.column else _measure_export(args)
+    if args.column and overrides:
+        raise InputError(
+            f"--column={args.column} scores several exports, which contain their config; remove "
+            f"--config.{overrides[0][0]}"
+        )
+    metrics = _measure_bank(args) if args.column else _measure_export(args, overrides)
     if not metrics:
         raise InputError(
             f"{args.input}: no row has a known label of its prompt's task; add labelled rows"
@@ -155,18 +160,22 @@ def _measure_bank(args: Namespace) -> dict[str, Any]:
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 
 
-def _measure_export(args: Namespace) -> dict[str, Any]:
+def _measure_export(args: Namespace, overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     from jaxprompt.build.prompt_artifact import read_export
+    from jaxprompt.heads import make_head
     from jaxprompt.serving.stream import one_prompt
 
     (prompt,) = args.prompt
     metadata = read_export(prompt)[1]
+    head = make_head(metadata.head.name, **metadata.head.fields)
+    answers = "" if head.WRITES else head.OF
+    generation = bank.read_generation(metadata.generate, overrides, prompt, answers)
     inputs = _read_input(args, metadata.task.columns)
     exported, placement = bank.open_export(args, prompt)
     scorer = exported.scorer
     if scorer.head.WRITES:
-        scorer = scorer.writing(metadata.generate.max_new_tokens)
-    predictor = one_prompt(scorer, exported.params, placement, metadata.generate)
+        scorer = scorer.writing(generation.max_new_tokens)
+    predictor = one_prompt(scorer, exported.params, placement, generation)
     metrics = _measure(args, predictor, inputs).get("", {})
     return metrics if metrics.get("examples") else {}
 

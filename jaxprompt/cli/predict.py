@@ -2,13 +2,13 @@
 
 Rows are read, answered and written 32 batches at a time, so memory does not depend on their number.
 Each output line is the input row plus `prediction`, `score` and `scores`, or `generated`; --prefix
-is put before these names. Blank lines stay blank. If the input has labels, the task's metric is
-printed to stderr. With --format the output is a submission to a benchmark, and --output may be a
+is put before these names. --config.generate.FIELD=VALUE changes how texts are generated, e.g. the
+temperature. Blank lines stay blank. If the input has labels, the task's metric is printed to
+stderr. With --format the output is a submission to a benchmark, and --output may be a
 folder: the file then gets the name that the benchmark expects. With several --prompt, --column
 selects the prompt of each row; the prompts share one backbone and batches.
 """
 
-import dataclasses
 import itertools
 import sys
 from argparse import Namespace
@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxprompt.cli import bank, log
-from jaxprompt.cli.options import Parser, path, whole
+from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import check_single
-from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.sources import records, submissions
 from jaxprompt.data.sources.records import Record
-from jaxprompt.errors import InputError, at_least, check_known
+from jaxprompt.errors import InputError, check_known
 from jaxprompt.files import check_output, make_folder, write_output
 
 if TYPE_CHECKING:
@@ -32,20 +31,28 @@ if TYPE_CHECKING:
 
 # Flags that --column does not take.
 _ONE_PROMPT = (
-    "generate", "max_new_tokens", "text", "sentence_encoder", "pretrained", "workdir", "format",
+    "generate", "text", "sentence_encoder", "pretrained", "workdir", "format",
 )  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes one JSON line for each input line: the row and its prediction."""
     parser = _make_parser()
-    args, _ = parser.read(argv)
+    args, overrides = parser.read(argv)
     _check_flags(args)
-    return _predict_by_bank(parser, args) if args.column else _predict(args)
+    if not args.column:
+        return _predict(args, overrides)
+    for field, value in overrides:
+        raise InputError(
+            f"--config.{field}={value} is only valid for one prompt, and --column={args.column} "
+            "selects among several; remove it"
+        )
+    return _predict_by_bank(parser, args)
 
 
 def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__, config=False)
+    parser.takes_overrides = True  # of --config.generate
     bank.add_serving_flags(parser, "WORKDIR/export")
     parser.add_argument("--workdir", type=path, help="folder of the run that was exported")
     parser.add_argument("--text", action="append", help="input text; may be repeated")
@@ -73,11 +80,11 @@ def _make_parser() -> Parser:
         default="",
         help="path of the export that the prompt depends on (default: as in the export)",
     )
-    parser.add_argument("--generate", action="store_true", help="generate text instead of a label")
     parser.add_argument(
-        "--max-new-tokens",
-        type=whole,
-        help="maximum number of new tokens (default: as in the export)",
+        "--generate",
+        action="store_true",
+        help="generate text instead of a label; --config.generate.FIELD=VALUE changes how, e.g. "
+        "--config.generate.max_new_tokens=20 (default: as in the export)",
     )
     return parser
 
@@ -100,19 +107,23 @@ def _is_submission(args: Namespace) -> bool:
     return args.format != "jsonl"
 
 
-def _predict(args: Namespace) -> int:
+def _predict(args: Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     """Answers the input with one prompt, and writes the answers."""
     from jaxprompt.serving.stream import one_prompt
 
     check_known("--format", args.format, submissions.format_names())
     prompt, metadata = _read_metadata(args)
-    head, generation = _make_head(args, prompt, metadata)
+    head = _make_head(args, metadata)
+    answers = "" if head.WRITES else head.OF
+    generation = bank.read_generation(metadata.generate, overrides, prompt, answers)
     name, task = "", metadata.task
     if _is_submission(args):
         name = submissions.submission_file_name(args.format, task, head.columns(task))
     # Before the weights are loaded, so that errors in the output or input are reported at once.
     output = _check_output(args, name)
-    columns = () if _is_submission(args) else head.columns(task) + _error_columns(args)
+    columns = head.columns(task) + _error_columns(args)
+    columns += ("tokens", "logprobs") if generation.logprobs else ()
+    columns = () if _is_submission(args) else columns
     inputs = _read_inputs(args, output, task.fields, task.columns, columns)
     exported, placement = bank.open_export(
         args, prompt, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
@@ -198,25 +209,13 @@ def _read_metadata(args: Namespace) -> tuple[str, PromptMetadata]:
     return prompt, metadata
 
 
-def _make_head(
-    args: Namespace, prompt: str, metadata: PromptMetadata
-) -> "tuple[Kind, GenerateConfig]":
-    """Returns the head, and the generation config with --max-new-tokens applied."""
+def _make_head(args: Namespace, metadata: PromptMetadata) -> "Kind":
+    """Returns the head: that of the export, or with --generate one that generates text."""
     from jaxprompt.heads import make_head, make_text_head
 
-    head = (
-        make_text_head() if args.generate else make_head(metadata.head.name, **metadata.head.fields)
-    )
-    if args.max_new_tokens is not None and not head.WRITES:
-        raise InputError(
-            f"--max-new-tokens={args.max_new_tokens} is only valid for generated texts, "
-            f"and {prompt} predicts {head.OF}; remove it"
-        )
-    generation = metadata.generate
-    if args.max_new_tokens is not None:
-        generation = dataclasses.replace(generation, max_new_tokens=args.max_new_tokens)
-    at_least("--max-new-tokens", generation.max_new_tokens, 1)
-    return head, generation
+    if args.generate:
+        return make_text_head()
+    return make_head(metadata.head.name, **metadata.head.fields)
 
 
 def _predict_by_bank(parser: Parser, args: Namespace) -> int:

@@ -16,7 +16,7 @@ from jaxprompt.config.block import OpenBlock, declared_leaves, flatten_config
 from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call_config, load_module
 from jaxprompt.config.open_blocks import NAMED, OPEN
-from jaxprompt.config.run import RunConfig, TaskConfig
+from jaxprompt.config.run import GenerateConfig, RunConfig, TaskConfig
 from jaxprompt.errors import InputError, brief, check_known
 from jaxprompt.files import read_json, user_path
 
@@ -43,6 +43,16 @@ def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -
     config_dict = _to_config_dict(config)
     apply_overrides(config_dict, overrides)
     return to_run_config(config_dict)
+
+
+def override_generation(
+    generation: GenerateConfig, overrides: Sequence[tuple[str, object]]
+) -> GenerateConfig:
+    """Returns a generation config with overrides such as ("generate.n", "4") applied."""
+    config = ConfigDict({"generate": _from_json(generation.to_dict())}).lock()
+    for field, value in overrides:
+        set_field(config, field, _to_text(field, value))
+    return GenerateConfig.from_dict(config.generate.to_dict(), "generate.")
 
 
 def _to_config_dict(config: RunConfig) -> ConfigDict:
@@ -157,7 +167,10 @@ def _parse(field: str, text: str, kind: type) -> kinds.Value:
         # Comma-separated numbers, or a single one.
         text = f"({text},)"
     elif kind is tuple and text[:1] not in ("(", "["):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if text and not parts:  # white space counts only in quotes
+            raise error
+        return parts
     try:
         value = ast.literal_eval(text)
         # In Python, True is an int, and ('a') a string, which would become a list of letters.

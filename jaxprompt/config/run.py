@@ -3,11 +3,13 @@
 A block is a frozen dataclass, and `RunConfig` composes the blocks. Imports nothing heavy.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxprompt.config import kinds
 from jaxprompt.config.block import Block, OpenBlock, Option, choice, nested, open_block
+from jaxprompt.errors import InputError
 
 _DTYPES = ("float32", "bfloat16")
 _TASKS = kinds.ImportedWords("corpus.ppt", "TASKS")
@@ -623,18 +625,74 @@ class CacheConfig(Block):
     )
 
 
+# Fields of `generate` that exclude beam search.
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "n", "repetition_penalty", "stop", "logprobs",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class GenerateConfig(Block):
     """How texts are generated."""
 
     max_new_tokens: int = kinds.size(64, "maximum number of new tokens")
-    num_beams: int = kinds.size(1, "beam width; 1 = greedy")
+    num_beams: int = kinds.size(1, "beam width; 1 = no beam search")
     length_penalty: float = kinds.number(
         1.0, "beams are ranked by log-probability / length ** length_penalty", ""
     )
     early_stopping: str = kinds.word(
         "false", ("true", "false", "never"), "true: stop when `num_beams` texts have ended"
     )
+    temperature: float = kinds.number(
+        0.0, "0: the most likely token (greedy); above 0: a sample of softmax(scores / temperature)"
+    )
+    top_k: int = kinds.count(0, "sample from this many of the most likely tokens; 0 = all")
+    top_p: float = kinds.number(
+        1.0, "sample from the fewest tokens whose probabilities sum to this", "in (0, 1]"
+    )
+    min_p: float = kinds.share(
+        0.0, "sample from tokens with at least this share of the most likely one's probability"
+    )
+    n: int = kinds.size(
+        1, "samples of each text; if above 1, evaluation also returns maj@n and pass@n"
+    )
+    repetition_penalty: float = kinds.number(
+        1.0,
+        "divisor of positive scores, and factor of negative ones, of tokens in the input or in the "
+        "text so far; 1 = off",
+        "above 0",
+    )
+    stop: tuple[str, ...] = kinds.texts(
+        (), "strings that end a text, which is cut before the first of them"
+    )
+    seed: int = kinds.whole(0, "seed of the samples", kinds.SEED)
+    logprobs: bool = kinds.flag(
+        False, "`predict` also writes the tokens of each text and their log-probabilities"
+    )
+
+    def __post_init__(self) -> None:
+        """Raises InputError for an empty stop string, and for fields that exclude each other."""
+        if "" in self.stop:
+            raise InputError(
+                f"generate.stop={self.stop} has an empty string, which would end every text at "
+                "once; remove it"
+            )
+        defaults = {x.name: x.default for x in dataclasses.fields(self) if x.name in _SAMPLING}
+        changed = [name for name, x in defaults.items() if getattr(self, name) != x]
+        if self.num_beams > 1 and changed:
+            name = changed[0]
+            raise InputError(
+                f"generate.num_beams={self.num_beams} is a search for the most likely text, which "
+                f"excludes generate.{name}={getattr(self, name)}; set num_beams to 1, or "
+                f"{name} to {defaults[name]}"
+            )
+        for name in changed:
+            if not self.temperature and name in ("top_k", "top_p", "min_p", "n"):
+                raise InputError(
+                    f"generate.{name}={getattr(self, name)} needs samples, but "
+                    f"generate.temperature=0 is greedy; set a temperature, e.g. 0.7, or {name} to "
+                    f"{defaults[name]}"
+                )
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,9 @@ SYNONYMS = {
     **dict.fromkeys(("verbalizer", "label_words"), "task.words"),
     **dict.fromkeys(("beams", "beam_size"), "generate.num_beams"),
     "max_new": "generate.max_new_tokens",
+    **dict.fromkeys(("num_return_sequences", "num_samples"), "generate.n"),
+    "stop_strings": "generate.stop",
+    "do_sample": "generate.temperature",
     # Names that these fields had in earlier versions, in full.
     "backbone.once": "backbone.cache_shared_prefix",
     "backbone.reads": "backbone.last_layer",

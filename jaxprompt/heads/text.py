@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
-from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.encoded import GeneratedText, Split
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import (
@@ -23,6 +23,8 @@ from jaxprompt.layers.reading import TargetScores
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import text_loss
 from jaxprompt.types import Objective
+
+Samples: TypeAlias = tuple[GeneratedText, ...]  # of one example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,26 +88,39 @@ class Head(Kind):
         """Does nothing: a text is always valid."""
 
     def measure(
-        self, metric: str, split: Split, texts: Sequence[str], classes: int
+        self, metric: str, split: Split, outputs: Sequence[Samples], classes: int
     ) -> dict[str, float]:
         """Compares texts with their references."""
-        return metrics.score_texts(metric, split.references, texts)
+        return metrics.score_samples(metric, split.references, list(map(_texts, outputs)))
 
-    def labelled(self, split: Split, texts: Sequence[str], classes: int) -> Labelled:
+    def labelled(self, split: Split, outputs: Sequence[Samples], classes: int) -> Labelled:
         """Returns the references and texts of the examples with a reference."""
-        return select_labelled(split.references, texts)
+        return select_labelled(split.references, map(_texts, outputs))
 
     def compare(self, metric: str, labelled: Labelled) -> dict[str, float]:
         """Compares texts with their references."""
-        return metrics.score_texts(metric, labelled.gold, labelled.pred)
+        return metrics.score_samples(metric, labelled.gold, labelled.pred)
 
     def answers(
         self,
         task: Task,
         examples: Sequence[Example],
         split: Split,
-        texts: Sequence[str],
+        outputs: Sequence[Samples],
         classes: int,
     ) -> Iterator[dict[str, Any]]:
-        """Yields the texts."""
-        return ({"generated": text} for text in texts)
+        """Yields the texts, each with its tokens if they have log-probabilities.
+
+        Of several samples of an example each column is a list.
+        """
+        for samples in outputs:
+            columns: dict[str, Sequence[Any]] = {"generated": _texts(samples)}
+            if samples[0].logprobs:
+                columns["tokens"] = [sample.tokens for sample in samples]
+                columns["logprobs"] = [sample.logprobs for sample in samples]
+            is_one = len(samples) == 1
+            yield {name: x[0] if is_one else list(x) for name, x in columns.items()}
+
+
+def _texts(samples: Samples) -> tuple[str, ...]:
+    return tuple(sample.text for sample in samples)

@@ -1,4 +1,4 @@
-"""Text generation: greedy and beam search over a cache of static shape."""
+"""Text generation: greedily, by sampling or by beam search, over a cache of static shape."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,6 +13,15 @@ from jaxprompt.layers.cache import iterate_layers, select_beams, widen_cache
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.quantized import score_table
 from jaxprompt.models.model import KeyValues, Model, without_absent_slots
+from jaxprompt.models.sampling import (
+    RowKeys,
+    Sampling,
+    derive_keys,
+    draw_tokens,
+    filter_scores,
+    penalize_repetition,
+    read_tokens,
+)
 from jaxprompt.tree import Params
 from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
 
@@ -23,6 +32,9 @@ class Generated(NamedTuple):
     ids: Array  # int32 [B, max_new_tokens], the end id included, the pad id behind it
     lengths: Array  # int32 [B], the end id included
     scores: Array  # float32 [B], the sum of log-probabilities / length ** length_penalty
+    # float32 [B, max_new_tokens] of the tokens, before temperature, filters and penalty; None with
+    # beams
+    logprobs: Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +47,7 @@ class Search:
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    sampling: Sampling = Sampling()
 
     @property
     def room(self) -> int:
@@ -45,7 +58,7 @@ class Search:
 class Rows(NamedTuple):
     """Rows that are being continued."""
 
-    chosen: Any  # _Greedy or _Beams
+    chosen: Any  # _Sequences or _Beams
     start: Array  # int32 [B], the position of each row's first new token
     cache: Cache
     num_steps: Array  # int32 scalar, steps of all rows so far
@@ -62,10 +75,12 @@ def generate(
     num_beams: int = 1,
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
+    sampling: Sampling = Sampling(),  # noqa: B008, immutable
+    row_keys: RowKeys | None = None,
     shared_kv: KeyValues | None = None,
     checked: bool = False,
 ) -> Generated:
-    """Continues each row of `batch.read` from its last token, greedily or by beam search.
+    """Continues each row of `batch.read` from its last token, by samples or the best tokens.
 
     Shapes are static: jit this function with the keywords bound. The loop ends with the last row.
     Rows of weight 0 are padding and stay empty. A BART's config may force the last of
@@ -79,24 +94,28 @@ def generate(
       eos: the token id, or several, at which a row ends; with beams, a row ends once it has as many
         finished continuations as beams and no open one is expected to beat the worst of them.
       pad: the padding id.
-      num_beams: the number of beams, 1 = greedy.
+      num_beams: the number of beams, 1 = no beam search.
       length_penalty: of beam search.
       early_stopping: what an open continuation may reach: False is its current score, "never" its
         score over `max_new_tokens` tokens if longer is better; True ends the row without this
         comparison.
+      sampling: how a token is chosen; by default the best one, which is greedy search.
+      row_keys: the origin of the rows' random keys, if the temperature is above 0.
       shared_kv: the result of `Model.run_shared_prefix` with these parameters, if any.
       checked: whether `check_new_tokens` has checked the batch. Under jit only the padded length is
         known.
 
     Raises:
-      InputError: if beams or length are invalid, if a row has several documents, or, unless
-        `checked`, if the texts do not fit.
+      InputError: if beams, sampling or length are invalid, if a row has several documents, or,
+        unless `checked`, if the texts do not fit.
     """
     ends = tuple(np.atleast_1d(eos).tolist())
-    search = Search(max_new_tokens, ends, pad, num_beams, length_penalty, early_stopping)
+    search = Search(max_new_tokens, ends, pad, num_beams, length_penalty, early_stopping, sampling)
     if not checked:
         check_new_tokens(model, batch, max_new_tokens)
-    rows = start_rows(model, params, batch, search, search.room, shared_kv=shared_kv)
+    rows = start_rows(
+        model, params, batch, search, search.room, shared_kv=shared_kv, row_keys=row_keys
+    )
     return best_texts(model, continue_rows(model, params, rows, search), search)
 
 
@@ -108,12 +127,13 @@ def start_rows(
     room: int,
     *,
     shared_kv: KeyValues | None = None,
+    row_keys: RowKeys | None = None,
 ) -> Rows:
     """Processes the input, chooses the first token of each row, and has room for `room` more.
 
     Raises InputError like `check_search`.
     """
-    check_search(model, batch, search.max_new_tokens, search.num_beams, search.ends)
+    check_search(model, batch, search)
     batch, states, cache = read_input(
         model, params, batch, room, search.num_beams, shared_kv=shared_kv
     )
@@ -126,9 +146,11 @@ def start_rows(
     state = jnp.take_along_axis(states, last[:, :, None], axis=1)[:, 0]  # [B, H]
     backbone = model.backbone.bind({"params": params["backbone"]})
     idle = jnp.asarray(batch.weights) == 0  # [B]
-    kind = _Greedy if search.num_beams == 1 else _Beams
-    chosen = kind.empty(idle, search)
-    scores = _force_end(model.backbone.cfg, _score(backbone, state), chosen, search)
+    if search.num_beams > 1:
+        chosen: _Sequences | _Beams = _Beams.empty(idle, search)
+    else:
+        chosen = _Sequences.empty(idle, search, model, batch, row_keys)
+    scores = _next_scores(model, backbone, state, chosen, search)
     chosen = chosen.choose(scores, search, _penalties(model, search))
     return Rows(chosen, start, cache, jnp.int32(0))
 
@@ -139,10 +161,11 @@ def continue_rows(
     rows: Rows,
     search: Search,
     max_running: int | Array = 0,
+    max_steps: int | Array = NO_LIMIT,
     *,
     layers: Any = None,
 ) -> Rows:
-    """Continues rows until at most `max_running` are not finished.
+    """Continues rows by up to `max_steps` tokens, until at most `max_running` are not finished.
 
     `layers` are the backbone's `reading_layers`, if they were computed before.
     """
@@ -161,10 +184,15 @@ def continue_rows(
         ids = chosen.last_tokens()  # [B, K]
         positions = jnp.broadcast_to((start + chosen.lengths - 1)[:, None], ids.shape)
         x, cache = inner.extend(weights, ids.ravel(), positions.ravel(), cache, column)
-        scores = _force_end(model.backbone.cfg, _score(inner, x), chosen, search)
+        scores = _next_scores(model, inner, x, chosen, search)
         return Rows(chosen.choose(scores, search, penalties), start, cache, num_steps + 1)
 
-    return jax.lax.while_loop(lambda rows: (~rows.chosen.done).sum() > max_running, step, rows)
+    last_step = rows.num_steps + jnp.minimum(max_steps, search.max_new_tokens)
+
+    def goes_on(rows: Rows) -> Array:
+        return ((~rows.chosen.done).sum() > max_running) & (rows.num_steps < last_step)
+
+    return jax.lax.while_loop(goes_on, step, rows)
 
 
 def replace_rows(rows: Rows, new: Rows, sources: Array, search: Search) -> Rows:
@@ -206,35 +234,64 @@ def read_input(
     return batch, *backbone.prefill(batch, injection, room, num_beams)
 
 
-class _Greedy(NamedTuple):
+class _Sequences(NamedTuple):
     ids: Array  # [B, max_new_tokens]
     lengths: Array  # [B], tokens chosen so far
-    sums: Array  # [B] of log-probabilities
+    logprobs: Array  # [B, max_new_tokens]
     done: Array  # bool [B]
+    keys: Array | None  # uint32 [B, 2], None = nothing is random
+    seen: Array | None  # bool [B, V], tokens of the input and the output; None = no penalty
 
     @classmethod
-    def empty(cls, idle: Array, search: Search) -> "_Greedy":
-        ids = jnp.full((len(idle), search.max_new_tokens), search.pad, jnp.int32)
+    def empty(
+        cls,
+        idle: Array,
+        search: Search,
+        model: Model,
+        batch: Batch,
+        row_keys: RowKeys | None,
+    ) -> "_Sequences":
+        shape = len(idle), search.max_new_tokens
+        ids = jnp.full(shape, search.pad, jnp.int32)
         none = jnp.zeros(len(idle), jnp.int32)
-        return cls(ids, none, jnp.zeros(len(idle)), idle)
+        keys = seen = None
+        if search.sampling.temperature:
+            assert row_keys is not None, "sampling needs row_keys"
+            keys = derive_keys(row_keys, batch.index)
+        if search.sampling.repetition_penalty != 1:
+            seen = read_tokens(batch.read, model.shared_prefix, model.backbone.dims.vocab)
+        return cls(ids, none, jnp.zeros(shape), idle, keys, seen)
 
     def last_tokens(self) -> Array:
         return jnp.take_along_axis(self.ids, self.lengths[:, None] - 1, axis=1)  # [B, 1]
 
-    def choose(self, scores, search: Search, penalties) -> "_Greedy":
-        token = jnp.argmax(scores, axis=-1)
-        logp = scores.max(-1) - jax.nn.logsumexp(scores, axis=-1)
+    def choose(self, scores, search: Search, penalties) -> "_Sequences":
+        sampling, seen, penalized = search.sampling, self.seen, scores
+        if seen is not None:
+            penalized = penalize_repetition(scores, seen, sampling.repetition_penalty)
+        if self.keys is None:
+            token = jnp.argmax(penalized, axis=-1)
+        else:
+            token = draw_tokens(self.keys, self.lengths, filter_scores(penalized, sampling))
+        if seen is not None:
+            seen |= jnp.arange(seen.shape[1]) == token[:, None]
+        logprob = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
+        logprob -= jax.nn.logsumexp(scores, axis=-1)
         is_next = jnp.arange(search.max_new_tokens) == self.lengths[:, None]
+        is_next &= ~self.done[:, None]
         lengths = self.lengths + ~self.done
-        return _Greedy(
-            jnp.where(is_next & ~self.done[:, None], token[:, None], self.ids),
+        return _Sequences(
+            jnp.where(is_next, token[:, None], self.ids),
             lengths,
-            self.sums + jnp.where(self.done, 0.0, logp),
+            jnp.where(is_next, logprob[:, None], self.logprobs),
             self.done | _is_end(token, search.ends) | (lengths == search.max_new_tokens),
+            self.keys,
+            seen,
         )
 
     def best(self, search: Search, penalties) -> Generated:
-        return Generated(self.ids, self.lengths, self.sums / penalties[self.lengths])
+        scores = self.logprobs.sum(1) / penalties[self.lengths]
+        return Generated(self.ids, self.lengths, scores, self.logprobs)
 
 
 class _Beams(NamedTuple):
@@ -305,7 +362,7 @@ class _Beams(NamedTuple):
         first_end = jnp.argmax(is_end, axis=1) + 1
         lengths = jnp.where(is_end.any(1), first_end, search.max_new_tokens)
         lengths = jnp.where(idle, 0, lengths).astype(jnp.int32)
-        return Generated(ids, lengths, jnp.where(idle, 0.0, self.scores[:, 0]))
+        return Generated(ids, lengths, jnp.where(idle, 0.0, self.scores[:, 0]), None)
 
 
 def best_texts(model: Model, rows: Rows, search: Search) -> Generated:
@@ -336,7 +393,15 @@ def _forces_first(cfg: Any) -> bool:
     return getattr(cfg, "first", -1) >= 0
 
 
-def _force_end(cfg: Any, scores, chosen: _Greedy | _Beams, search: Search):
+def _next_scores(model: Model, backbone, x, chosen: _Sequences | _Beams, search: Search):
+    """Scores the next token of each sequence or beam by its last state. [R, H] -> float32 [R, V]"""
+    scores = _score(backbone, x)
+    if search.sampling != Sampling():
+        scores = scores[:, : model.backbone.dims.vocab]  # without the padding of a mesh
+    return _force_end(model.backbone.cfg, scores, chosen, search)
+
+
+def _force_end(cfg: Any, scores, chosen: _Sequences | _Beams, search: Search):
     """Leaves only the token that the config forces at the maximum length, if there is one."""
     token = getattr(cfg, "last", -1)
     if token < 0:
@@ -355,26 +420,25 @@ def _score(backbone, x):
     return scores if bias is None else scores + bias.astype(jnp.float32)
 
 
-def check_generation(
-    model: Model, batch: Batch, max_new_tokens: int, num_beams: int, ends: Sequence[int] = ()
-) -> None:
+def check_generation(model: Model, batch: Batch, search: Search) -> None:
     """Raises InputError like `check_search` and `check_new_tokens`."""
-    check_search(model, batch, max_new_tokens, num_beams, ends)
-    check_new_tokens(model, batch, max_new_tokens)
+    check_search(model, batch, search)
+    check_new_tokens(model, batch, search.max_new_tokens)
 
 
-def check_search(
-    model: Model,
-    batch: Batch,
-    max_new_tokens: int,
-    num_beams: int,
-    ends: Sequence[int] = (),
-) -> None:
+def check_search(model: Model, batch: Batch, search: Search) -> None:
     """Raises InputError if arguments are out of range or rows have several documents."""
-    at_least("max_new_tokens", max_new_tokens, 1)
+    num_beams = search.num_beams
+    at_least("max_new_tokens", search.max_new_tokens, 1)
     at_least("num_beams", num_beams, 1)
+    search.sampling.check()
+    if num_beams > 1 and search.sampling != Sampling():
+        raise InputError(
+            f"num_beams={num_beams} ranks the most likely texts, so it excludes a temperature and "
+            "a repetition penalty; set num_beams=1, or temperature=0 and repetition_penalty=1"
+        )
     vocab = model.backbone.dims.vocab
-    per_beam = _num_ranked(1, ends)
+    per_beam = _num_ranked(1, search.ends)
     if num_beams > 1 and num_beams * per_beam > vocab:
         raise InputError(
             f"num_beams={num_beams} is too many: the search ranks {per_beam} tokens per beam, from "

@@ -68,17 +68,21 @@ class Scorer(NamedTuple):
         """Combines a few encoded examples into one batch; labels are optional."""
         return one_batch(rows, [-1] * len(rows) if labels is None else labels, self.layout)
 
-    def writing(self, tokens: int) -> "Scorer":
-        """Returns a scorer that generates text. Raises InputError if the backbone cannot."""
+    def writing(self, tokens: int, reads_chat: bool = False) -> "Scorer":
+        """Returns a scorer that generates text; with `reads_chat`, of rendered conversations.
+
+        Raises InputError if the backbone cannot.
+        """
         if self.model.backbone.STYLE == "masked":
             raise InputError(
                 "the backbone is an encoder, which cannot generate text; use a T5, a GLM, a GPT-2 "
                 "or a Llama"
             )
         demos = self.demos and self.demos.single_sample()  # texts have no average
-        return self._replace(
-            head=make_text_head(), encoder=self.encoder.with_generation(tokens), demos=demos
-        )
+        encoder = self.encoder.with_generation(tokens)
+        if reads_chat:
+            encoder, demos = encoder.for_conversations(), None
+        return self._replace(head=make_text_head(), encoder=encoder, demos=demos)
 
     def fitted(self, dev: Mapping[str, float]) -> "Scorer":
         """Returns a scorer with the values that the head selected on dev."""

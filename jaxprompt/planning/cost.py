@@ -38,7 +38,7 @@ from jaxprompt.parallel.roofline import (
 from jaxprompt.parallel.sharding import Placement, check_divisible, shardings_like, with_placement
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for
-from jaxprompt.training.evaluation import generation_step
+from jaxprompt.training.evaluation import generation_step, make_search
 from jaxprompt.training.refilling import can_refill
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
@@ -315,7 +315,7 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
     """Compiles the evaluation of a batch for the devices of a mesh with their compiler."""
     shapes = eval_shapes(run, placement, attention, as_it_runs=True)
     step = (
-        generation_step(run.config.generate, shapes.model, run.scorer.layout)
+        generation_step(shapes.model, make_search(run.config.generate, run.scorer.layout))
         if run.scorer.head.WRITES
         else make_eval_step(shapes.model)
     )

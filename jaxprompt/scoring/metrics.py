@@ -5,6 +5,7 @@ Metrics of pre-training are computed from sums over its targets.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
@@ -165,6 +166,33 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
         check_package(name, "texts")
         scores = {name: (_rouge_l if name == "rouge_l" else _bleu)(gold, pred), **scores}
     return scores
+
+
+def score_samples(
+    name: str, gold: Sequence[Sequence[str]], samples: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Returns the metrics of generated texts; of n samples of each example their mean.
+
+    With n > 1 also maj@n, the share of examples whose most frequent text is right, the first one of
+    several (Wang et al. 2023, self-consistency), and pass@n, of those with a right text among n
+    (Chen et al. 2021). A text is right as for exact_match.
+
+    Args:
+      name: the metric, as in `score_texts`.
+      gold: references of each example.
+      samples: texts of each example, the same number for all.
+    """
+    count = len(samples[0])
+    samples = [[text.strip() for text in texts] for texts in samples]
+    by_sample = [score_texts(name, gold, texts) for texts in zip(*samples, strict=True)]
+    scores = {metric: float(np.mean([x[metric] for x in by_sample])) for metric in by_sample[0]}
+    if count == 1:
+        return scores
+    most_frequent = [Counter(texts).most_common(1)[0][0] for texts in samples]
+    right = [{text.strip() for text in texts} for texts in gold]
+    votes = np.mean([text in texts for text, texts in zip(most_frequent, right, strict=True)])
+    hits = np.mean([bool(texts & {*row}) for row, texts in zip(samples, right, strict=True)])
+    return scores | {f"maj@{count}": float(votes), f"pass@{count}": float(hits)}
 
 
 def score_tags(

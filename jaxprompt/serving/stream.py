@@ -26,7 +26,8 @@ class Predictor(NamedTuple):
     names: Sequence[str]  # of the prompts; "" = there is only one
     scorers: Sequence[Scorer]
     read: Callable[[Iterable[Record]], Iterator[Record]]  # adds the examples
-    answer: Callable[[Sequence[Record]], ChunkAnswers]  # those of the records with an example
+    # Answers the records with an example; the second argument is the number of earlier examples.
+    answer: Callable[[Sequence[Record], int], ChunkAnswers]
     generation: GenerateConfig | None = None  # None = no prompt generates text
 
 
@@ -36,9 +37,9 @@ def one_prompt(
     """Makes the predictor of one prompt."""
     answer_examples = make_answers(scorer, generation=generation, placement=placement)
 
-    def answer(records: Sequence[Record]) -> ChunkAnswers:
+    def answer(records: Sequence[Record], first: int) -> ChunkAnswers:
         examples = [record.example for record in records if record.example]
-        return {0: answer_examples(params, examples)} if examples else {}
+        return {0: answer_examples(params, examples, first)} if examples else {}
 
     return Predictor([""], [scorer], partial(with_examples, scorer.task), answer, generation)
 
@@ -49,7 +50,10 @@ def several_prompts(bank: PromptBank, column: str) -> Predictor:
     def read(records: Iterable[Record]) -> Iterator[Record]:
         return read_requests(bank, records, column)
 
-    return Predictor(bank.names, bank.scorers, read, partial(answer_requests, bank))
+    def answer(records: Sequence[Record], first: int) -> ChunkAnswers:
+        return answer_requests(bank, records)
+
+    return Predictor(bank.names, bank.scorers, read, answer)
 
 
 def stop_at_errors(records: Iterable[Record], on_error: str = "") -> Iterator[Record]:
@@ -92,18 +96,21 @@ def answer_chunks(
     Raises:
       InputError: for a record with an error, after those before it; see `stop_at_errors`.
     """
+    num_examples = 0
     for chunk in in_chunks(stop_at_errors(records, on_error), size):
         try:
-            answers = predictor.answer(chunk)
+            answers = predictor.answer(chunk, num_examples)
         except InputError as error:
             marked = mark_errors(predictor.scorers, chunk, predictor.generation)
             if marked == chunk:
                 # The message may count examples, which are those of this chunk.
                 raise InputError(f"{chunk[0].origin} to {chunk[-1].origin}: {error}") from error
             for part in in_chunks(stop_at_errors(marked, on_error), len(marked)):
-                yield part, predictor.answer(part)
+                yield part, predictor.answer(part, num_examples)
+            chunk = marked
         else:
             yield chunk, answers
+        num_examples += sum(record.example is not None for record in chunk)
 
 
 def in_order(records: Iterable[Record], answers: ChunkAnswers) -> Iterator[dict[str, object]]:

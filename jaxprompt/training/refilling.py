@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxprompt.layers.cache import StackedLayers
 from jaxprompt.models.generation import (
+    Generated,
     Rows,
     Search,
     add_room,
@@ -21,11 +22,13 @@ from jaxprompt.models.generation import (
     start_rows,
 )
 from jaxprompt.models.model import KeyValues, Model
+from jaxprompt.models.sampling import RowKeys
 from jaxprompt.parallel.sharding import Placement, with_placement
 from jaxprompt.tree import Flat, merge
-from jaxprompt.types import Batch
+from jaxprompt.types import NO_LIMIT, Batch
 
 _SHARE = 4  # rows are replaced when one in so many has finished
+_STEPS = 16  # tokens after which the host looks for stop strings
 
 
 def can_refill(placement: Placement) -> bool:
@@ -36,8 +39,15 @@ def can_refill(placement: Placement) -> bool:
 def make_start_step(model: Model, search: Search) -> Callable[..., Rows]:
     """Returns (trainable, frozen, batch) -> its rows, with their first tokens."""
 
-    def step(trainable: Flat, frozen: Flat, batch: Batch, shared_kv: KeyValues | None = None):
-        return start_rows(model, merge(trainable, frozen), batch, search, 0, shared_kv=shared_kv)
+    def step(
+        trainable: Flat,
+        frozen: Flat,
+        batch: Batch,
+        shared_kv: KeyValues | None = None,
+        row_keys: RowKeys | None = None,
+    ):
+        params = merge(trainable, frozen)
+        return start_rows(model, params, batch, search, 0, shared_kv=shared_kv, row_keys=row_keys)
 
     return step
 
@@ -48,29 +58,45 @@ class Refilling(NamedTuple):
     layers: Callable  # (trainable, frozen) -> the layers that tokens run through
     open: Callable  # (rows) -> rows with room for tokens
     replace: Callable  # (rows, new rows, sources [B]) -> rows
-    run: Callable  # (trainable, frozen, layers, rows, number) -> rows, ids [B, T], done [B]
+    # (trainable, frozen, layers, rows, stopped [B], rows that may go on, number of steps) -> rows,
+    # their texts, done [B]
+    run: Callable
 
     def __call__(
-        self, trainable: Flat, frozen: Flat, started: Iterable[tuple[Any, Rows]]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        self,
+        trainable: Flat,
+        frozen: Flat,
+        started: Iterable[tuple[Any, Rows]],
+        is_stopped: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> Iterator[tuple[np.ndarray, Generated]]:
         """Continues the rows of all batches.
 
         Args:
           trainable: parameters.
           frozen: parameters.
           started: the example index of each row of a batch (-1 = padding), and its rows.
+          is_stopped: returns whether texts end before their end token, by their ids so far, int
+            [n, max_new_tokens] -> bool [n]. It is called every few tokens.
 
         Yields:
-          The indices and the ids of finished rows, int [n] and [n, max_new_tokens].
+          The indices of finished rows, int [n], and their texts as numpy arrays.
         """
         layers = self.layers(trainable, frozen)
         index, rows, width = np.zeros(0, int), None, 0
+        max_steps = np.int32(NO_LIMIT if is_stopped is None else _STEPS)
 
-        def run(max_running: int) -> tuple[np.ndarray, np.ndarray]:
+        def run(max_running: int) -> tuple[np.ndarray, Generated]:
             nonlocal rows
-            rows, ids, done = self.run(trainable, frozen, layers, rows, np.int32(max_running))
-            finished = (index >= 0) & np.asarray(done)
-            result = index[finished], np.asarray(ids)[finished]
+            done = index < 0
+            while (~done).sum() > max_running:
+                rows, texts, done = self.run(
+                    trainable, frozen, layers, rows, done, np.int32(max_running), max_steps
+                )
+                done = np.array(done)
+                if is_stopped is not None:
+                    done[~done] = is_stopped(np.asarray(texts.ids)[~done])
+            finished = (index >= 0) & done
+            result = index[finished], jax.tree.map(lambda x: np.asarray(x)[finished], texts)
             index[finished] = -1
             return result
 
@@ -114,10 +140,19 @@ def make_refilling(placement: Placement, model: Model, search: Search) -> Refill
         layers = model.backbone.bind(params).reading_layers()
         return () if isinstance(layers, StackedLayers) else layers
 
-    def run(trainable: Flat, frozen: Flat, layers: Any, rows: Rows, max_running: Any):
-        params = merge(trainable, frozen)
-        rows = continue_rows(model, params, rows, search, max_running, layers=layers)
-        return rows, best_texts(model, rows, search).ids, rows.chosen.done
+    def run(
+        trainable: Flat,
+        frozen: Flat,
+        layers: Any,
+        rows: Rows,
+        stopped: Any,
+        max_running: Any,
+        max_steps: Any,
+    ):
+        params, chosen = merge(trainable, frozen), rows.chosen
+        rows = rows._replace(chosen=chosen._replace(done=chosen.done | stopped))
+        rows = continue_rows(model, params, rows, search, max_running, max_steps, layers=layers)
+        return rows, best_texts(model, rows, search), rows.chosen.done
 
     def compile_on(function: Callable, *donated: int) -> Callable:
         return jax.jit(with_placement(placement, function), donate_argnums=donated)

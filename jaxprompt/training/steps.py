@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxprompt import rng
-from jaxprompt.models.generation import generate
+from jaxprompt.models.generation import Generated, generate
 from jaxprompt.models.model import KeyValues, Model
+from jaxprompt.models.sampling import RowKeys
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.training.optim import Constants, learning_rates
 from jaxprompt.training.state import TrainState
@@ -213,16 +214,22 @@ def with_flags(step):
     return flagged
 
 
-def make_generate_step(model: Model, **settings: Any):
-    """Returns (trainable, frozen, batch) -> generated ids [B, max_new_tokens].
+def make_generate_step(model: Model, **settings: Any) -> Callable[..., Generated]:
+    """Returns (trainable, frozen, batch) -> the generated texts.
 
-    The optional last argument is that of `make_eval_step`. Call `check_new_tokens` on a batch
-    first: a compiled step does not know the lengths of its rows.
+    The optional last arguments are that of `make_eval_step`, and the origin of random keys. Call
+    `check_new_tokens` on a batch first: a compiled step does not know the lengths of its rows.
     """
 
-    def step(trainable: Flat, frozen: Flat, batch: Batch, shared_kv: KeyValues | None = None):
-        params = merge(trainable, frozen)
-        return generate(model, params, batch, shared_kv=shared_kv, checked=True, **settings).ids
+    def step(
+        trainable: Flat,
+        frozen: Flat,
+        batch: Batch,
+        shared_kv: KeyValues | None = None,
+        row_keys: RowKeys | None = None,
+    ):
+        inputs = dict(settings, shared_kv=shared_kv, row_keys=row_keys)
+        return generate(model, merge(trainable, frozen), batch, checked=True, **inputs)
 
     return step
 

@@ -1,5 +1,7 @@
 """Backbones that write, through the command line: free texts, and what they cannot do."""
 
+import json
+
 import numpy as np
 import pytest
 from tiny_run import (
@@ -15,6 +17,7 @@ from tiny_run import (
     write_rows,
 )
 
+from jaxprompt.__main__ import main
 from jaxprompt.runs.train import train_prompt
 
 BACKBONES = ("t5", "gpt2", "glm", "llama")
@@ -68,13 +71,15 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, 
     rows, _ = predict(capsys, workdir, "--text=the cat", "--text=a", "--generate")
     assert [row["text"] for row in rows] == ["the cat", "a"]
     assert all(isinstance(row["generated"], str) and "prediction" not in row for row in rows)
-    words = ("--text=the cat", "--max-new-tokens=1")
+    words = ("--text=the cat", "--config.generate.max_new_tokens=1")
     ((row,), _) = predict(capsys, workdir, *words, "--generate")
     assert len(row["generated"].split()) <= 1
     command = ("predict", f"--workdir={workdir}")
     assert f"{workdir}/export predicts classes" in refused(*command, *words)
-    wrong = ("--text=a", "--generate", "--max-new-tokens=0")
-    assert "--max-new-tokens=0" in refused(*command, *wrong)
+    wrong = ("--text=a", "--generate", "--config.generate.max_new_tokens=0")
+    assert "generate.max_new_tokens=0 must be" in refused(*command, *wrong)
+    other = ("--text=a", "--generate", "--config.optim.lr=1")
+    assert "--config.optim.lr=1" in refused(*command, *other)
 
 
 @pytest.mark.long
@@ -91,6 +96,30 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     answers, _ = predict(capsys, workdir, f"--input={rows}", "--on-error=skip")
     assert ["generated" in answer for answer in answers] == [True, False, True]
     assert ["error" in answer for answer in answers] == [False, True, False]
+
+
+@pytest.mark.long
+def test_samples_do_not_depend_on_the_batch(folders, texts, tmp_path, capsys, refused):
+    """Nor on the chunks in which `predict` reads its input; `evaluate` scores the same texts."""
+    config = make_config(folders["llama"], texts, "soft", **TEXT | ONE_STEP | {"data.max_len": 30})
+    _, workdir, _ = train_and_export(capsys, tmp_path, config)
+    sampled = ("--config.generate.temperature=1.0", "--config.generate.n=3")
+    inputs = f"--input={texts / 'test.jsonl'}"
+    logs = "--config.generate.logprobs=True"
+    few, _ = predict(capsys, workdir, inputs, *sampled, logs, "--batch=4")
+    assert [len(row["generated"]) for row in few] == [3] * 12
+    assert all(len(row["tokens"][0]) == len(row["logprobs"][0]) for row in few)
+    alone, _ = predict(capsys, workdir, inputs, *sampled, "--batch=1")  # in chunks of 32 rows
+    assert [row["generated"] for row in alone] == [row["generated"] for row in few]
+    ours = [any(text == row["answer"] for text in row["generated"]) for row in few]
+    for where in ((f"--workdir={workdir}", "--split=test"), (f"--prompt={workdir}/export", inputs)):
+        assert main(["evaluate", *where, *sampled]) == 0
+        scores = json.loads(capsys.readouterr().out)
+        assert scores["pass@3"] == pytest.approx(np.mean(ours))
+        assert scores["maj@3"] <= scores["pass@3"] and scores["examples"] == 12
+    command = ("predict", f"--workdir={workdir}", "--text=a")
+    assert "generate.n=3 needs samples" in refused(*command, "--config.generate.n=3")
+    assert "generate.top_p=2.0 must be in (0, 1]" in refused(*command, "--config.generate.top_p=2")
 
 
 def test_padding_takes_no_room_of_texts(folders, texts, tmp_path):

@@ -6,9 +6,15 @@ import json
 import pytest
 
 from jaxprompt.config import kinds
-from jaxprompt.config.load import load_config, read_config, with_overrides
+from jaxprompt.config.load import (
+    load_config,
+    override_generation,
+    read_config,
+    with_overrides,
+)
 from jaxprompt.config.reference import list_fields, write_page
 from jaxprompt.config.run import (
+    GenerateConfig,
     HoldOut,
     OptimConfig,
     Protocol,
@@ -68,3 +74,33 @@ def test_a_config_is_never_modified():
     assert (changed.optim.lr, changed.task.words) == (1.0, ("a", "b"))
     assert config == load_config("base")
     assert with_overrides(changed, []) == changed
+
+
+GENERATE = {
+    "temperature": ({"temperature": -1.0}, r"generate\.temperature=-1\.0 must be at least 0"),
+    "no nucleus": ({"temperature": 1.0, "top_p": 0.0}, r"generate\.top_p=0\.0 must be in \(0, 1\]"),
+    "over 1": ({"temperature": 1.0, "top_p": 1.5}, r"generate\.top_p=1\.5 must be in \(0, 1\]"),
+    "an empty stop": ({"stop": ["a", ""]}, r"generate\.stop=\('a', ''\) has an empty string"),
+    "beams": ({"num_beams": 2, "temperature": 1.0}, "excludes generate.temperature=1.0"),
+    "stopped beams": ({"num_beams": 2, "stop": ["a"]}, r"excludes generate\.stop=\('a',\)"),
+    "greedy samples": ({"n": 4}, r"generate\.n=4 needs samples"),
+    "greedy nucleus": ({"top_p": 0.9}, r"generate\.top_p=0\.9 needs samples"),
+}
+
+
+@pytest.mark.parametrize("case", GENERATE)
+def test_what_cannot_be_generated(case):
+    values, message = GENERATE[case]
+    with pytest.raises(InputError, match=message) as error:
+        GenerateConfig.from_dict(values, "generate.")
+    assert "\n" not in str(error.value)
+
+
+def test_fields_of_generation_are_changed_as_flags():
+    overrides = [("generate.temperature", "0.5"), ("generate.stop", "('\\n', 'Q, A')")]
+    changed = override_generation(GenerateConfig(max_new_tokens=9), overrides)
+    assert changed == GenerateConfig(max_new_tokens=9, temperature=0.5, stop=("\n", "Q, A"))
+    with pytest.raises(InputError, match=r"generate\.stop='\\n' must be a list"):
+        override_generation(changed, [("generate.stop", "\n")])
+    with pytest.raises(InputError, match=r"unknown config field 'generate\.temprature'"):
+        override_generation(changed, [("generate.temprature", "1")])

@@ -20,7 +20,14 @@ from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_prefixes, make_group_scores
-from jaxprompt.training.evaluation import compile_generation, predict_scores, scoring_step
+from jaxprompt.training.evaluation import (
+    compile_step,
+    generation_step,
+    make_search,
+    predict_scores,
+    scoring_step,
+    shared_prefix_fn,
+)
 from jaxprompt.tree import merge, split_trainable, trainable_mask
 from jaxprompt.types import Role, SharedPrefix
 
@@ -172,8 +179,9 @@ def test_texts_of_a_pass_are_those_of_one_program():
     how = dict(max_new_tokens=4, eos=1, pad=0, num_beams=2)
     expected = jit(lambda t, b: generate(shared, merge(t, frozen), b, **how).ids)(trainable, batch)
     generation, layout = GenerateConfig(max_new_tokens=4, num_beams=2), Layout(5, 24, 0, ends=(1,))
-    step = compile_generation(make_placement(1, 1), generation, shared, layout)
-    index, actual = step(trainable, frozen)(batch)
+    step = generation_step(shared, make_search(generation, layout))
+    step = compile_step(make_placement(1, 1), step, shared_prefix_fn(shared))
+    index, (actual, *_) = step(trainable, frozen)(batch)
     np.testing.assert_array_equal(index, batch.index)
     np.testing.assert_array_equal(actual, expected)
 

@@ -18,6 +18,7 @@ from jaxprompt.layers import cache
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.generation import Generated, generate
 from jaxprompt.models.model import Model
+from jaxprompt.models.sampling import Sampling, make_row_keys
 from jaxprompt.prompts import make_prompt
 from jaxprompt.tree import split_layers
 from jaxprompt.types import Batch, Tokens
@@ -245,6 +246,23 @@ def test_greedy(pairs, kind):
     np.testing.assert_array_equal(other.ids, expected)
 
 
+@pytest.mark.long_cases("t5")
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_repetition_is_penalized(pairs, kind):
+    """Each row alone in torch, which penalizes the padding, too."""
+    pair, batch = pairs(kind), make_batch(kind)
+    actual = run(pair, batch, sampling=Sampling(repetition_penalty=1.5))
+    for row, length in enumerate(LENGTHS):
+        alone = jax.tree.map(lambda x, row=row: x[row : row + 1], batch)
+        tokens = jax.tree.map(lambda x, length=length: x[:, :length], alone.encoder)
+        expected = torch_ids(pair, alone._replace(encoder=tokens), repetition_penalty=1.5)
+        np.testing.assert_array_equal(actual.ids[row : row + 1], expected)
+    free = run(pair, batch)
+    assert (free.ids != actual.ids).any()
+    is_real = np.arange(NEW) < actual.lengths[:, None]
+    assert (actual.logprobs[is_real] < 0).all() and not actual.logprobs[~is_real].any()
+
+
 RULES = [
     (num_beams, penalty, stop)
     for i, penalty in enumerate((0.6, 1.0, 2.0))
@@ -398,6 +416,7 @@ def test_a_prompt_is_read_once(pairs, name):
     actual = run(pair, batch, model, prompt, eos=-1)
     np.testing.assert_array_equal(actual.ids, ids)
     rows, columns = np.arange(len(ids))[:, None], np.arange(NEW)
+    assert_close(actual.logprobs, score(ids)[rows, columns, ids], MODEL)
     assert_close(actual.scores, score(ids)[rows, columns, ids].sum(1) / NEW, MODEL)
     bare = run(pair, make_batch(kind), eos=-1)
     assert (bare.ids != actual.ids).any(), "the prompt has no effect"
@@ -464,7 +483,7 @@ def test_one_compile_and_rows_that_fill(pairs):
         step(params, make_batch("gpt2", seed=1))
         assert step._cache_size() == 1
         assert actual.lengths[1] == actual.scores[1] == 0 and (actual.ids[1] == PAD).all()
-        for one, other in zip(actual, full, strict=True):
+        for one, other in zip(actual[:3], full[:3], strict=True):
             assert_equal(np.delete(one, 1, 0), np.delete(other, 1, 0))
 
 
@@ -475,6 +494,9 @@ def test_one_compile_and_rows_that_fill(pairs):
         (dict(num_beams=0), "num_beams=0 must be at least 1"),
         (dict(num_beams=16), "num_beams=16 is too many: the search ranks 2 tokens per beam, "
          "from a vocabulary of 31; use at most 15"),
+        (dict(num_beams=2, sampling=Sampling(1.0), row_keys=make_row_keys(0)),
+         "num_beams=2 ranks the most likely texts"),
+        (dict(sampling=Sampling(-1.0)), "temperature=-1.0 must be at least 0"),
         (dict(num_beams=11, eos=(1, 2)), "num_beams=11 is too many: the search ranks 3 tokens"),
         (dict(max_new_tokens=23), "8 tokens of input + 2 positions of the prompt + "
          "max_new_tokens=23 exceed the "

@@ -4,6 +4,7 @@ The plain one is torch's: each word's whole target through the whole model, logi
 vocabulary, one word after the other.
 """
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -27,8 +28,7 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.heads import make_head
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training.evaluation import compile_step, make_answer_fn, write_texts
-from jaxprompt.training.steps import make_generate_step
+from jaxprompt.training.evaluation import make_answer_fn
 from jaxprompt.tree import flatten
 
 log_softmax = functools.partial(special.log_softmax, axis=-1)
@@ -272,13 +272,12 @@ def test_written_texts_are_those_of_torch(style, num_beams, pairs):
     tokenizer = scorer.tokenizer
     split = scorer.encode([Example({"text": text}) for text in TEXTS])
     batch = scorer.one_batch(split.rows)
-    how = dict(
-        max_new_tokens=6, num_beams=num_beams, eos=tokenizer.eos_token_id, pad=scorer.layout.pad_id
-    )
-    step = compile_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
+    how, layout = GenerateConfig(max_new_tokens=6, num_beams=num_beams), scorer.layout
+    layout = dataclasses.replace(layout, ends=(tokenizer.eos_token_id,))
+    write = make_answer_fn(scorer.head, make_placement(1, 1), scorer.model, how, tokenizer, layout)
     params = scorer.model.init(jax.random.key(0), pair.params)
-    actual = write_texts(step, tokenizer, (how["eos"],), {}, flatten(params), [batch], len(TEXTS))
-    for text, ours in zip(TEXTS, actual, strict=True):
+    actual = write({}, flatten(params), [batch], len(TEXTS))
+    for text, ((ours, *_),) in zip(TEXTS, actual, strict=True):
         space = " " if style == "seq2seq" else ""
         ids = encode_texts(tokenizer, [space + text])[0] + [1] * (style == "seq2seq")
         with torch.no_grad():
@@ -303,7 +302,8 @@ def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
         arguments = make_placement(1, 1), scorer.model, how, scorer.tokenizer, scorer.layout
         answer = make_answer_fn(scorer.head, *arguments)
         batch = scorer.one_batch(scorer.encode([Example({"text": TEXTS[0]})]).rows)
-        return scorer, answer({}, flatten({"backbone": pair.params}), [batch], 1)[0]
+        ((written,),) = answer({}, flatten({"backbone": pair.params}), [batch], 1)
+        return scorer, written.text
 
     scorer, free = write(pair.backbone)
     last = scorer.tokenizer.eos_token_id

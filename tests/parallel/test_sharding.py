@@ -19,6 +19,7 @@ from jaxprompt.config.run import Schedule
 from jaxprompt.errors import InputError
 from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.models.sampling import Sampling, make_row_keys
 from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import (
     PARAMETERS,
@@ -264,21 +265,27 @@ def test_padding_of_the_vocabulary_is_never_predicted():
 @pytest.mark.long
 @pytest.mark.parametrize(
     "writer, num_beams, mesh", [("t5", 3, (2, 4, False)), ("gpt2", 1, (4, 2, True)),
-                            ("gpt2", 3, (2, 4, False))]
+                            ("gpt2", 3, (2, 4, False)), ("gpt2", 0, (2, 4, False))]
 )  # fmt: skip
 def test_texts_are_those_of_one_device(writer, num_beams, mesh):
-    """Beams are folded into rows, caches are written in place, the vocabulary is padded."""
+    """Beams are folded into rows, caches are written in place, the vocabulary is padded.
+
+    0 beams are samples, whose keys are those of the rows.
+    """
     case = make_case(writer, "prefix")
-    settings = dict(max_new_tokens=5, eos=1, pad=0, num_beams=num_beams)
+    settings = dict(max_new_tokens=5, eos=1, pad=0, num_beams=num_beams or 1)
+    keys = () if num_beams else (make_row_keys(0),)
+    if keys:
+        settings["sampling"] = Sampling(1.0, top_k=40, top_p=0.95, repetition_penalty=1.1)
     expected = jax.jit(make_generate_step(case.model, **settings))(
-        case.trainable, case.frozen, case.batch
-    )
+        case.trainable, case.frozen, case.batch, None, *keys
+    ).ids
     assert len(np.unique(expected)) > 3
     placement = make_placement(*mesh[:2], fsdp=mesh[2])
     moved = on_mesh(case, placement)
     step = compile_step(placement, make_generate_step(moved.model, **settings))
     frozen = put_global(moved.frozen, placement.param_shardings(moved.frozen))
-    index, ids = step(case.trainable, frozen)(case.batch)
+    index, (ids, *_) = step(case.trainable, frozen, *keys)(case.batch)
     assert ids.sharding.is_fully_replicated
     np.testing.assert_array_equal(index, case.batch.index)
     np.testing.assert_array_equal(ids, expected)

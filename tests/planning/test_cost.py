@@ -27,7 +27,7 @@ from jaxprompt.planning.cost import (
 )
 from jaxprompt.planning.report import format_plans, plans_to_json
 from jaxprompt.planning.search import RESERVE, fastest, plan_as_configured, smallest
-from jaxprompt.training.evaluation import generation_step
+from jaxprompt.training.evaluation import generation_step, make_search
 from jaxprompt.types import AttentionMask
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,7 +233,7 @@ def test_what_is_counted_is_what_the_program_takes(make_run):
     run = make_run(T5, **fields, **STACKED, **WRITES)
     actual = eval_shapes(run, on())
     step = with_placement(
-        on(), generation_step(run.config.generate, actual.model, run.scorer.layout)
+        on(), generation_step(actual.model, make_search(run.config.generate, run.scorer.layout))
     )
     memory = jax.jit(step).lower(*actual[1:]).compile().memory_analysis()
     taken = memory.temp_size_in_bytes + memory.output_size_in_bytes

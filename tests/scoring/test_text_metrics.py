@@ -63,3 +63,21 @@ def test_bounds(name):
     right = [texts[0] for texts in gold]
     assert metrics.score_texts(name, gold, right)[name] == pytest.approx(1)
     assert metrics.score_texts(name, gold, ["", ""])[name] == 0
+
+
+def test_several_samples_are_averaged_and_vote():
+    gold = [["4"], ["7", "seven"], ["9"]]
+    samples = [["4", "4 ", "5"], ["1", "seven", "2"], ["8", "9", "8"]]
+    scores = metrics.score_samples("exact_match", gold, samples)
+    # Of the second example's texts each occurs once, and the first of them counts.
+    assert scores == pytest.approx({"exact_match": 4 / 9, "maj@3": 1 / 3, "pass@3": 1.0})
+    one = metrics.score_samples("exact_match", gold, [texts[:1] for texts in samples])
+    assert one == metrics.score_texts("exact_match", gold, ["4", "1", "8"])
+
+
+def test_a_text_metric_is_the_mean_of_the_samples():
+    gold, samples = [["a b"], ["c"]], [["a b", "a"], ["c", "d"]]
+    scores = metrics.score_samples("rouge_l", gold, samples)
+    # Each first text is right; of "a b" and "a" the longest common subsequence is 1 of 2 and 1.
+    assert scores["rouge_l"] == pytest.approx((1 + 1 + 2 / 3 + 0) / 4)
+    assert list(scores) == ["rouge_l", "exact_match", "maj@2", "pass@2"]

@@ -20,7 +20,7 @@ TASK = custom_task(fields=("text",), label="label", labels=("a", "b"))
 def predictor(monkeypatch):
     """Answers each text by itself, and cannot encode "long"."""
 
-    def answer(records):
+    def answer(records, first):
         texts = [record.example.fields["text"] for record in records if record.example]
         if "long" in texts:
             raise InputError("too long")

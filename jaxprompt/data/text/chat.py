@@ -1,14 +1,16 @@
-"""Puts a template into a model's chat template."""
+"""Puts a template, or the messages of a conversation, into a model's chat template."""
 
 import functools
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxprompt.data.text.tokenizer import Tokenizer, spaced_sections
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 
 # Stands for the user's turn; a control character, which chat templates neither write nor change.
 _PLACEHOLDER = "\x02"
@@ -29,22 +31,11 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
             f"task.chat=True, but tokenizer {tokenizer.name_or_path!r} has no chat template; use a "
             "model that was tuned for chat, or task.chat=False"
         )
-    variables = {
-        "messages": [{"role": "user", "content": _PLACEHOLDER}],
-        "tools": None,
-        "documents": None,
-        "add_generation_prompt": True,
-        "enable_thinking": False,  # Qwen 3: the answer is scored, without thoughts before it
-        **tokenizer.special_tokens_map,
-    }
-    try:
-        chat = _render(tokenizer.get_chat_template(), json.dumps(variables))
-    except ValueError as error:  # also of transformers: several templates, and no default
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); write the turns in "
-            'task.template as ["..."], with task.chat=False'
-        ) from error
+    chat = _apply_template(
+        tokenizer,
+        [{"role": "user", "content": _PLACEHOLDER}],
+        'write the turns in task.template as ["..."], with task.chat=False',
+    )
     before, placeholder, after = chat.partition(_PLACEHOLDER)
     if not placeholder or _PLACEHOLDER in after:
         raise InputError(
@@ -52,13 +43,9 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
             f"{chat.count(_PLACEHOLDER)} times; write the turns in task.template as "
             '["..."], with task.chat=False'
         )
-    bos, spacing, is_first = tokenizer.bos_token, spaced_sections(tokenizer), True
-    if bos and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
-        is_first = not before.startswith(bos)
-        before = before.removeprefix(bos)  # it begins every input anyway
+    before, leading_space = _without_bos(tokenizer, before)
     turn = _MASK_AT_END.sub("", template).strip()
     blank = "[mask]" if _MASK_AT_END.search(template) else ""
-    leading_space = spacing == "always" or (spacing == "first" and is_first)
     before = _with_spaces(tokenizer, before + _PLACEHOLDER, leading_space)
     before = before.removesuffix(_PLACEHOLDER)
     # A space at the end belongs to the first word of the turn; it is not a token of its own.
@@ -67,6 +54,65 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
     return (
         f"{_literal(before)}{space}{turn}{_literal(_with_spaces(tokenizer, after, False))}{blank}"
     )
+
+
+def render_conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Applies the chat template to messages, and begins the assistant's turn.
+
+    Without the [BOS] that every input has anyway; `encode_exact` gives the tokens.
+
+    Raises:
+      InputError: for a tokenizer without a chat template, messages that the template refuses, and a
+        last message of the assistant.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} has no chat template for messages; give texts, "
+            "or use a model that was tuned for chat"
+        )
+    if messages[-1]["role"] == "assistant":
+        raise InputError(
+            f"the last message, {brief(messages[-1]['content'])}, is the assistant's, but its next "
+            "turn is generated; end with a message of the user"
+        )
+    chat = _apply_template(tokenizer, messages, "correct the messages")
+    chat, leading_space = _without_bos(tokenizer, chat)
+    return _with_spaces(tokenizer, chat, leading_space)
+
+
+def _apply_template(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], advice: str
+) -> str:
+    """Renders the chat template. Raises InputError, with advice, if that fails."""
+    variables = {
+        "messages": messages,
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+        "enable_thinking": False,  # Qwen 3: the answer is scored, without thoughts before it
+        **tokenizer.special_tokens_map,
+    }
+    try:
+        return _render(tokenizer.get_chat_template(), json.dumps(variables))
+    # Of json for values that it lacks; of transformers for several templates and no default.
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); {advice}"
+        ) from error
+
+
+def _without_bos(tokenizer: Tokenizer, chat: str) -> tuple[str, bool]:
+    """Removes the [BOS] that every input has anyway.
+
+    Returns:
+      The chat, and whether its first section has a leading space.
+    """
+    bos, spacing, is_first = tokenizer.bos_token, spaced_sections(tokenizer), True
+    if bos and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        is_first = not chat.startswith(bos)
+        chat = chat.removeprefix(bos)
+    return chat, spacing == "always" or (spacing == "first" and is_first)
 
 
 def _with_spaces(tokenizer: Tokenizer, text: str, leading_space: bool) -> str:

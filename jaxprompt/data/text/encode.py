@@ -18,6 +18,7 @@ from jaxprompt.data.text.specials import Specials
 from jaxprompt.data.text.target import Branches, append_answer
 from jaxprompt.data.text.template import (
     OPTION,
+    Part,
     Template,
     get_field,
     read_option,
@@ -35,6 +36,7 @@ from jaxprompt.data.text.tokenizer import (
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role, SharedPrefix
 
+CONVERSATION = "messages"  # name of the field of a rendered conversation
 _CHUNK = 8192  # examples tokenised in one call, which bounds the memory of texts and ids
 
 
@@ -130,6 +132,17 @@ class ExampleEncoder:
         answer = self._answer
         start = answer.stem[: answer.num_start]
         other._answer = answer._replace(plan=None, stem=start, max_tokens=max_tokens)
+        return other
+
+    def for_conversations(self) -> "ExampleEncoder":
+        """Returns an encoder of rendered conversations, behind all slots and [CLS].
+
+        The text of the field CONVERSATION is encoded as it is, special tokens too, and never cut.
+        """
+        other = copy.copy(self)
+        part = Part("field", CONVERSATION, ("exact", "whole"))
+        other._template, other._layouts = Template(f"{{{CONVERSATION}}}", (part,)), {}
+        other._min_text, other._demo_layout, other._lists = 0, None, ()
         return other
 
     def with_list(self, index: int) -> "ExampleEncoder":
@@ -350,6 +363,10 @@ class ExampleEncoder:
             else:
                 text, cut = example.choices[spec.number] if spec.kind == "option" else choice, False
             name = spec.text if spec.kind == "field" else ""
+            if "exact" in spec.modifiers:
+                ids = encode_exact(self.tokenizer, text)
+                runs.append(TokenRun(ids, Role.TEXT, part.segment, field=name))
+                continue
             if spec.mark and name != window:
                 runs += self._mark(example, text, part, cut)
                 continue

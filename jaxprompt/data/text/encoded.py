@@ -8,7 +8,18 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 Ints = Sequence[int] | np.ndarray
-Predictions: TypeAlias = np.ndarray | list[str]  # scores [units, C], or generated texts
+
+
+class GeneratedText(NamedTuple):
+    """One generated text."""
+
+    text: str
+    tokens: tuple[str, ...] = ()  # with their log-probabilities, if these were requested
+    logprobs: tuple[float, ...] = ()
+
+
+# Scores [units, C], or generated texts, of each example as many samples.
+Predictions: TypeAlias = np.ndarray | list[tuple[GeneratedText, ...]]
 
 
 class Row(NamedTuple):
@@ -118,6 +129,11 @@ class Split(NamedTuple):
         return self._replace(
             rows=self.rows[step], labels=self.labels[step], counts=self.counts[step], samples=1
         )
+
+    def repeat(self, count: int) -> "Split":
+        """Repeats the rows of each unit, one after another, for samples of generated texts."""
+        rows = [row for row in self.rows for _ in range(count)]
+        return self._replace(rows=rows, labels=np.repeat(self.labels, count, axis=0))
 
     def average(self, outputs: Predictions) -> Predictions:
         """Averages scores over the samples of an example: [units, ...] to [examples, ...].

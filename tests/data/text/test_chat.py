@@ -10,7 +10,8 @@ from sentence_pieces import CHATS, ENDED_CHAT, KINDS, write_pieces
 from tokenizers import ByteLevelBPETokenizer
 
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.chat import _LIMITS, in_chat
+from jaxprompt.data.text.chat import _LIMITS, in_chat, render_conversation
+from jaxprompt.data.text.encode import CONVERSATION
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -87,6 +88,45 @@ def test_every_kind_of_sentence_pieces(kind, chat, tmp_path):
     for template in ("{text} It was [mask]", "  {text}  It was [mask] "):
         row = encode(tokenizer, in_chat(tokenizer, template), "hello world")
         assert row.ids.tolist() == expected
+    turns = [{"role": "user", "content": "hello world It was"}]
+    assert encode_conversation(tokenizer, turns).ids.tolist() == expected
+
+
+def encode_conversation(tokenizer, turns, **changes):
+    encoder = make_encoder(tokenizer, "{text}", "causal", max_len=120, num_types=1, **changes)
+    text = render_conversation(tokenizer, turns)
+    (row,) = encoder.for_conversations().encode(Example({CONVERSATION: text}))
+    return row
+
+
+def test_a_conversation_is_encoded_as_by_transformers(tokenizer):
+    turns = [
+        {"role": role, "content": f"the cat sat, {role}."}
+        for role in ("system", "user", "assistant", "user")
+    ]
+    expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    assert encode_conversation(tokenizer, turns).ids.tolist() == expected
+    row = encode_conversation(tokenizer, turns, num_slots=2)
+    assert row.slot.tolist() == [0, 1, *[-1] * len(expected)]
+    assert row.ids[2:].tolist() == expected
+    with pytest.raises(InputError, match="leaves no room in max_len 120"):
+        encode_conversation(tokenizer, turns * 5)
+
+
+@pytest.mark.parametrize(
+    "turns, line",
+    [
+        ([{"role": "assistant", "content": "yes"}], "'yes', is the assistant's"),
+        ([{"role": "robot", "content": "a"}], r"fails \(no robots\); correct the messages"),
+        ([{"role": "user", "content": {1}}], "not JSON serializable"),
+    ],
+)
+def test_a_conversation_that_is_refused(tokenizer, monkeypatch, turns, line):
+    refuse = "{% for m in messages if m.role == 'robot' %}{{ raise_exception('no robots') }}"
+    monkeypatch.setattr(tokenizer, "chat_template", refuse + "{% endfor %}" + CHAT)
+    with pytest.raises(InputError, match=line) as error:
+        render_conversation(tokenizer, turns)
+    assert "\n" not in str(error.value)
 
 
 def test_a_text_cannot_open_a_turn(tokenizer):
