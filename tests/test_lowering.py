@@ -267,7 +267,7 @@ CASES = {str(case): case for case in itertools.chain(spread(), *GROUPS)}
 # Every 40th backbone and work, and the first and last case of each group; others are long.
 DEFAULT = {str(case) for case in spread()[::40]}
 DEFAULT |= {str(group[i]) for group in GROUPS for i in (0, -1)}
-DEFAULT |= {"tpu-bart-grid-prefix16-T27-2x2fsdp"}  # the others of a BART are for a GPU
+DEFAULT |= {next(str(x) for x in spread() if x.family == "bart" and x.target == TPU)}
 
 
 @pytest.mark.default_cases(*DEFAULT)
