@@ -7,6 +7,8 @@ from tiny_run import make_backbone
 
 import jaxprompt as jp
 
+pytestmark = pytest.mark.long
+
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 TEXTS = ["the new cat", "rice", "a red saw is old", "big", "the dog"]
 SAMPLED = {"temperature": 1.5, "top_k": 40, "max_new_tokens": 20}
@@ -115,13 +117,11 @@ def test_what_is_refused(model, case):
     assert not re.search("\n", str(error.value))
 
 
-@pytest.mark.long
 def test_samples_do_not_depend_on_the_batch(backbone, samples):
     for batch in (1, 8):
         assert jp.generate(attach(backbone, batch), TEXTS, n=3, **SAMPLED) == samples
 
 
-@pytest.mark.long
 def test_samples_do_not_depend_on_the_mesh(backbone, samples):
     """There no row is replaced, and a stop string cuts whole texts; a stream runs step by step."""
     model = attach(jp.load_backbone(backbone.backbone.config.path, mesh=(2, 2)))

@@ -14,7 +14,7 @@ from jaxprompt.data.batches.batching import Layout, one_batch
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier
-from jaxprompt.models.generation import check_generation, generate
+from jaxprompt.models.generation import check_new_tokens, generate
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import make_placement
@@ -84,9 +84,9 @@ def test_a_front_takes_its_positions_of_what_is_written():
     # Padding takes no positions.
     assert len(model.shared_prefix.ids) + batch.read.ids.shape[1] > taken
     room = model.backbone.dims.max_len - taken
-    check_generation(model, batch, room, 1)
+    check_new_tokens(model, batch, room)
     with pytest.raises(InputError, match=f"^{taken} tokens of input .* {room} are free;"):
-        check_generation(model, batch, room + 1, 1)
+        check_new_tokens(model, batch, room + 1)
 
 
 @pytest.mark.default_cases("llama-prefix-left")

@@ -246,7 +246,7 @@ def test_greedy(pairs, kind):
     np.testing.assert_array_equal(other.ids, expected)
 
 
-@pytest.mark.long_cases("t5")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_repetition_is_penalized(pairs, kind):
     """Each row alone in torch, which penalizes the padding, too."""

@@ -27,9 +27,7 @@ V = 97
 SETTINGS = {
     "temperature": dict(temperature=0.3),
     "top_k": dict(temperature=1.0, top_k=7),
-    "top_k over all": dict(temperature=1.0, top_k=200),
     "top_p": dict(temperature=1.5, top_p=0.6),
-    "one token": dict(temperature=1.0, top_p=1e-4),
     "min_p": dict(temperature=2.0, min_p=0.2),
     "all": dict(temperature=0.8, top_k=30, top_p=0.8, min_p=0.05),
 }
@@ -61,9 +59,7 @@ def test_scores_are_filtered_as_in_transformers(name):
     actual = probabilities(filter_scores(scores, Sampling(**fields)))
     np.testing.assert_allclose(actual, probabilities(expected), rtol=0, atol=1e-6)
     num_kept = (actual > 0).sum(1)
-    assert num_kept.min() >= 1 and (
-        (num_kept < V).all() or name in ("temperature", "top_k over all")
-    )
+    assert num_kept.min() >= 1 and ((num_kept < V).all() or name == "temperature")
 
 
 def test_repetition_is_penalized_as_in_transformers():
@@ -88,7 +84,7 @@ def test_tokens_are_as_frequent_as_probable(fields):
     """A chi-squared test; removed tokens never occur."""
     count, vocab = 20_000, 23
     scores = filter_scores(random_scores(1, vocab, 1.0), Sampling(**fields))
-    keys = derive_keys(make_row_keys(3), np.arange(count))
+    keys = jax.jit(derive_keys)(make_row_keys(3), np.arange(count))
     rows = np.broadcast_to(scores, (count, vocab))
     drawn = np.asarray(jax.jit(draw_tokens)(keys, np.zeros(count, np.int32), rows))
     expected = probabilities(scores)[0] * count
@@ -102,14 +98,15 @@ def test_tokens_are_as_frequent_as_probable(fields):
 
 
 def test_a_key_is_that_of_the_example_and_the_sample():
-    keys = np.asarray(derive_keys(make_row_keys(1, 5), np.arange(3)))
-    assert len(np.unique(keys, axis=0)) == 3
-    later = derive_keys(make_row_keys(1, 6), np.arange(2))
-    np.testing.assert_array_equal(later, keys[1:])  # another chunk of the input
-    several = np.asarray(derive_keys(make_row_keys(1, 5, 4), np.arange(12)))
-    np.testing.assert_array_equal(several[::4], keys)  # more samples keep the first
+    derive = jax.jit(derive_keys)
+    make = lambda *origin: np.asarray(derive(make_row_keys(*origin), np.arange(12)))
+    keys = make(1, 5)
+    assert len(np.unique(keys, axis=0)) == 12
+    np.testing.assert_array_equal(make(1, 6)[:-1], keys[1:])  # another chunk of the input
+    several = make(1, 5, 4)
+    np.testing.assert_array_equal(several[::4], keys[:3])  # more samples keep the first
     assert len(np.unique(several, axis=0)) == 12
-    assert (np.asarray(derive_keys(make_row_keys(2, 5), np.arange(3))) != keys).any()
+    assert (make(2, 5) != keys).all(1).any()
 
 
 def test_a_sample_depends_on_its_row_alone():
