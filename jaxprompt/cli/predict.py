@@ -113,7 +113,7 @@ def _predict(args: Namespace) -> int:
     # Before the weights are loaded, so that errors in the output or input are reported at once.
     output = _check_output(args, name)
     columns = () if _is_submission(args) else head.columns(task) + _error_columns(args)
-    inputs = _read_inputs(args, output, task.fields, task.columns, columns)
+    inputs = _read_inputs(args, output, task.input_columns, task.columns, columns)
     exported, placement = bank.open_export(
         args, prompt, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
     )

@@ -34,7 +34,9 @@ def make_answers(
     """Makes (params, examples) -> answers in order, compiled once per shape of a batch."""
     scorer = with_shared_prefix(scorer)
     head, layout = scorer.head, scorer.layout
-    predict = make_answer_fn(head, placement, scorer.model, generation, scorer.tokenizer, layout)
+    predict = make_answer_fn(
+        head.WRITES, placement, scorer.model, generation, scorer.tokenizer, layout
+    )
 
     def answer(params: tree.Params, examples: Sequence[Example]) -> Answers:
         split = scorer.encode(examples)

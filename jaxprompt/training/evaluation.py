@@ -14,7 +14,6 @@ import numpy as np
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.heads import Kind
 from jaxprompt.models.generation import Search, check_new_tokens
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import cached_factory
@@ -154,7 +153,7 @@ def predict_scores(
 
 
 def make_answer_fn(
-    head: Kind,
+    generates: bool,
     placement: Placement,
     model: Model,
     generation: GenerateConfig,
@@ -162,7 +161,7 @@ def make_answer_fn(
     layout: Layout,
 ) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:
     """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
-    if head.WRITES:
+    if generates:
         check = partial(check_new_tokens, model, max_new_tokens=generation.max_new_tokens)
         if not can_refill(placement):
             step = compile_generation(placement, generation, model, layout)

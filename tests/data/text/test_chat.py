@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 import transformers
-from reading_rows import make_encoder
+from reading_rows import CHAT, make_encoder
 from sentence_pieces import CHATS, ENDED_CHAT, KINDS, write_pieces
-from tokenizers import ByteLevelBPETokenizer
 
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.chat import _LIMITS, in_chat
@@ -16,30 +15,12 @@ from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
-CHAT = (
-    "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] | trim }}"
-    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
 LAID = '["<|start|>user\\n"]{text} It was["<|end|>\\n<|start|>assistant\\n"][mask]'
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    """A byte-level BPE that begins every input, with two tokens for turns."""
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(
-        ["the cat sat. It was good\nbad"] * 9, vocab_size=300, show_progress=False,
-        special_tokens=["<s>", "</s>", "<|start|>", "<|end|>"],
-    )  # fmt: skip
-    from tokenizers import processors
-
-    bpe._tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 0)]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>", chat_template=CHAT,
-        additional_special_tokens=["<|start|>", "<|end|>"],
-    )  # fmt: skip
+def tokenizer(chat_tokenizer):
+    return chat_tokenizer
 
 
 def encode(tokenizer, template, text, **changes):
