@@ -131,7 +131,7 @@ HEAD_MODULES = {
     "tags": TagScores(CLASSES), "spans": SpanScores(), "label_rows": LabelRows((1,) * CLASSES),
     "word_rows": LabelRows((2,) * CLASSES),
     "discriminator": ClassTokens(CLASSES, bias=True), "multi_spans": JudgedTokens(),
-    "topics": Topics(CLASSES),
+    "topics": Topics(CLASSES), "text": TargetScores(),
 }  # fmt: skip
 TX = optax.adamw(1e-3)
 
@@ -159,6 +159,7 @@ class Case:
     separate: bool = False  # layers are separate arrays
     remat: str = "none"
     sampled: bool = False  # texts are samples, not beams
+    packed: bool = False  # a row has two documents
 
     def __str__(self):
         data, model, fsdp = self.mesh
@@ -170,6 +171,7 @@ class Case:
         words += [self.kind] * bool(self.kind) + ["front"] * self.front
         words += [self.rng] * (self.rng != "threefry") + ["separate"] * self.separate
         words += [self.remat] * (self.remat != "none") + ["sampled"] * self.sampled
+        words += ["packed"] * self.packed
         return "-".join(words)
 
 
@@ -288,6 +290,9 @@ def make_shapes(case: Case, model):
         counts = np.full(len(batch.labels), 3, np.int32)
         batch = batch._replace(labels=np.ones_like(batch.label_pos), counts=counts)
     batch = batch._replace(prompt=batch.index % 2)  # of a bank
+    if case.packed:
+        segments = np.where(batch.encoder.mask, 1 + (np.arange(case.tokens) > 9), 0)
+        batch = batch._replace(encoder=batch.encoder._replace(segments=np.int32(segments)))
     return trainable, frozen, batch._replace(targets=np.full_like(batch.label_pos, 7))
 
 

@@ -5,6 +5,10 @@ from jaxprompt.data.text.specials import SENTINEL, read_specials
 from jaxprompt.data.text.template import parse
 from jaxprompt.types import Role
 
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] | trim }}"
+    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
 LETTERS = {role.value: role.name[0] for role in Role} | {Role.SPECIAL.value: "*"}
 
 

@@ -115,6 +115,13 @@ TOKENS = [
         ("tags", "spans"),
     )
 ]  # fmt: skip
+# Targets of texts, also of packed ones, behind a prefix and behind soft tokens that run once.
+TARGETS = [
+    Case("gpt2", length=5, tokens=27, head="text", packed=True),
+    Case("llama", "train", "soft", tokens=24, head="text", packed=True, front=True, target=TPU),
+    Case("t5", "evaluate", tokens=21, head="text", target=TPU),
+    Case("llama", "evaluate", "soft", tokens=40, head="text"),
+]
 # Label rows, and the words that the fluency objective hides.
 ROWS = [
     Case(family, work, "dart", length, 27, mesh=mesh, target=target, head="label_rows")
@@ -260,8 +267,8 @@ SAMPLED = [
 
 
 GROUPS = (
-    ODD, TOKENS, ROWS, DECODERS, ENCODED, READING, BESIDE, LISTED, PROBES, OTHERS, CODES, FRONTS,
-    SEPARATE, LONG, SAMPLED,
+    ODD, TOKENS, TARGETS, ROWS, DECODERS, ENCODED, READING, BESIDE, LISTED, PROBES, OTHERS, CODES,
+    FRONTS, SEPARATE, LONG, SAMPLED,
 )  # fmt: skip
 CASES = {str(case): case for case in itertools.chain(spread(), *GROUPS)}
 # Every 40th backbone and work, and the first and last case of each group; others are long.

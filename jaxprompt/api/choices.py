@@ -145,13 +145,14 @@ def task(*fields: str, **values: Any) -> dict[str, Any]:
     Args:
       *fields: the text columns.
       **values: fields of the config block `task`: label="label" (the column), labels, words,
-        template, metric, target (a column of texts to generate), tags, answers and so on, see
-        docs/config.md.
+        template, metric, target (a column of texts to generate), messages (columns of
+        conversations, instead of fields), tags, answers and so on, see docs/config.md.
 
     Returns:
       The task, for the argument `task` of `train` and `attach`.
     """
-    return {**_CUSTOM_TASK, "fields": fields or _CUSTOM_TASK["fields"], **values}
+    default = () if "messages" in values else _CUSTOM_TASK["fields"]
+    return {**_CUSTOM_TASK, "fields": fields or default, **values}
 
 
 def _to_python(value: Any) -> Any:

@@ -5,16 +5,15 @@ from typing import Any
 
 from jaxprompt.api.models import PromptedModel
 from jaxprompt.api.rows import AnyRows, as_conversations
+from jaxprompt.data.tasks.conversation import MESSAGES, Conversation
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.chat import render_conversation
-from jaxprompt.data.text.encode import CONVERSATION
 from jaxprompt.errors import InputError, brief, check_type
 
-Conversation = Sequence[Mapping[str, Any]]  # messages, each with a role and a content
+Messages = Sequence[Mapping[str, Any]]  # each with a role and a content
 
 
 def generate(
-    model: PromptedModel, rows: AnyRows | Sequence[str] | Sequence[Conversation], **options: Any
+    model: PromptedModel, rows: AnyRows | Sequence[str] | Sequence[Messages], **options: Any
 ) -> list[Any]:
     """Generates a text for each text, row or conversation, whatever the task of the prompt is.
 
@@ -40,7 +39,7 @@ def generate(
     if conversations is None:
         examples = model.read(rows)
     else:
-        examples = _render(model, conversations)
+        examples = _as_examples(model, conversations)
     if not examples:
         return []
     answer = model.writer(generation, reads_chat=conversations is not None)
@@ -49,7 +48,7 @@ def generate(
 
 
 def stream(
-    model: PromptedModel, row: str | Mapping[str, Any] | Conversation, **options: Any
+    model: PromptedModel, row: str | Mapping[str, Any] | Messages, **options: Any
 ) -> Iterator[str]:
     """Generates one text and yields its pieces as soon as they are final.
 
@@ -77,13 +76,28 @@ def stream(
     if conversations is None:
         examples = model.read([row])
     else:
-        examples = _render(model, conversations)
+        examples = _as_examples(model, conversations)
     if len(examples) != 1:
         raise InputError(f"stream generates 1 text, and {brief(row)} has {len(examples)} examples")
     return model.stream(generation, examples[0], reads_chat=conversations is not None)
 
 
-def _render(model: PromptedModel, conversations: Sequence[Conversation]) -> list[Example]:
-    tokenizer = model.scorer.tokenizer
-    texts = [render_conversation(tokenizer, messages) for messages in conversations]
-    return [Example({CONVERSATION: text}) for text in texts]
+def _as_examples(model: PromptedModel, conversations: Sequence[Messages]) -> list[Example]:
+    tokenizer, backbone = model.scorer.tokenizer, model.scorer.model.backbone
+    if backbone.STYLE != "causal":
+        raise InputError(
+            "messages need a backbone that reads left to right, a GPT-2 or a Llama; give texts"
+        )
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} has no chat template for messages; give texts, "
+            "or use a model that was tuned for chat"
+        )
+    for messages in conversations:
+        if messages[-1]["role"] == "assistant":
+            raise InputError(
+                f"the last message, {brief(messages[-1]['content'])}, is the assistant's, but its "
+                "next turn is generated; end with a message of the user"
+            )
+    chats = (Conversation(list(map(dict, messages)), [], []) for messages in conversations)
+    return [Example({MESSAGES: chat.to_json()}) for chat in chats]

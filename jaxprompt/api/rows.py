@@ -9,6 +9,7 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.files import SUFFIXES, read_file
 from jaxprompt.data.sources.records import Record, from_rows, from_texts, with_examples
 from jaxprompt.data.sources.splits import as_python, with_class_names
+from jaxprompt.data.tasks.conversation import MESSAGES
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief
 
@@ -35,7 +36,7 @@ def infer_task(data: AnyRows, overrides: Mapping[str, Any]) -> tuple[Rows, dict[
 
     The text is the column `text`, `sentence`, `message`, `review` or `content`, else the only
     column of strings besides the label. The label is the column `label` or `labels`, else the only
-    column besides the text.
+    column besides the text. A column `messages` of lists has conversations.
 
     Args:
       data: the training rows.
@@ -47,9 +48,12 @@ def infer_task(data: AnyRows, overrides: Mapping[str, Any]) -> tuple[Rows, dict[
     rows = to_rows(data, "train", (_TEXTS[0], _LABELS[0]))
     row = rows[0] if len(rows) else {}
     fields = {name.removeprefix("task__"): value for name, value in overrides.items()}
+    answers = [fields[name] for name in _ANSWERS if name in fields]
+    has_messages = isinstance(row.get(MESSAGES), list | tuple) and not answers
+    if "messages" in fields or has_messages:
+        return rows, {"name": "custom", "fields": (), "messages": (MESSAGES,)}
     if "fields" in fields or not row:
         return rows, {"name": "custom", "fields": _TEXTS[:1]}
-    answers = [fields[name] for name in _ANSWERS if name in fields]
     names = answers or [name for name in _LABELS if name in row][:1]
     others = [name for name in row if name not in names]
     strings = [name for name in others if isinstance(row[name], str)]
@@ -136,7 +140,7 @@ def make_records(data: AnyRows | Sequence[str], task: Task) -> list[Record]:
                 raise InputError(
                     f"text {index}: {brief(text)} is not a string; replace or remove it"
                 )
-        records = from_texts(texts, task.fields, "text")
+        records = from_texts(texts, task.input_columns, "text")
     else:
         records = from_rows(to_rows(data, "rows", task.columns, "a list of texts, "))
     records = list(with_examples(task, records))

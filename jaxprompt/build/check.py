@@ -38,6 +38,12 @@ def check_config(config: RunConfig) -> None:
             "corpus.path is empty; set it (PPT uses the pre-training text), or use start=task or "
             "vocab"
         )
+    if config.data.packed and (config.ppt.task or config.shared.tasks):
+        name = "ppt.task" if config.ppt.task else "shared.tasks"
+        raise InputError(
+            f"data.packed=True is only valid for one task with its own head, not with {name}; set "
+            "it to False"
+        )
     if config.ppt.task:  # texts and words are defined by its pattern
         return
     task = apply_form(config, read_task(config.task))

@@ -40,21 +40,21 @@ def make_evaluate_fn(
     answer_fns: dict[bool, Callable[..., Predictions]] = {}
     # A process of several cannot read a whole array.
     folds = scorer.model.prompt.folds() and jax.process_count() == 1
-    writes = scorer.head.WRITES
+    generates = scorer.generates
 
     def evaluate(
         split: Split, trainable: tree.Flat, frozen: tree.Flat
     ) -> tuple[dict[str, float], Predictions]:
-        is_cached = not writes and feature_cache.has(split)
+        is_cached = not generates and feature_cache.has(split)
         model = feature_cache.model if is_cached else scorer.model
         if folds:
             example = scorer.one_batch(split.rows[:1])
             model, trainable, frozen = fold_flat(model, trainable, frozen, example)
         if is_cached not in answer_fns:  # shapes are the same in every pass
             answer_fns[is_cached] = make_answer_fn(
-                scorer.head, placement, model, config.generate, scorer.tokenizer, scorer.layout
+                generates, placement, model, config.generate, scorer.tokenizer, scorer.layout
             )
-        units = split.repeat(config.generate.n) if writes else split
+        units = split.repeat(config.generate.n) if generates else split
         batches = feature_cache.batches(split) if is_cached else eval_batches(scorer, units)
         answers = answer_fns[is_cached](trainable, frozen, batches, len(units.rows))
         scorer.head.check_outputs(split.average(answers))

@@ -41,10 +41,12 @@ from jaxprompt.training.run_record import TaskData
 SPLITS = ("train", "dev", "test")
 _DEV_SHARE = 0.2  # of the training examples, if there is no dev split
 _MIN_BATCH, _MIN_BATCHES = 8, 8  # examples, and batches in an epoch, of small data
-_NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
+_NO_VOCABULARY = (
+    "labels", "words", "choices", "target", "messages", "tags", "answers", "entities", "number",
+)  # fmt: skip
 _CUSTOM_FIELDS = (
-    "label", "labels", "choices", "target", "answers", "number", "limits", "tags", "scheme",
-    "predicate", "entities", "offsets", "negative", "question", "candidate", "candidates",
+    "label", "labels", "choices", "target", "messages", "answers", "number", "limits", "tags",
+    "scheme", "predicate", "entities", "offsets", "negative", "question", "candidate", "candidates",
     "placeholder",
 )  # fmt: skip
 _CLASSLESS_PROTOCOLS = ("holdout", "fraction")  # protocols that need no classes
@@ -59,7 +61,7 @@ def read_task(config: TaskConfig) -> Task:
     label_words = tuple(tuple(part.strip() for part in entry.split("|")) for entry in config.words)
     _check_vocabulary(config)
     if config.name == "custom":
-        names = (*_CUSTOM_FIELDS, "markers", "metric", "option", "positive")
+        names = (*_CUSTOM_FIELDS, "answer_pattern", "markers", "metric", "option", "positive")
         return custom_task(
             fields=config.fields,
             words=label_words,
@@ -82,6 +84,7 @@ def read_task(config: TaskConfig) -> Task:
         task,
         metric=config.metric or task.metric,
         positive=config.positive or task.positive,
+        answer_pattern=config.answer_pattern or task.answer_pattern,
         markers=config.markers or task.markers,
         labels=config.labels if task.kind == "tags" and config.labels else task.labels,
     )

@@ -10,6 +10,7 @@ from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.chat import in_chat
+from jaxprompt.data.text.conversation import ConversationEncoder
 from jaxprompt.data.text.demos import DemoLayout, Demonstrations
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.identity import check_id
@@ -180,6 +181,8 @@ def build_scorer(
         check_chat(facts, form, demos)
         template = in_chat(tokenizer, template)
     parsed_template = check_template(task, template, head_kind, form, slots)
+    if task.messages:
+        check_conversations(facts, parsed_template, chat, demos)
     check_instance_prompt(method, prompt.name, parsed_template, facts.style, demos)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
     check_relations(task.metric, task.labels, task.negative)
@@ -275,7 +278,43 @@ def _example_encoder(
         lists=head_layout.lists,
         names=task.widest if task.options else head_layout.names,
         demo_layout=None if demos is None else demo_format(demos, head_layout, tokenizer),
+        conversations=_conversation_encoder(tokenizer, task, head_layout.specials),
     )
+
+
+def _conversation_encoder(
+    tokenizer: Tokenizer, task: Task, specials: Specials
+) -> ConversationEncoder | None:
+    if not task.messages:
+        return None
+    return ConversationEncoder(tokenizer, specials.stop, begins_with_bos=bool(specials.cls))
+
+
+def check_conversations(
+    facts: BackboneInfo, template: Template, chat: bool, demos: Demonstrations | None
+) -> None:
+    """Raises InputError if a backbone, a template or another field does not suit conversations."""
+    if facts.style != "causal":
+        raise InputError(
+            f"task.messages needs a model with a chat template that reads left to right, but "
+            f"{facts.where} is {with_article(facts.family)}; use a GPT-2 or a Llama"
+        )
+    if chat:
+        raise InputError(
+            "task.messages applies the chat template to all messages, task.chat=True to one turn; "
+            "set task.chat=False"
+        )
+    if demos is not None:
+        raise InputError(
+            f"{demos.settings.field} adds demonstrations, which conversations do not support; set "
+            "it to 0, and write them as messages"
+        )
+    kinds = [part.kind for part in template.parts if part.kind != "mask"]
+    if kinds.count("field") != 1 or kinds[-1] != "field":
+        raise InputError(
+            f"task.template={template.source!r} must end with {{messages}}, which the chat "
+            "template writes; e.g. '[soft] {messages}'"
+        )
 
 
 def check_chat(facts: BackboneInfo, form: str, demos: Demonstrations | None) -> None:

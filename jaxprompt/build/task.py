@@ -12,12 +12,18 @@ from jaxprompt.build.method import get_head
 from jaxprompt.build.placement import check_mesh
 from jaxprompt.build.scorer import build_scorer, check_fit, choose_template, example_layout
 from jaxprompt.config.run import RunConfig
-from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
+from jaxprompt.data.batches.batching import EvalBatches, Layout, TrainBatches, count_units
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import scorer_fingerprints
-from jaxprompt.data.text.overview import label_word_messages, truncation_message, unmarked_messages
+from jaxprompt.data.text.overview import (
+    label_word_messages,
+    truncation_message,
+    unlearned_messages,
+    unmarked_messages,
+)
+from jaxprompt.errors import InputError
 from jaxprompt.models.generation import check_generation
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, with_shared_prefix
@@ -29,7 +35,7 @@ from jaxprompt.types import Batch, Objective
 
 def check_generation_length(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -> None:
     """Raises InputError if generated texts do not fit after the longest inputs."""
-    if not scorer.head.WRITES:
+    if not scorer.generates:
         return
     layout = scorer.layout.single_host()  # the same result on every process
     for name in splits.keys() - {"train"}:
@@ -68,7 +74,7 @@ def scorer_from_config(
     head = get_head(config)
     task = head.fit_task(examples.task, examples.choices)
     style, form = backbone.module.STYLE, config.task.form
-    return build_scorer(
+    scorer = build_scorer(
         backbone,
         task,
         example_layout(config, examples.choices),
@@ -80,6 +86,27 @@ def scorer_from_config(
         placement=placement,
         demos=make_demos(config, task, examples.splits),
     )
+    if config.data.packed:
+        _check_packing(config, scorer, style)
+    return scorer
+
+
+def _check_packing(config: RunConfig, scorer: Scorer, style: str) -> None:
+    """Raises InputError if several examples cannot be packed into one row."""
+    method = scorer.model.prompt
+    reasons = {
+        f"head.name={config.head.name} reads one input per row": not scorer.head.WRITES,
+        "this backbone does not read its input and the answer as one text": style != "causal",
+        f"prompt.name={config.prompt.name} depends on the input": bool(
+            method.reads or method.objectives()
+        ),
+        f"cache.location={config.cache.location} caches single inputs": config.cache.location != "",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(
+                f"data.packed=True puts several examples into a row, but {reason}; set it to False"
+            )
 
 
 def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
@@ -96,23 +123,32 @@ def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
     )
 
 
+def _train_layout(config: RunConfig, scorer: Scorer) -> Layout:
+    """Returns the layout of training batches."""
+    return dataclasses.replace(scorer.layout, batch=config.data.batch, packed=config.data.packed)
+
+
+def count_train_rows(config: RunConfig, scorer: Scorer, split: Split) -> int:
+    """Returns the number of rows of an epoch of training: examples, or packed ones."""
+    return count_units(split.rows, _train_layout(config, scorer))
+
+
 def longest_batch(config: RunConfig, scorer: Scorer, split: Split) -> Batch:
     """Returns a training batch of the maximum length."""
-    layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
-    return next(iter(EvalBatches(split.rows, split.labels, layout)))
+    return next(iter(EvalBatches(split.rows, split.labels, _train_layout(config, scorer))))
 
 
 def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatches:
     """Returns the endless stream of training batches; full ones if features are cached."""
-    layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
+    layout = _train_layout(config, scorer)
     layout = layout.single_host() if config.cache.location else layout
     return TrainBatches(split.rows, split.labels, layout, seed=config.seed, group=config.data.group)
 
 
 def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
-    """Encodes every split; train with the target texts."""
+    """Encodes every split; with the target texts to train on, or to score."""
     return {
-        name: scorer.encode(split, targets=name == "train")
+        name: scorer.encode(split, targets=name == "train" or scorer.scores_targets)
         for name, split in examples.splits.items()
     }
 
@@ -131,6 +167,7 @@ def example_notes(
         *label_word_messages(scorer.task.labels, words),
         truncation_message(scorer.layout.max_len, rows),
     ]
+    text_notes += unlearned_messages(scorer.layout.max_len, rows.get("train", ()))
     text_notes += [] if scorer.demos is None else [scorer.demos.summary()]
     unmarked = {n: (p.metric_data.unmarked, p.size) for n, p in splits.items() if p.metric_data}
     head_notes = scorer.head.tell(scorer.task, scorer.classes, unsampled)

@@ -111,6 +111,11 @@ def evaluate(
         log(line)
     scorer, examples = cache_shared_prefix(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
+    if output and scorer.scores_targets:
+        raise InputError(
+            f"--output={output} writes generated texts, but task.metric={scorer.task.metric} "
+            "generates none; remove it, or use predict"
+        )
     records = _read_records(config, scorer, split, prefix) if output else []
     judge = make_evaluate_fn(config, scorer, trained.placement)
     metrics, scores = judge(examples, trained.weights.trainable, trained.weights.frozen)

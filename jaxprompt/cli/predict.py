@@ -124,7 +124,7 @@ def _predict(args: Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     columns = head.columns(task) + _error_columns(args)
     columns += ("tokens", "logprobs") if generation.logprobs else ()
     columns = () if _is_submission(args) else columns
-    inputs = _read_inputs(args, output, task.fields, task.columns, columns)
+    inputs = _read_inputs(args, output, task.input_columns, task.columns, columns)
     exported, placement = bank.open_export(
         args, prompt, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
     )

@@ -242,13 +242,15 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[TableRun]]:
 
 def add_best(rows: Mapping[str, list[TableRun]], best: int) -> dict[str, list[TableRun]]:
     """Adds after each row with more than `best` runs one of those that are best on dev."""
+    from jaxprompt.scoring.metrics import selection_score
+
     with_best: dict[str, list[TableRun]] = {}
     for row, runs in rows.items():
         with_best[row] = runs
         if len(runs) > best and all(run.result.dev is not None for run in runs):
 
             def merit(run):
-                return next(iter(run.result.dev.values()))
+                return selection_score(run.result.dev)
 
             with_best[f"{row}, best {best} on dev"] = sorted(runs, key=merit, reverse=True)[:best]
     return with_best

@@ -105,14 +105,18 @@ def apply_overrides(config: ConfigDict, overrides: Sequence[tuple[str, object]])
     for field, text in texts:
         set_field(config, field, text, unset=field in unset)
     fields = {field for field, _ in texts}
-    if "task.fields" in fields and "task.name" not in fields:
+    if {"task.fields", "task.messages"} & fields and "task.name" not in fields:
         _name_custom_task(config)
 
 
 def _name_custom_task(config: ConfigDict) -> None:
-    """Sets task.name to custom if text columns are set for the default task, which ignores them."""
+    """Sets task.name to custom if input columns are set for the default task, which has its own."""
     task = config.task
-    if task.fields and task.name == TaskConfig().name and task.form in ("cloze", "text"):
+    if (
+        (task.fields or task.messages)
+        and task.name == TaskConfig().name
+        and task.form in ("cloze", "text")
+    ):
         task.name = "custom"
 
 

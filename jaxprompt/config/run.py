@@ -147,6 +147,17 @@ class TaskConfig(Block):
         "", "positive class of f1, f1a and answer_f1; empty = the second class"
     )
     target: str = kinds.text("", "custom: column of the text to generate, for head.name=text")
+    messages: tuple[str, ...] = kinds.texts(
+        (),
+        "custom: column of conversations, for head.name=text, whose assistant turns are learned; "
+        "or columns of the prompt's and the completion's messages, of which the latter are learned",
+    )
+    answer_pattern: str = kinds.text(
+        "",
+        "metrics of generated texts compare only the answers in them. number: the last number, as "
+        "in GSM8K; boxed: the last \\boxed{}, as in MATH; or a regular expression, whose last "
+        "match counts, or the first of its groups that matches",
+    )
     answers: str = kinds.text(
         "", "custom: column of the answers found in the last field, for head.name=spans"
     )
@@ -344,6 +355,11 @@ class DataConfig(Block):
         8,
         "sort the examples of this many batches by length, which saves padding; at most a quarter "
         "of an epoch; 1 = off",
+    )
+    packed: bool = kinds.flag(
+        False,
+        "head.name=text: put several training examples into each row of up to max_len tokens; "
+        "attention stays within an example and the prompt. data.batch counts rows",
     )
     padding_side: str = kinds.word("right", ("right", "left"), "padding side")
 

@@ -139,7 +139,8 @@ def _sample_input(task: Task) -> str | dict[str, str | list[str]]:
     """Returns a sample input with the columns of a task; a string if there is only one column."""
     if len(task.fields) < 2 and not task.choices:
         return "a text"
-    row: dict[str, str | list[str]] = {x: "a text" for x in task.fields if x not in task.derive}
+    columns = task.input_columns
+    row: dict[str, str | list[str]] = {x: "a text" for x in columns if x not in task.derive}
     # A derived field is computed from a column with few values.
     row |= {column: next(iter(texts)) for column, texts in task.derive.values()}
     if len(task.choices) == 1:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from jaxprompt.data.tasks.conversation import MESSAGES, Conversation
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import GeneratedText, Split
@@ -66,11 +67,21 @@ class Head(Kind):
         """Encodes examples; with `targets`, including their target texts."""
         unknown, counts = np.full(len(examples), -1, np.int32), np.full(len(examples), classes)
         rows = encoder.encode_all(examples, targets=targets)
+        if targets and rows and all(row.is_unlearned for (row,) in rows):
+            raise InputError(
+                "no example has a token to learn within data.max_len; raise data.max_len, or "
+                "shorten the texts before the answers"
+            )
         return Split(rows, unknown, counts.astype(np.int32), [e.references for e in examples])
 
     def longest_example(self, task: Task, text: str, max_target: int) -> Example:
         """Returns an example whose target has the maximum length."""
-        return Example(dict.fromkeys(task.fields, text), target="a " * (max_target - 1))
+        if not task.messages:
+            return Example(dict.fromkeys(task.fields, text), target="a " * (max_target - 1))
+        # The first answer is the longest target, the last question the longest input.
+        turns = [("user", "a"), ("assistant", text), ("user", text), ("assistant", "a")]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return Example({MESSAGES: Conversation(messages, [1], []).to_json()}, target=text)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the mean over all target tokens."""
@@ -88,18 +99,31 @@ class Head(Kind):
         """Does nothing: a text is always valid."""
 
     def measure(
-        self, metric: str, split: Split, outputs: Sequence[Samples], classes: int
+        self,
+        metric: str,
+        split: Split,
+        outputs: Sequence[Samples] | np.ndarray,
+        classes: int,
     ) -> dict[str, float]:
-        """Compares texts with their references."""
-        return metrics.score_samples(metric, split.references, list(map(_texts, outputs)))
+        """Compares texts with their references; or takes the likelihoods of targets, [units, M]."""
+        if isinstance(outputs, np.ndarray):
+            return metrics.score_likelihoods(metric, outputs)
+        labelled = self.labelled(split, outputs, classes)
+        if not labelled.size:
+            raise InputError(
+                f"task.metric={metric} compares texts, but no example ends in a text of the "
+                "assistant; use task.metric=loss, or examples that do"
+            )
+        return self.compare(metric, labelled)
 
     def labelled(self, split: Split, outputs: Sequence[Samples], classes: int) -> Labelled:
         """Returns the references and texts of the examples with a reference."""
         return select_labelled(split.references, map(_texts, outputs))
 
     def compare(self, metric: str, labelled: Labelled) -> dict[str, float]:
-        """Compares texts with their references."""
-        return metrics.score_samples(metric, labelled.gold, labelled.pred)
+        """Compares texts with their references: by exact match if the metric is of targets."""
+        name = "exact_match" if metric in metrics.LIKELIHOODS else metric
+        return metrics.score_samples(name, labelled.gold, labelled.pred)
 
     def answers(
         self,

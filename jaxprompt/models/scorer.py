@@ -24,6 +24,8 @@ from jaxprompt.heads import Kind, Labelled, make_text_head
 from jaxprompt.layers.quantized import storage_of
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Method
+from jaxprompt.scoring.answer_pattern import find_answer
+from jaxprompt.scoring.metrics import LIKELIHOODS
 from jaxprompt.scoring.relations import collect_facts
 from jaxprompt.types import Batch
 
@@ -62,6 +64,16 @@ class Scorer(NamedTuple):
         """The number of classes, or of choices if these are the classes."""
         return len(self.task.labels) or self.layout.num_rows
 
+    @property
+    def scores_targets(self) -> bool:
+        """Whether splits are scored by the likelihood of their target texts."""
+        return self.head.WRITES and self.task.metric in LIKELIHOODS
+
+    @property
+    def generates(self) -> bool:
+        """Whether splits are scored by generated texts."""
+        return self.head.WRITES and not self.scores_targets
+
     def one_batch(
         self, rows: Sequence[Sequence[Encoded]], labels: np.ndarray | None = None
     ) -> Batch:
@@ -69,7 +81,7 @@ class Scorer(NamedTuple):
         return one_batch(rows, [-1] * len(rows) if labels is None else labels, self.layout)
 
     def writing(self, tokens: int, reads_chat: bool = False) -> "Scorer":
-        """Returns a scorer that generates text; with `reads_chat`, of rendered conversations.
+        """Returns a scorer that generates text; with `reads_chat`, after conversations.
 
         Raises InputError if the backbone cannot.
         """
@@ -111,13 +123,27 @@ class Scorer(NamedTuple):
         try:
             return self._encode_split(examples, targets)
         except InputError:
-            for number, example in enumerate(examples if len(examples) > 1 else (), 1):
-                try:
-                    self._encode_split([example], targets)
-                except InputError as error:
-                    text = next(iter(example.fields.values()), "")
-                    raise InputError(f"example {number}, {brief(text)}: {error}") from error
+            index = self._first_refused(examples, targets)
+            try:
+                self._encode_split(examples[index : index + 1], targets)
+            except InputError as error:
+                if len(examples) == 1:
+                    raise
+                text = next(iter(examples[index].fields.values()), "")
+                raise InputError(f"example {index + 1}, {brief(text)}: {error}") from error
             raise
+
+    def _first_refused(self, examples: Sequence[Example], targets: bool) -> int:
+        """Returns the index of the first example that cannot be encoded, by bisection."""
+        start, end = 0, len(examples)
+        while end - start > 1:
+            middle = (start + end) // 2
+            try:
+                self._encode_split(examples[start:middle], targets)
+                start = middle
+            except InputError:
+                end = middle
+        return start
 
     def _encode_split(self, examples: Sequence[Example], targets: bool) -> Split:
         if self.demos is None:
@@ -138,7 +164,31 @@ class Scorer(NamedTuple):
             encoder, self.task, examples, classes=self.classes, targets=targets
         )
         check_ids(split.rows, self.model.backbone.dims.vocab, self.tokenizer)
+        if self.task.answer_pattern and not targets:
+            split = split._replace(references=list(map(self._answers_in, split.references)))
         return split
+
+    def _answers_in(self, references: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns the answers in references. Raises InputError for one without an answer."""
+        pattern = self.task.answer_pattern
+        answers = tuple(find_answer(pattern, text) for text in references)
+        if not all(answers):
+            raise InputError(
+                f"task.answer_pattern={brief(pattern)} finds no answer in the target "
+                f"{brief(references[answers.index('')])}; fix the pattern, or remove the example"
+            )
+        return answers
+
+    def _compared(self, split: Split, outputs: Any) -> tuple[Any, Split]:
+        """Returns what metrics compare: one output per example, answers in place of texts."""
+        outputs, split = split.average(outputs), split.without_samples()
+        if self.task.answer_pattern and isinstance(outputs, list):
+            pattern = self.task.answer_pattern
+            outputs = [
+                tuple(x._replace(text=find_answer(pattern, x.text)) for x in samples)
+                for samples in outputs
+            ]
+        return outputs, split
 
     def answers(
         self, examples: Sequence[Example], split: Split, outputs: Any
@@ -149,12 +199,12 @@ class Scorer(NamedTuple):
 
     def measure(self, split: Split, outputs: Any) -> dict[str, float]:
         """Computes the task's metric of the outputs of a split."""
-        outputs, split = split.average(outputs), split.without_samples()
+        outputs, split = self._compared(split, outputs)
         return self.head.measure(self.task.metric, split, outputs, self.classes)
 
     def labelled(self, split: Split, outputs: Any) -> Labelled:
         """Returns what metrics need of the examples with known answers."""
-        outputs, split = split.average(outputs), split.without_samples()
+        outputs, split = self._compared(split, outputs)
         labelled = self.head.labelled(split, outputs, self.classes)
         return self.head.count_pairs(self.task.metric, labelled)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import numpy as np
 from flax import linen as nn
 
 from jaxprompt.build.backbone import backbone_from_config, open_backbone
@@ -153,8 +154,8 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
             f"{device.name} has no bfloat16: float32 speed, with copies that XLA may make",
         )
     batches = (
-        _longest_batch(scorer, example, config.data.batch, targets=True),
-        _longest_batch(scorer, example, config.data.eval_batch, targets=False),
+        _longest_batch(scorer, example, config.data.batch, targets=True, packed=config.data.packed),
+        _longest_batch(scorer, example, config.data.eval_batch, targets=scorer.scores_targets),
     )
     return AbstractRun(
         config,
@@ -195,10 +196,16 @@ def _check_supported(config: RunConfig) -> None:
         ppt.check_trainable_prompt(config)
 
 
-def _longest_batch(scorer: Scorer, example: Example, size: int, *, targets: bool) -> Batch:
+def _longest_batch(
+    scorer: Scorer, example: Example, size: int, *, targets: bool, packed: bool = False
+) -> Batch:
     """Returns a batch of `size` copies of the longest example, with the largest shapes."""
     split = scorer.encode([example], targets=targets)
-    return scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
+    batch = scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
+    if not packed:
+        return batch
+    tokens = batch.encoder  # the mask of documents takes memory
+    return batch._replace(encoder=tokens._replace(segments=np.ones_like(tokens.ids)))
 
 
 def open_or_published(config: BackboneConfig) -> tuple[Backbone, tuple[str, ...]]:

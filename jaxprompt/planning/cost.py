@@ -185,7 +185,7 @@ def _separates_layers(run: AbstractRun, placement: Placement) -> bool:
 
     The CPU's compiler would take minutes for them, so estimates are those of stacked layers.
     """
-    config, writes = run.config, run.scorer.head.WRITES
+    config, writes = run.config, run.scorer.generates
     steps = config_milestones(config, _STEPS_PER_EPOCH).total
     work, trainable = measure_corpus_work(config, steps), config.trainable
     return separates_layers(run.backbone, placement, writes=writes, work=work, trainable=trainable)
@@ -250,7 +250,7 @@ def eval_bytes(run: AbstractRun, placement: Placement, attention: str = "") -> i
     """Compiles the evaluation of a batch for one device. Returns the peak bytes with the state."""
     resident = measure_sizes(step_shapes(run, placement), placement).resident_bytes
     shapes = eval_shapes(run, placement, attention)
-    if run.scorer.head.WRITES:
+    if run.scorer.generates:
         peak = _generation_bytes(run, shapes, placement)
     else:
         peak = sum(_eval_memory(placement, make_eval_step(shapes.model), shapes))
@@ -316,7 +316,7 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
     shapes = eval_shapes(run, placement, attention, as_it_runs=True)
     step = (
         generation_step(shapes.model, make_search(run.config.generate, run.scorer.layout))
-        if run.scorer.head.WRITES
+        if run.scorer.generates
         else make_eval_step(shapes.model)
     )
     compiled = compile_for(placement, with_placement(placement, step), *shapes[1:])

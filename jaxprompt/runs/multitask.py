@@ -55,6 +55,7 @@ from jaxprompt.runs.running import (
     run_stages,
 )
 from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
+from jaxprompt.scoring.metrics import selection_score
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.one_run import Feed, Job, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
@@ -174,7 +175,7 @@ def _separates_layers(config: RunConfig, tasks: Tasks) -> bool:
     return separates_layers(
         tasks.backbone,
         tasks.placement,
-        writes=any(scorer.head.WRITES for scorer in scorers),
+        writes=any(scorer.generates for scorer in scorers),
         work=measure_work(config, tasks.milestones.total, scorers[0].layout, train_splits),
         trainable=config.trainable,
     )
@@ -451,7 +452,7 @@ def _score_tasks(
             continue
         params = [_select_params(flat, name) for flat in (trainable, frozen)]
         task_scores = scores[name](task.splits[split], *params)
-        task_metrics.append(task_scores[task.metric])
+        task_metrics.append(selection_score(task_scores, task.metric))
         values |= {f"{name}/{metric}": value for metric, value in task_scores.items()}
     # Each task has the same weight, whatever its size. A mean needs all tasks.
     if len(task_metrics) < len(tasks):

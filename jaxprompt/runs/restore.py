@@ -101,7 +101,7 @@ def restore_run(
         del examples.splits["train"]
     splits = encode_splits(scorer, examples)
     is_separate = separates_layers(
-        backbone, placement, writes=scorer.head.WRITES, trainable=config.trainable
+        backbone, placement, writes=scorer.generates, trainable=config.trainable
     )
     backbone, loaded = inputs.load(backbone, placement, separate_layers=is_separate)
     scorer = scorer.with_backbone(backbone)

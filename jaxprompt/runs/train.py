@@ -25,6 +25,7 @@ from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.build.task import (
     build_objectives,
     cache_shared_prefix,
+    count_train_rows,
     longest_batch,
     make_task_data,
     open_checked_backbone,
@@ -54,6 +55,7 @@ from jaxprompt.runs.running import (
     make_result,
     run_stages,
 )
+from jaxprompt.scoring.metrics import selection_score
 from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.features.cache import FeatureCache, FeatureCachePlan, plan_feature_cache
 from jaxprompt.training.loop import Milestones
@@ -94,7 +96,7 @@ def read_inputs(
     examples, scorer, splits = prepare_task(config, placement, backbone, rows)
     scorer = cache_shared_prefix(config, scorer).with_vocabulary_of(splits["train"])
     num_rows = len(splits["train"].rows)
-    steps_per_epoch = -(-num_rows // config.data.batch)
+    steps_per_epoch = -(-count_train_rows(config, scorer, splits["train"]) // config.data.batch)
     return TaskInputs(
         scorer=scorer,
         splits=splits,
@@ -114,7 +116,7 @@ def _separates_layers(
     return separates_layers(
         backbone,
         placement,
-        writes=scorer.head.WRITES,
+        writes=scorer.generates,
         work=work,
         trainable=config.trainable,
     )
@@ -206,7 +208,7 @@ class TrainStages(RunStages[TaskRecord, PreparedTask, TaskJob]):
             feed=functools.partial(_feed, config, scorer, splits["train"], cache),
             measure=lambda trainable: score(splits["dev"], trainable, weights.frozen),
             metric=scorer.task.metric,
-            value=lambda dev: dev[scorer.task.metric],
+            value=functools.partial(selection_score, metric=scorer.task.metric),
             fill_cache=fill,
             cache=cache,
             score=score,
@@ -443,7 +445,7 @@ class SplitScorer:
 
     def value(self, dev: dict[str, float]) -> float:
         """Returns the selection score; higher is better."""
-        return dev[self.metric]
+        return selection_score(dev, self.metric)
 
     def score(
         self,
@@ -459,7 +461,7 @@ class SplitScorer:
         """
         members = [self._members[i] for i in rows]
         scorer, programs = members[0].scorer, self._programs
-        if scorer.head.WRITES:
+        if scorer.generates:
             return self._score_texts(split, members, trainable, per_run)
         splits = [member.eval_data[split] for member in members]
         is_shared = all(encoded is splits[0] for encoded in splits)

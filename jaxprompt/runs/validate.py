@@ -12,9 +12,15 @@ from jaxprompt.build.inheritance import init_notes
 from jaxprompt.build.initial_params import check_prompt_init, count_tokens, split_params
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.task import longest_batch, open_checked_backbone, task_lines
+from jaxprompt.build.task import (
+    count_train_rows,
+    longest_batch,
+    open_checked_backbone,
+    task_lines,
+)
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Encoded, Split
+from jaxprompt.data.text.overview import length_message
 from jaxprompt.layers.quantized import storage_of
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone, Scorer
@@ -51,6 +57,9 @@ def validate(config: RunConfig) -> Iterator[str]:
     yield from _backbone_lines(config, backbone)
     yield from _task_lines(scorer, splits, inputs.notes)
     yield tree.parameter_table(trainable, frozen)
+    if config.data.packed:
+        num_rows = count_train_rows(config, scorer, splits["train"])
+        yield f"{splits['train'].size} training examples are packed into {num_rows} rows"
     yield _plan_line(milestones, longest_batch(config, scorer, splits["train"]))
 
 
@@ -94,7 +103,12 @@ def _backbone_lines(config: RunConfig, backbone: Backbone) -> Iterator[str]:
 
 def _task_lines(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:
     yield from task_lines(scorer, splits, notes)
-    yield f"  the first example: {format_tokens(scorer, splits['train'].rows[0][0])}"
+    yield f"  {length_message({name: split.by_example() for name, split in splits.items()})}"
+    first = splits["train"].rows[0][0]
+    yield f"  the first example: {format_tokens(scorer, first)}"
+    if first.targets is not None:
+        targets = scorer.tokenizer.convert_ids_to_tokens(first.targets[first.targets >= 0].tolist())
+        yield f"  learned of it: {' '.join(targets)}"
 
 
 def _plan_line(milestones: Milestones, longest: Batch) -> str:

@@ -23,10 +23,12 @@ from jaxprompt.scoring.answer_words import (
     common_run,
     shared_words,
 )
+from jaxprompt.types import ABSENT
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 RANKINGS = ("hit_at_1", "hit_at_10", "mrr")  # by the rank of the right class
-TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
+LIKELIHOODS = ("loss", "perplexity")  # of the target texts; lower is better
+TEXT_METRICS = ("exact_match", "rouge_l", "bleu", *LIKELIHOODS)
 TAG_METRICS = ("entity_f1", "role_f1", "accuracy")
 SPAN_METRICS = ("f1", "exact_match", "cmrc_f1")
 NUMBER_METRICS = ("pearson", "spearman")
@@ -193,6 +195,23 @@ def score_samples(
     votes = np.mean([text in texts for text, texts in zip(most_frequent, right, strict=True)])
     hits = np.mean([bool(texts & {*row}) for row, texts in zip(samples, right, strict=True)])
     return scores | {f"maj@{count}": float(votes), f"pass@{count}": float(hits)}
+
+
+def score_likelihoods(name: str, logp: np.ndarray) -> dict[str, float]:
+    """Returns the metric `name` first, of loss and perplexity per token of the targets.
+
+    logp: log-probabilities of tokens, [examples, M], ABSENT = none. The loss is in nats.
+    """
+    is_token = logp > 0.5 * ABSENT
+    total = -float(np.sum(logp, where=is_token, dtype=np.float64))
+    scores = score_targets({"loss": total, "n": int(is_token.sum()), "hits": 0})
+    return _with_first(name, {"loss": scores["loss"], "perplexity": scores["perplexity"]})
+
+
+def selection_score(scores: Mapping[str, float], metric: str = "") -> float:
+    """Returns the score of a run by its metric, by default the first one; higher is better."""
+    name = metric or next(iter(scores))
+    return -scores[name] if name in LIKELIHOODS else scores[name]
 
 
 def score_tags(

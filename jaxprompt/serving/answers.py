@@ -37,7 +37,9 @@ def make_answers(
     """
     scorer = with_shared_prefix(scorer)
     head, layout = scorer.head, scorer.layout
-    predict = make_answer_fn(head, placement, scorer.model, generation, scorer.tokenizer, layout)
+    predict = make_answer_fn(
+        head.WRITES, placement, scorer.model, generation, scorer.tokenizer, layout
+    )
 
     def answer(params: tree.Params, examples: Sequence[Example], first: int = 0) -> Answers:
         split = scorer.encode(examples)
@@ -66,7 +68,7 @@ def stream_answer(
     split = scorer.encode([example])
     (batch,) = EvalBatches(split.rows, split.labels, layout)
     writer = make_answer_fn(
-        scorer.head, placement, scorer.model, generation, scorer.tokenizer, scorer.layout
+        True, placement, scorer.model, generation, scorer.tokenizer, scorer.layout
     )
     assert isinstance(writer, TextWriter)
     check_generation(scorer.model, batch, writer.search)

@@ -17,7 +17,6 @@ from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.text.decoding import TextDecoder, stop_ids
 from jaxprompt.data.text.encoded import GeneratedText, Predictions
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.heads import Kind
 from jaxprompt.models.generation import Generated, Search, check_new_tokens
 from jaxprompt.models.model import Model
 from jaxprompt.models.sampling import RowKeys, Sampling, make_row_keys
@@ -160,7 +159,7 @@ def predict_scores(
 
 
 def make_answer_fn(
-    head: Kind,
+    generates: bool,
     placement: Placement,
     model: Model,
     generation: GenerateConfig,
@@ -171,7 +170,7 @@ def make_answer_fn(
 
     For texts the units are samples, and the function also takes `first`, see `TextWriter`.
     """
-    if not head.WRITES:
+    if not generates:
         return partial(predict_scores, scoring_step(placement, model))
     ends = (*layout.ends, *stop_ids(tokenizer, generation.stop))
     search = make_search(generation, dataclasses.replace(layout, ends=ends))

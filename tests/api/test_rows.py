@@ -167,6 +167,15 @@ def test_a_task_that_is_not_given_follows_from_the_columns(row, overrides, text,
     assert list(rows) == [row] and list(task["fields"]) == [text] and task.get("label") == label
 
 
+def test_a_column_of_messages_is_one_of_conversations():
+    row = {"messages": [{"role": "user", "content": "a"}], "id": 3}
+    expected = {"name": "custom", "fields": (), "messages": ("messages",)}
+    assert infer_task([row], {})[1] == expected
+    assert infer_task([{"chats": []}], {"messages": ["chats"]})[1] == expected  # which it replaces
+    assert infer_task([{"messages": "a", "label": 1}], {})[1]["fields"] == ["messages"]
+    assert jp.task(messages=["chats"])["fields"] == ()
+
+
 @pytest.mark.parametrize(
     "row",
     [

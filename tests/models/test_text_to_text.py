@@ -23,9 +23,10 @@ from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import BackboneConfig, GenerateConfig
 from jaxprompt.convert.prompt_metadata import ExampleLayout
+from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import encode_exact, encode_texts, load_tokenizer
 from jaxprompt.heads import make_head
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.evaluation import make_answer_fn
@@ -261,6 +262,41 @@ def test_loss_of_a_free_text_is_torchs(style, pairs):
     assert float(total) == pytest.approx(sum(expected), rel=2e-5)
 
 
+CHAT = (
+    "{% for m in messages %}{{ m['role'] + '|' + m['content'] + eos_token + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant|' }}{% endif %}"
+)
+
+
+def test_loss_of_the_turns_of_a_conversation_is_torchs(pairs):
+    """With two turns of the assistant in a row of the batch, and one in the other."""
+    pair = pairs["causal"]
+    tokenizer = load_tokenizer(pair.backbone.folder)
+    tokenizer.chat_template = CHAT
+    pair = pair._replace(backbone=pair.backbone._replace(tokenizer=tokenizer))
+    task = custom_task(fields=(), messages=["messages"], metric="perplexity")
+    scorer = make_scorer(pair, task=task, head={"name": "text"}, max_len=48)
+    turns = [("user", "a fine"), ("assistant", "not so bad"), ("user", "no"), ("assistant", "yes")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    examples = [read_example(task, {"messages": part}, "f:1") for part in (messages, messages[:2])]
+    logp, _ = run(pair, scorer, examples=examples, targets=True)
+    adds_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    expected = []
+    for part in (messages, messages[:2]):
+        ids, answers = [tokenizer.bos_token_id] * adds_bos, []
+        for message in part:
+            said = [*encode_exact(tokenizer, message["content"]), tokenizer.eos_token_id]
+            ids += encode_exact(tokenizer, f"{message['role']}|")
+            if message["role"] == "assistant":
+                answers += range(len(ids), len(ids) + len(said))
+            ids += said + encode_exact(tokenizer, "\n")
+        logits = torch_logits(pair, ids[:1], [], ids[1:])
+        expected += [-log_softmax(logits[at - 1])[ids[at]] for at in answers]
+    measured = scorer.measure(scorer.encode(examples, targets=True), logp)
+    assert measured["loss"] == pytest.approx(np.mean(expected), rel=2e-5)
+    assert measured["perplexity"] == pytest.approx(np.exp(np.mean(expected)), rel=2e-5)
+
+
 @pytest.mark.default_cases("seq2seq-1")
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("style", STYLES)
@@ -300,7 +336,7 @@ def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
             pair._replace(backbone=backbone), task=text_task(), head={"name": "text"}
         )
         arguments = make_placement(1, 1), scorer.model, how, scorer.tokenizer, scorer.layout
-        answer = make_answer_fn(scorer.head, *arguments)
+        answer = make_answer_fn(True, *arguments)
         batch = scorer.one_batch(scorer.encode([Example({"text": TEXTS[0]})]).rows)
         ((written,),) = answer({}, flatten({"backbone": pair.params}), [batch], 1)
         return scorer, written.text

@@ -27,7 +27,7 @@ def test_each_run_is_scored_with_the_threshold_that_it_chose_on_dev():
     scorer = Scorer(
         head=SimpleNamespace(WRITES=False, check_outputs=lambda outputs: None),
         task=SimpleNamespace(metric="above"), layout=SimpleNamespace(pad_id=0, side="right"),
-        one_batch=lambda rows: None,
+        one_batch=lambda rows: None, generates=False,
     )  # fmt: skip
     cache = SimpleNamespace(batches=lambda split: [batch])
     members = [SimpleNamespace(scorer=scorer, eval_data={"test": part}, cache=cache)] * 2

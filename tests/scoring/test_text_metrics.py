@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from jaxprompt.scoring import metrics
+from jaxprompt.types import ABSENT
 
 
 def test_exact_match_strips_and_does_nothing_else():
@@ -57,7 +59,18 @@ def test_bleu_splits_chinese_into_characters():
     assert scores == pytest.approx((4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** (1 / 4))
 
 
-@pytest.mark.parametrize("name", metrics.TEXT_METRICS)
+def test_likelihoods_are_per_token():
+    logp = np.array([[-0.5, -1.5, ABSENT], [-4.0, ABSENT, ABSENT]], np.float32)
+    expected = {"loss": 2.0, "perplexity": math.exp(2)}
+    for name in metrics.LIKELIHOODS:
+        scores = metrics.score_likelihoods(name, logp)
+        assert scores == pytest.approx(expected) and next(iter(scores)) == name
+        assert metrics.selection_score(scores) == pytest.approx(-expected[name])
+    assert metrics.selection_score({"exact_match": 0.5, "loss": 2.0}) == 0.5
+    assert metrics.selection_score({"exact_match": 0.5, "loss": 2.0}, "loss") == -2.0
+
+
+@pytest.mark.parametrize("name", set(metrics.TEXT_METRICS) - set(metrics.LIKELIHOODS))
 def test_bounds(name):
     gold = [["one two three four five"], ["six seven eight nine ten"]]
     right = [texts[0] for texts in gold]

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from jaxprompt.data.batches.packing import pack_rows, plan_rows
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded, Ints, Row
 from jaxprompt.errors import InputError
@@ -32,6 +33,7 @@ class Layout:
     multiple: int = 8  # of the lengths of batches; 0 = few lengths
     ends: tuple[int, ...] = ()  # tokens that end a generated text
     branches: bool = False  # whether rows have branches, see data/text/target.py
+    packed: bool = False  # whether a row has several examples, whose labels are their targets
     shared_prefix: SharedPrefix | None = None  # tokens removed from every row; the model adds them
     host: int = 0
     hosts: int = 1
@@ -168,7 +170,10 @@ class _Examples:
         if layout.shared_prefix is not None:
             prefix = {name: np.array(x) for name, x in layout.shared_prefix._asdict().items()}
             rows = [[_strip_prefix(prefix, row) for row in example] for example in rows]
-        self.rows = rows
+        if layout.packed:
+            rows = pack_rows(rows, _packed_room(layout))
+            labels = np.full(len(rows), -1, np.int32)
+        self.rows = rows  # of packed examples, those of batches
         self.labels = _as_labels(labels)  # [examples] or [examples, M]
         self.layout = layout
         all_rows = [row for example in rows for row in example]
@@ -224,6 +229,7 @@ class TrainBatches(BatchStream):
         """Starts at step 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
         self._examples = _Examples(rows, labels, layout)
         self._seed = seed
+        rows = self._examples.rows
         self.steps_per_epoch = -(-len(rows) // layout.batch)
         self._group = min(group, max(self.steps_per_epoch // _GROUPS, 1))
         # Two, because prefetched batches may belong to the next epoch.
@@ -305,6 +311,20 @@ class EvalBatches:
         rows = layout.batch // layout.hosts * layout.num_rows
         longest = (self._examples.lengths[indices].max() for indices in self._plan)
         return [(rows, layout.length(length)) for length in longest]
+
+
+def count_units(rows: EncodedExamples, layout: Layout) -> int:
+    """Returns the number of entries of the batches of an epoch: examples, or packed rows."""
+    if not layout.packed:
+        return len(rows)
+    prefix = 0 if layout.shared_prefix is None else len(layout.shared_prefix.ids)
+    return len(plan_rows([len(row.ids) - prefix for row, *_ in rows], _packed_room(layout)))
+
+
+def _packed_room(layout: Layout) -> int:
+    """Returns the maximum length of a packed row; a shared prefix is not part of it."""
+    prefix = layout.shared_prefix
+    return layout.max_len - (0 if prefix is None else len(prefix.ids))
 
 
 def one_batch(rows: EncodedExamples, labels: Ints, layout: Layout) -> Batch:

@@ -1,13 +1,15 @@
 """Checks whether the parts of a task fit together."""
 
 import dataclasses
+import re
 
 from jaxprompt.data.tasks.readers.candidates import check_candidates
+from jaxprompt.data.tasks.readers.conversations import check_messages
 from jaxprompt.data.tasks.readers.entities import check_entities, check_negative, relation_words
 from jaxprompt.data.tasks.readers.predicates import check_predicate
 from jaxprompt.data.tasks.tags import NO_SCHEME, OUTSIDE, iob2_labels
 from jaxprompt.data.tasks.task import ANSWER_FIELDS, BINARY_METRICS, Task
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 
 
 def _fit_tags(task: Task) -> Task:
@@ -43,7 +45,11 @@ def check_task(task: Task) -> Task:
     are_types = task.kind == "tags" and task.scheme != NO_SCHEME
     if not are_types and (len(set(task.labels)) < len(task.labels) or len(task.labels) == 1):
         raise InputError(f"task.labels={','.join(task.labels)} must be 2 or more distinct labels")
-    if task.kind != "classes":
+    if task.answer_pattern:
+        _check_pattern(task)
+    if task.messages:
+        check_messages(task)
+    elif task.kind != "classes":
         _check_answer(task)
     check_entities(task)
     check_candidates(task)
@@ -61,6 +67,22 @@ def check_task(task: Task) -> Task:
     check_negative(task)
     _check_classes(task)
     return _fit_classes(task) if task.labels else task
+
+
+def _check_pattern(task: Task) -> None:
+    """Raises InputError for a pattern of answers that no text is searched for, or that is none."""
+    if not task.is_text:
+        raise InputError(
+            f"task.answer_pattern={brief(task.answer_pattern)} is searched for in generated texts, "
+            f"but task {task.name} has {task.kind}; remove it"
+        )
+    try:
+        re.compile(task.answer_pattern)
+    except re.error as error:
+        raise InputError(
+            f"task.answer_pattern={brief(task.answer_pattern)} is no regular expression ({error}); "
+            "fix it, or use number or boxed"
+        ) from error
 
 
 def _check_fields(task: Task) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.data.tasks.checks import check_task
+from jaxprompt.data.tasks.conversation import MESSAGES
 from jaxprompt.data.tasks.definitions.chinese import CHINESE
 from jaxprompt.data.tasks.definitions.english import ENGLISH
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
@@ -63,7 +64,8 @@ def custom_task(
 
     Without `labels` the classes are read from the training rows (`with_labels`). With `choices` the
     answer is an index, a letter or the text of a choice, and `words` are the names of the choices,
-    by default letters. A column `target` holds a text or a list of equally good texts. A column
+    by default letters. A column `target` holds a text or a list of equally good texts. Columns
+    `messages` hold conversations, and then there are no fields. A column
     `answers` holds {"text": [...], "answer_start": [...]}, spans of the last field. A column `tags`
     has one tag per word of the only field, in the given `scheme` or the one detected ("none": each
     tag is for one word); with `predicate` they are the roles of that word (readers/predicates.py).
@@ -85,6 +87,14 @@ def custom_task(
     columns["labels"] = tuple(str(x) for x in columns.get("labels", ()))
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
     targets = tuple(group[0] for group in groups if group)
+    if columns.get("messages"):
+        if fields:
+            raise InputError(
+                f"task.messages={','.join(columns['messages'])} and task.fields="
+                f"{','.join(fields)} are both set, but a conversation is the whole input; remove "
+                "one of the two"
+            )
+        fields = (MESSAGES,)
     task = Task(name=name, fields=tuple(fields), words=groups, targets=targets, **columns)
     texts = [f"{{{column}}}" for column in fields]
     if task.entities and texts:
@@ -110,7 +120,7 @@ def custom_task(
 
 def _default_metric(task: Task) -> str:
     """Returns the default metric of a custom task."""
-    if task.target:
+    if task.is_text:
         return "exact_match"
     if task.tags and task.scheme != NO_SCHEME:
         return "role_f1" if task.predicate else "entity_f1"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxprompt.data.tasks.cells import is_number, spelling, whole_number
+from jaxprompt.data.tasks.conversation import MESSAGES, Conversation
 
 BINARY_METRICS = ("f1", "f1a", "answer_f1")  # of the positive class of two
 Definitions = dict[str, dict[str, Any]]  # task -> the fields of its Task
@@ -22,7 +23,7 @@ class AnswerKind(NamedTuple):
 
 KINDS = {
     "classes": AnswerKind("classification", "classes"),
-    "texts": AnswerKind("free-text", "task.target, a column of texts"),
+    "texts": AnswerKind("free-text", "task.target, a column of texts, or task.messages"),
     "spans": AnswerKind("span", "task.answers, a column of answers and their positions"),
     "tags": AnswerKind("tagging", "task.tags, a column with one tag per word"),
     "numbers": AnswerKind("regression", "task.number, a column of numbers"),
@@ -93,6 +94,11 @@ class Task:
     targets: tuple[str, ...] = ()  # target text of each class for a text-to-text model
     plain: str = ""  # layout for a linear head
     target: str = ""  # column of a text to be generated; "" = none
+    # Column of a conversation, or those of the prompt's and the completion's messages, instead of
+    # fields; see readers/conversations.py
+    messages: tuple[str, ...] = ()
+    # Regular expression of what is compared in a generated text; see scoring/answer_pattern.py
+    answer_pattern: str = ""
     answers: str = ""  # column of the answers in the last field and their positions
     number: str = ""  # column of a number to be predicted
     limits: tuple[float, ...] = ()  # minimum and maximum of the number
@@ -127,6 +133,11 @@ class Task:
         return self.fields + entities + ((PREDICATE,) if self.predicate else ())
 
     @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of the texts: the fields, or that of a conversation's messages."""
+        return self.messages[:1] or self.fields
+
+    @property
     def marked(self) -> int:
         """Number of spans of the first field that |marked surrounds: entities, or the predicate."""
         return len(self.entities) or int(bool(self.predicate))
@@ -135,12 +146,17 @@ class Task:
         """Makes a synthetic example: all fields are `text`, entities are letters of it."""
         starts = [min(2 * i, len(text)) for i in range(self.marked)]
         spans = tuple((start, min(start + 1, len(text))) for start in starts)
+        if self.messages:
+            text = Conversation([{"role": "user", "content": text}], [], []).to_json()
+            return Example({MESSAGES: text})
         fields = dict.fromkeys(self.texts, "a") | dict.fromkeys(self.fields, text)
         return Example(fields, choices, entities=spans)
 
     @property
     def kind(self) -> str:
         """The kind of its answers, one of KINDS."""
+        if self.messages:
+            return "texts"
         fields = ANSWER_FIELDS.items()
         return next((kind for kind, field in fields if getattr(self, field)), "classes")
 

@@ -1,4 +1,4 @@
-"""Puts a template, or the messages of a conversation, into a model's chat template."""
+"""Renders a model's chat template, and puts a template into it."""
 
 import functools
 import json
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.data.text.tokenizer import Tokenizer, spaced_sections
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError
 
 # Stands for the user's turn; a control character, which chat templates neither write nor change.
 _PLACEHOLDER = "\x02"
 # Limits of a chat template. Released ones take milliseconds and write a few thousand characters.
 _LIMITS = {"seconds": 10, "bytes": 2**30, "characters": 100_000}
+_CHATS = 1000  # rendered by one process, within the limits
 _MASK_AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
 
 
@@ -26,16 +27,16 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
     answer begins the assistant's turn. A date in it is always 26 Jul 2024. Raises InputError for a
     tokenizer without a chat template.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        raise InputError(
-            f"task.chat=True, but tokenizer {tokenizer.name_or_path!r} has no chat template; use a "
-            "model that was tuned for chat, or task.chat=False"
-        )
-    chat = _apply_template(
-        tokenizer,
-        [{"role": "user", "content": _PLACEHOLDER}],
-        'write the turns in task.template as ["..."], with task.chat=False',
+    source = chat_template(tokenizer, "task.chat=True", "task.chat=False")
+    messages = [{"role": "user", "content": _PLACEHOLDER}]
+    (chat,) = render_chats(
+        tokenizer, source, [{"messages": messages, "add_generation_prompt": True}]
     )
+    if isinstance(chat, ValueError):
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path!r} fails ({chat}); write the turns in "
+            'task.template as ["..."], with task.chat=False'
+        ) from chat
     before, placeholder, after = chat.partition(_PLACEHOLDER)
     if not placeholder or _PLACEHOLDER in after:
         raise InputError(
@@ -43,79 +44,22 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
             f"{chat.count(_PLACEHOLDER)} times; write the turns in task.template as "
             '["..."], with task.chat=False'
         )
-    before, leading_space = _without_bos(tokenizer, before)
+    bos, spacing, is_first = tokenizer.bos_token, spaced_sections(tokenizer), True
+    if bos and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        is_first = not before.startswith(bos)
+        before = before.removeprefix(bos)  # it begins every input anyway
     turn = _MASK_AT_END.sub("", template).strip()
     blank = "[mask]" if _MASK_AT_END.search(template) else ""
-    before = _with_spaces(tokenizer, before + _PLACEHOLDER, leading_space)
+    leading_space = spacing == "always" or (spacing == "first" and is_first)
+    before = with_spaces(tokenizer, before + _PLACEHOLDER, leading_space)
     before = before.removesuffix(_PLACEHOLDER)
     # A space at the end belongs to the first word of the turn; it is not a token of its own.
     space = " " if before.endswith(" ") else ""
     before = before.removesuffix(" ")
-    return (
-        f"{_literal(before)}{space}{turn}{_literal(_with_spaces(tokenizer, after, False))}{blank}"
-    )
+    return f"{_literal(before)}{space}{turn}{_literal(with_spaces(tokenizer, after, False))}{blank}"
 
 
-def render_conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Applies the chat template to messages, and begins the assistant's turn.
-
-    Without the [BOS] that every input has anyway; `encode_exact` gives the tokens.
-
-    Raises:
-      InputError: for a tokenizer without a chat template, messages that the template refuses, and a
-        last message of the assistant.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise InputError(
-            f"tokenizer {tokenizer.name_or_path!r} has no chat template for messages; give texts, "
-            "or use a model that was tuned for chat"
-        )
-    if messages[-1]["role"] == "assistant":
-        raise InputError(
-            f"the last message, {brief(messages[-1]['content'])}, is the assistant's, but its next "
-            "turn is generated; end with a message of the user"
-        )
-    chat = _apply_template(tokenizer, messages, "correct the messages")
-    chat, leading_space = _without_bos(tokenizer, chat)
-    return _with_spaces(tokenizer, chat, leading_space)
-
-
-def _apply_template(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], advice: str
-) -> str:
-    """Renders the chat template. Raises InputError, with advice, if that fails."""
-    variables = {
-        "messages": messages,
-        "tools": None,
-        "documents": None,
-        "add_generation_prompt": True,
-        "enable_thinking": False,  # Qwen 3: the answer is scored, without thoughts before it
-        **tokenizer.special_tokens_map,
-    }
-    try:
-        return _render(tokenizer.get_chat_template(), json.dumps(variables))
-    # Of json for values that it lacks; of transformers for several templates and no default.
-    except (TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); {advice}"
-        ) from error
-
-
-def _without_bos(tokenizer: Tokenizer, chat: str) -> tuple[str, bool]:
-    """Removes the [BOS] that every input has anyway.
-
-    Returns:
-      The chat, and whether its first section has a leading space.
-    """
-    bos, spacing, is_first = tokenizer.bos_token, spaced_sections(tokenizer), True
-    if bos and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
-        is_first = not chat.startswith(bos)
-        chat = chat.removeprefix(bos)
-    return chat, spacing == "always" or (spacing == "first" and is_first)
-
-
-def _with_spaces(tokenizer: Tokenizer, text: str, leading_space: bool) -> str:
+def with_spaces(tokenizer: Tokenizer, text: str, leading_space: bool) -> str:
     """Inserts the spaces that a tokenizer, as released, puts before sections of a text.
 
     Sections are separated by added tokens. `leading_space`: whether the first section has a space.
@@ -132,24 +76,73 @@ def _with_spaces(tokenizer: Tokenizer, text: str, leading_space: bool) -> str:
     return "".join(sections)
 
 
-@functools.cache
-def _render(source: str, variables: str) -> str:
-    """Renders a chat template with variables in JSON. Raises ValueError if that fails."""
-    inputs = _LIMITS | {"source": source, "variables": json.loads(variables)}
+def chat_template(tokenizer: Tokenizer, reason: str, advice: str) -> str:
+    """Returns a tokenizer's chat template.
+
+    Raises InputError if it has none; `reason` is the field that needs it, `advice` an alternative.
+    """
+    source = None
+    if getattr(tokenizer, "chat_template", None):
+        try:
+            source = tokenizer.get_chat_template()
+        except ValueError as error:  # of transformers: several templates, and no default
+            details = " ".join(str(error).split())
+            raise InputError(
+                f"the chat template of {tokenizer.name_or_path!r} fails ({details}); keep one, or "
+                f"use {advice}"
+            ) from error
+    if not source:
+        raise InputError(
+            f"{reason}, but tokenizer {tokenizer.name_or_path!r} has no chat template; use a model "
+            f"that was tuned for chat, or {advice}"
+        )
+    return source
+
+
+def render_chats(
+    tokenizer: Tokenizer, source: str, chats: Sequence[Mapping[str, Any]]
+) -> list[str | ValueError]:
+    """Renders a chat template once for each dict of variables. Returns the texts, or why not.
+
+    Variables are messages, tools and add_generation_prompt; a date is always 26 Jul 2024.
+    """
+    fixed = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": False,
+        "enable_thinking": False,  # Qwen 3: the answer is scored, without thoughts before it
+        **tokenizer.special_tokens_map,
+    }
+    outputs: list[str | ValueError] = []
+    for start in range(0, len(chats), _CHATS):
+        variables = [{**fixed, **chat} for chat in chats[start : start + _CHATS]]
+        outputs += _render(source, json.dumps(variables))
+    return outputs
+
+
+@functools.lru_cache(maxsize=8)  # a grid renders the same texts for each run
+def _render(source: str, variables: str) -> list[str | ValueError]:
+    """Renders a chat template, in a process of its own, for a list of variables in JSON."""
+    chats = json.loads(variables)
+    inputs = {**_LIMITS, "source": source, "variables": chats}
     process = subprocess.run(
         [sys.executable, "-P", Path(__file__).with_name("chat_process.py")],
         input=json.dumps(inputs),
         capture_output=True,
         text=True,
     )
+    reason = ""
+    outputs: list[dict[str, str]] = [{} for _ in chats]
     if process.returncode < 0:  # killed at a limit
-        raise ValueError("it takes over {seconds} seconds or {bytes:,} bytes".format_map(_LIMITS))
-    if process.returncode:
-        raise ValueError(process.stderr.strip().rpartition("\n")[2])
-    output = json.loads(process.stdout)
-    if "error" in output:
-        raise ValueError(output["error"])
-    return output["text"]
+        reason = "it takes over {seconds} seconds or {bytes:,} bytes".format_map(_LIMITS)
+    elif process.returncode:
+        reason = process.stderr.strip().rpartition("\n")[2]
+    else:
+        outputs = json.loads(process.stdout)
+    return [
+        output["text"] if "text" in output else ValueError(output.get("error", reason))
+        for output in outputs
+    ]
 
 
 def _literal(text: str) -> str:

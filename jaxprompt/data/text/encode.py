@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.tasks.conversation import MESSAGES
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.class_list import ClassList
+from jaxprompt.data.text.conversation import ChatTokens, ConversationEncoder
 from jaxprompt.data.text.demos import DemoLayout, lay_out_demos
 from jaxprompt.data.text.encoded import Encoded, Row, make_row
 from jaxprompt.data.text.marking import default_markers, mark_entities
@@ -36,7 +38,6 @@ from jaxprompt.data.text.tokenizer import (
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role, SharedPrefix
 
-CONVERSATION = "messages"  # name of the field of a rendered conversation
 _CHUNK = 8192  # examples tokenised in one call, which bounds the memory of texts and ids
 
 
@@ -77,6 +78,7 @@ class ExampleEncoder:
         markers: Sequence[str] = (),
         lists: Sequence[ClassList] = (),
         demo_layout: DemoLayout | None = None,
+        conversations: ConversationEncoder | None = None,
     ):
         """Checks and lays out the template.
 
@@ -84,7 +86,8 @@ class ExampleEncoder:
         empty, is how {choices} writes one choice, `names` are the names of the choices. `markers`
         are the words around each entity of the field with entities, () = the default. [classes]
         writes the first of `lists`; `with_list` selects another. `demo_layout` is the layout of
-        demonstrations, if there are any.
+        demonstrations, if there are any. `conversations` encodes the field MESSAGES of a task that
+        has it: training keeps the first tokens of a conversation, an input the last ones.
         """
         marked_fields = [part.text for part in template.parts if part.mark]
         validate_template(
@@ -107,7 +110,7 @@ class ExampleEncoder:
         self._option, self._names = read_option(option or OPTION), tuple(names)
         self._num_slots, self._num_masks = num_slots, num_masks
         self._lists = tuple(lists)
-        self._demo_layout = demo_layout
+        self._demo_layout, self._conversations = demo_layout, conversations
         self._demos: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
         self._layouts: dict[int, list[TokenRun | TextPart]] = {}  # by the number of choices listed
         answer_tokens = answer.max_tokens or (len(answer.plan.fed) if answer.plan else 0)
@@ -135,14 +138,17 @@ class ExampleEncoder:
         return other
 
     def for_conversations(self) -> "ExampleEncoder":
-        """Returns an encoder of rendered conversations, behind all slots and [CLS].
+        """Returns an encoder of the field MESSAGES alone, behind all slots and [CLS].
 
-        The text of the field CONVERSATION is encoded as it is, special tokens too, and never cut.
+        Raises InputError for a tokenizer without a chat template.
         """
         other = copy.copy(self)
-        part = Part("field", CONVERSATION, ("exact", "whole"))
-        other._template, other._layouts = Template(f"{{{CONVERSATION}}}", (part,)), {}
+        part = Part("field", MESSAGES)
+        other._template, other._layouts = Template(f"{{{MESSAGES}}}", (part,)), {}
         other._min_text, other._demo_layout, other._lists = 0, None, ()
+        other._conversations = self._conversations or ConversationEncoder(
+            self.tokenizer, self._specials.stop, begins_with_bos=bool(self._specials.cls)
+        )
         return other
 
     def with_list(self, index: int) -> "ExampleEncoder":
@@ -215,6 +221,10 @@ class ExampleEncoder:
     def _encode_chunk(
         self, examples: Sequence[Example], targets: bool, demos: Sequence[Sequence[Example]]
     ) -> list[list[Encoded]]:
+        if self._conversations is not None:
+            texts = [example.fields[MESSAGES] for example in examples]
+            chats = self._conversations.encode(texts, targets=targets)
+            return [[self._assemble_chat(chat, targets)] for chat in chats]
         uses_choice = self._template.uses_choice
         filled = [
             [self._fill(example, choice) for choice in (example.choices if uses_choice else ("",))]
@@ -426,7 +436,7 @@ class ExampleEncoder:
         runs = with_ids(runs, tokens)
         if demos:
             assert self._demo_layout is not None
-            runs, cut = lay_out_demos(
+            runs, is_cut = lay_out_demos(
                 runs,
                 [with_ids(demo, tokens) for demo in demos],
                 self._demo_layout,
@@ -434,6 +444,7 @@ class ExampleEncoder:
                 self._max_len - self._answer_tokens,
                 f"template {self._template.source!r}",
             )
+            cut = int(is_cut)
         else:
             runs, cut = cut_runs(runs, self._check_room([run for run in runs if not run.cut]))
         row = join_runs(runs)
@@ -454,6 +465,29 @@ class ExampleEncoder:
         return Encoded(
             **row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets, cut=cut
         )
+
+    def _assemble_chat(self, chat: ChatTokens, targets: bool) -> Encoded:
+        """Puts a conversation after the fixed parts; with `targets`, turns of it are learned."""
+        before = [run for run in self._layout(0) if isinstance(run, TokenRun)]  # it comes last
+        num_before = sum(len(run.ids) for run in before)
+        room = self._max_len - num_before - (0 if targets else self._answer_tokens)
+        kept = slice(room) if targets else slice(max(len(chat.ids) - room, 0), None)
+        ids, is_trained = chat.ids[kept], np.flatnonzero(chat.is_trained[kept])
+        row = join_runs([*before, TokenRun(ids.tolist(), Role.TEXT, 0)])
+        cut = len(chat.ids) - len(ids)
+        if not targets:
+            joined, label_pos, _ = append_answer(row, None, None)
+            return Encoded(**joined._asdict(), label_pos=label_pos, cut=cut)
+        row.roles[num_before + is_trained] = Role.LABEL
+        at = (num_before + is_trained).astype(np.int32)
+        at = at[at > 0]  # nothing predicts the first token
+        if not at.size:
+            label_pos, none = np.zeros(1, np.int32), np.full(1, -1, np.int32)
+            return Encoded(**row._asdict(), label_pos=label_pos, targets=none, cut=cut)
+        # The last token is predicted, never fed.
+        fed, columns = slice(at[-1]), (row.ids, row.slot, row.types, row.roles, row.positions)
+        row_fed = Row(*(column[fed] for column in columns))
+        return Encoded(**row_fed._asdict(), label_pos=at - 1, targets=row.ids[at], cut=cut)
 
     def _stem(self) -> Row:
         """Returns the decoder's input before the scored tokens: its soft tokens and the stem."""

@@ -63,7 +63,12 @@ class Encoded(NamedTuple):
     targets: np.ndarray | None = None  # int32, free text: the token that each label_pos predicts
     segments: np.ndarray | None = None  # int32, see Tokens
     num_choices: int = 0  # choices of the example, one of which is its class; 0 = all classes
-    cut: bool = False  # whether a text was truncated to max_len
+    cut: int = 0  # tokens of texts left out to fit max_len; with demonstrations, 1 = any
+
+    @property
+    def is_unlearned(self) -> bool:
+        """Whether it has targets, but none that fits max_len."""
+        return self.targets is not None and not np.any(self.targets >= 0)
 
 
 class MetricData(NamedTuple):

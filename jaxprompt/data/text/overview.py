@@ -59,6 +59,28 @@ def truncation_message(max_len: int, splits: Mapping[str, Sequence[Sequence[Enco
     return f"texts cut to {max_len} tokens: {', '.join(counts)}"
 
 
+def length_message(splits: Mapping[str, Sequence[Sequence[Encoded]]]) -> str:
+    """Returns a message with the tokens of the examples before truncation, each its longest row."""
+    parts = []
+    for name, examples in splits.items():
+        lengths = [max(len(row.ids) + row.cut for row in example) for example in examples]
+        median, most = np.percentile(lengths, (50, 95), method="higher")
+        parts.append(f"{name} median {median}, 95% up to {most}, all up to {max(lengths)}")
+    return f"tokens of an example: {'; '.join(parts)}"
+
+
+def unlearned_messages(max_len: int, train: Sequence[Sequence[Encoded]]) -> list[str]:
+    """Returns a message with the number of training examples without a token to learn, if any."""
+    rows = [row for row, *_ in train]
+    count = sum(row.is_unlearned for row in rows)
+    if not count:
+        return []
+    return [
+        f"examples with nothing to learn in their first {max_len} tokens: train {count} of "
+        f"{len(rows)}; raise data.max_len"
+    ]
+
+
 def unmarked_messages(splits: Mapping[str, tuple[int, int]]) -> list[str]:
     """Returns a message with the number of examples with an unmarked entity, and of all."""
     counts = [f"{name} {count} of {total}" for name, (count, total) in splits.items() if count]

@@ -49,8 +49,8 @@ class TextPart(NamedTuple):
         return TokenRun([], Role.TEXT, self.segment, text=text, cut=cut, pending=True)
 
 
-def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]:
-    """Truncates runs to `room` tokens; returns all runs, and whether any was truncated."""
+def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], int]:
+    """Truncates runs to `room` tokens; returns all runs, and the number of tokens left out."""
     # The parts of a text around its entities share one limit.
     texts: list[list[TokenRun]] = []
     for run in runs:
@@ -65,7 +65,7 @@ def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]
         limits += [(limit, 0)] if sides[0] < 0 else truncate_around_entities(sizes, sides, limit)
     ends = iter(limits)
     truncated = [run._replace(ids=_ends(run.ids, *next(ends))) if run.cut else run for run in runs]
-    return truncated, sum(map(sum, limits)) < sum(lengths)
+    return truncated, sum(lengths) - sum(map(sum, limits))
 
 
 def with_ids(runs: Sequence[TokenRun], tokens: Mapping[str, list[int]]) -> list[TokenRun]:

@@ -376,7 +376,15 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 def encode_exact(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encodes a text as it is; names of special tokens in it become these tokens."""
-    return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+    return encode_all_exact(tokenizer, [text])[0]
+
+
+def encode_all_exact(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Encodes texts as they are, see `encode_exact`."""
+    if not texts:
+        return []
+    options = _PLAIN | {"split_special_tokens": False}
+    return tokenizer(texts, **options)["input_ids"]
 
 
 def unused_ids(tokenizer: Tokenizer, count: int) -> list[int]:

@@ -14,6 +14,7 @@ from jaxprompt.build.method import drop_ignored_fields, get_head, prompt_starts
 from jaxprompt.config.kinds import Value
 from jaxprompt.config.run import GridConfig, RunConfig
 from jaxprompt.errors import InputError
+from jaxprompt.scoring.metrics import selection_score
 from jaxprompt.training.progress import score_key
 from jaxprompt.training.run_result import RunResult
 
@@ -160,7 +161,7 @@ def _selection_score(result: RunResult) -> float:
     """Returns the selection score of a run; higher is better."""
     if result.held_out is not None:
         return score_key(-result.held_out["loss"])
-    return score_key(next(iter(result.selection.values())))
+    return score_key(selection_score(result.selection))
 
 
 def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:

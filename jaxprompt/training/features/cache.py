@@ -146,7 +146,7 @@ class FeatureCachePlan:
         # Generation uses all layers for every token.
         caches_test = self._several and config.train.test and "test" in splits
         scored = ["dev", "test"] if caches_test else ["dev"]
-        names = ["train", *([] if scorer.head.WRITES else scored)]
+        names = ["train", *([] if scorer.generates else scored)]
         layout, cached_splits = scorer.layout, []
         for name in names:
             split = splits[name]

@@ -5,42 +5,23 @@ import json
 import numpy as np
 import pytest
 import transformers
-from reading_rows import make_encoder
+from reading_rows import CHAT, make_encoder
 from sentence_pieces import CHATS, ENDED_CHAT, KINDS, write_pieces
-from tokenizers import ByteLevelBPETokenizer
 
+from jaxprompt.data.tasks.conversation import MESSAGES, Conversation
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.chat import _LIMITS, in_chat, render_conversation
-from jaxprompt.data.text.encode import CONVERSATION
+from jaxprompt.data.text.chat import _LIMITS, in_chat
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
-CHAT = (
-    "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] | trim }}"
-    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
 LAID = '["<|start|>user\\n"]{text} It was["<|end|>\\n<|start|>assistant\\n"][mask]'
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    """A byte-level BPE that begins every input, with two tokens for turns."""
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(
-        ["the cat sat. It was good\nbad"] * 9, vocab_size=300, show_progress=False,
-        special_tokens=["<s>", "</s>", "<|start|>", "<|end|>"],
-    )  # fmt: skip
-    from tokenizers import processors
-
-    bpe._tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 0)]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>", chat_template=CHAT,
-        additional_special_tokens=["<|start|>", "<|end|>"],
-    )  # fmt: skip
+def tokenizer(chat_tokenizer):
+    return chat_tokenizer
 
 
 def encode(tokenizer, template, text, **changes):
@@ -94,8 +75,8 @@ def test_every_kind_of_sentence_pieces(kind, chat, tmp_path):
 
 def encode_conversation(tokenizer, turns, **changes):
     encoder = make_encoder(tokenizer, "{text}", "causal", max_len=120, num_types=1, **changes)
-    text = render_conversation(tokenizer, turns)
-    (row,) = encoder.for_conversations().encode(Example({CONVERSATION: text}))
+    chat = Conversation(turns, [], []).to_json()
+    (row,) = encoder.for_conversations().encode(Example({MESSAGES: chat}))
     return row
 
 
@@ -109,24 +90,6 @@ def test_a_conversation_is_encoded_as_by_transformers(tokenizer):
     row = encode_conversation(tokenizer, turns, num_slots=2)
     assert row.slot.tolist() == [0, 1, *[-1] * len(expected)]
     assert row.ids[2:].tolist() == expected
-    with pytest.raises(InputError, match="leaves no room in max_len 120"):
-        encode_conversation(tokenizer, turns * 5)
-
-
-@pytest.mark.parametrize(
-    "turns, line",
-    [
-        ([{"role": "assistant", "content": "yes"}], "'yes', is the assistant's"),
-        ([{"role": "robot", "content": "a"}], r"fails \(no robots\); correct the messages"),
-        ([{"role": "user", "content": {1}}], "not JSON serializable"),
-    ],
-)
-def test_a_conversation_that_is_refused(tokenizer, monkeypatch, turns, line):
-    refuse = "{% for m in messages if m.role == 'robot' %}{{ raise_exception('no robots') }}"
-    monkeypatch.setattr(tokenizer, "chat_template", refuse + "{% endfor %}" + CHAT)
-    with pytest.raises(InputError, match=line) as error:
-        render_conversation(tokenizer, turns)
-    assert "\n" not in str(error.value)
 
 
 def test_a_text_cannot_open_a_turn(tokenizer):

@@ -18,6 +18,7 @@ from jaxprompt.data.tasks.cells import (
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.readers.answering import read_answered
 from jaxprompt.data.tasks.readers.candidates import question_id
+from jaxprompt.data.tasks.readers.conversations import has_answer, read_conversation
 from jaxprompt.data.tasks.readers.entities import read_entities
 from jaxprompt.data.tasks.readers.numbers import read_number
 from jaxprompt.data.tasks.readers.tagging import is_untagged, read_tagged, with_tags
@@ -89,6 +90,8 @@ def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     Answers that are an empty list count as none: from one row alone it is unclear whether they are
     hidden or its question has no answer. So do the placeholders in CLUE's hidden test sets.
     """
+    if task.messages:
+        return has_answer(task, row)
     value = row.get(task.target or task.tags or task.answers or task.number or task.label)
     if task.answers and isinstance(value, Mapping):
         texts = value.get("text")
@@ -129,6 +132,8 @@ def read_example(
     """
     if task.kind == "tags":
         return read_tagged(task, row, where, need_label)
+    if task.messages:
+        return read_conversation(task, row, where, need_label)
     fields: dict[str, str] = {}
     spans: tuple[tuple[int, int], ...] = ()
     if task.entities:
