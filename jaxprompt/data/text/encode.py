@@ -482,7 +482,8 @@ class ExampleEncoder:
         at = (num_before + is_trained).astype(np.int32)
         at = at[at > 0]  # nothing predicts the first token
         if not at.size:
-            label_pos, none = np.zeros(1, np.int32), np.full(1, -1, np.int32)
+            # The last position, which no row shares with others; see `shared_prefix`.
+            label_pos, none = np.array([len(row.ids) - 1], np.int32), np.full(1, -1, np.int32)
             return Encoded(**row._asdict(), label_pos=label_pos, targets=none, cut=cut)
         # The last token is predicted, never fed.
         fed, columns = slice(at[-1]), (row.ids, row.slot, row.types, row.roles, row.positions)

@@ -178,4 +178,4 @@ def test_rows_of_targets(tokenizer):
     assert short.ids.tolist() == ids[:3] + ids[last - first + 2 : last]
     assert short.cut == last - first - 1
     row, _ = rows(first)
-    assert row.targets.tolist() == [-1] and row.cut
+    assert row.targets.tolist() == [-1] and row.label_pos.tolist() == [first - 1] and row.cut
