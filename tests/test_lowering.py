@@ -62,11 +62,12 @@ from jaxprompt.tree import flatten
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
-WRITERS = ("gpt2", "t5", "glm", "llama", "bart")
+WRITERS = ("gpt2", "t5", "glm", "llama", "bart", "gpt_neox", "opt")
 BARE = ("deberta", "deberta_v2")  # their scores no kernel computes
 # Those that came later come last: what each case is stays the same.
 LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama", "distilbert", "bart")
-FAMILIES = sorted(families(), key=LATER.__contains__)
+LATEST = ("gpt_neox", "opt")
+FAMILIES = sorted(families(), key=lambda name: (name in LATEST, name in LATER))
 
 
 def supports(family: str, work: str) -> bool:
@@ -191,6 +192,13 @@ OTHERS = [
         ("gemma3", "grid", "prefix", MESHES[0], TPU),
         ("gemma3", "train", "soft", MESHES[1], H100),
         ("gemma3", "generate", "soft", MESHES[0], TPU),
+        # Neighbours rotate; norms of all heads, which a mesh divides; a part of a head rotates.
+        ("cohere2", "train", "prefix", MESHES[1], H100),
+        ("cohere2", "generate", "soft", MESHES[0], TPU),
+        ("olmo3", "train", "soft", MESHES[1], TPU),
+        ("olmo3", "generate", "prefix", MESHES[1], H100),
+        ("phi3", "grid", "prefix", MESHES[0], H100),
+        ("phi3", "generate", "soft", MESHES[0], TPU),
         ("qwen3", "train", "prefix", MESHES[1], H100),
         ("qwen3", "evaluate", "soft", MESHES[2], TPU),
     )
