@@ -265,7 +265,7 @@ GROUPS = (
 )  # fmt: skip
 CASES = {str(case): case for case in itertools.chain(spread(), *GROUPS)}
 # Every 20th backbone and work, and the first and last case of each group; others are long.
-DEFAULT = {str(case) for case in spread()[::20]}
+DEFAULT = {str(case) for case in spread()[::20] if case.family not in LATEST}
 DEFAULT |= {str(group[i]) for group in GROUPS for i in (0, -1)}
 DEFAULT |= {"tpu-bart-grid-prefix16-T27-2x2fsdp"}  # the others of a BART are for a GPU
 
