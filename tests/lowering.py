@@ -94,6 +94,13 @@ _SIZES = {
     "distilbert": dict(
         dim=WIDTH, n_heads=HEADS, hidden_dim=MLP, vocab_size=VOCAB, max_position_embeddings=PLACES
     ),
+    "opt": dict(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        ffn_dim=MLP,
+        vocab_size=VOCAB,
+        max_position_embeddings=PLACES,
+    ),
     "t5": dict(d_model=WIDTH, d_kv=SIZE, num_heads=HEADS, d_ff=MLP, vocab_size=VOCAB),
 }
 _ENCODER = dict(
@@ -112,6 +119,9 @@ KINDS = {
     ),
     "mistral": dict(model_type="mistral", head_dim=SIZE, sliding_window=517),
     "qwen3": dict(model_type="qwen3", head_dim=SIZE),
+    "cohere2": dict(model_type="cohere2", sliding_window=12, sliding_window_pattern=2),
+    "olmo3": dict(model_type="olmo3", sliding_window=12),
+    "phi3": dict(model_type="phi3", partial_rotary_factor=0.5),
     "mask_decoder": dict(position_biased_input=False),
     "wide_heads": dict(d_kv=16),
 }  # fmt: skip

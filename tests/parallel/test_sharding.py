@@ -302,7 +302,13 @@ def test_every_parameter_of_every_family_has_a_rule(any_family):
         ), name
 
 
-@pytest.fixture(params=sorted(CONFIGS))
+# These two have the parameters of a Llama and of a GPT-2.
+@pytest.fixture(
+    params=[
+        pytest.param(family, marks=[pytest.mark.long] * (family in ("gpt_neox", "opt")))
+        for family in sorted(CONFIGS)
+    ]
+)
 def any_family(request):
     return request.param
 
