@@ -106,7 +106,7 @@ class HarnessModel:
     ) -> list[int]:
         """Encodes a text as the released tokenizer does, with at most one <s> at its beginning."""
         if add_special_tokens is None:
-            bos = self.tokenizer.decode([self.prefix_token_id])
+            bos = _decode(self.tokenizer, [self.prefix_token_id])
             add_special_tokens = not string.startswith(bos)
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens, verbose=False)
 
@@ -114,19 +114,20 @@ class HarnessModel:
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """Formats a conversation with the tokenizer's chat template."""
-        return self.tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )
+        return str(text)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """Scores requests (texts, context ids, continuation ids)."""
         pairs = [(context, continuation) for _, context, continuation in requests]
-        return [tuple(scored) for scored in self.language_model.score(pairs)]
+        return [(scored.logp, scored.is_greedy) for scored in self.language_model.score(pairs)]
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -154,7 +155,7 @@ class HarnessModel:
             groups.setdefault(read_generation(request.args[1]), []).append(i)
         texts = [""] * len(requests)
         for (max_new_tokens, until), members in groups.items():
-            stop = (*until, self.tokenizer.decode([self.eot_token_id]))
+            stop = (*until, _decode(self.tokenizer, [self.eot_token_id]))
             contexts = [
                 self.tok_encode(requests[i].args[0]) or [self.prefix_token_id] for i in members
             ]
@@ -162,7 +163,7 @@ class HarnessModel:
                 contexts, max_new_tokens=max_new_tokens, stop=_stop_ids(self.tokenizer, stop)
             )
             for i, ids in zip(members, written, strict=True):
-                text = self.tokenizer.decode(ids, skip_special_tokens=True)
+                text = _decode(self.tokenizer, ids, skip_special_tokens=True)
                 for string in filter(None, stop):
                     text = text.split(string)[0]
                 texts[i] = text
@@ -196,14 +197,24 @@ def _open_model(
         config = backbone_from_metadata(loaded.metadata.backbone, config)
     if not config.path:
         raise InputError("backbone is missing; give model_args backbone=PATH or prompt=EXPORT")
-    base = load_backbone(mesh=mesh, **config.to_dict())
+    base = load_backbone(config.path, mesh=mesh, **_fields(config))
     if loaded is not None and loaded.imported is None:
         return attach(base, loaded, batch=batch, force=force)
     # The task is not used; its lengths are the smallest.
     any_text = task("text", target="target", template="{text}")
     num_soft = loaded.imported.prompt.get("slots", 0) if loaded and loaded.imported else 0
-    lengths = {"max_len": num_soft + 8, "max_target": 2}
-    return attach(base, loaded, task=any_text, head="text", batch=batch, **lengths)
+    return attach(
+        base, loaded, task=any_text, head="text", batch=batch, max_len=num_soft + 8, max_target=2
+    )
+
+
+def _fields(config: BackboneConfig) -> dict[str, Any]:
+    """Returns the fields of a backbone without its path."""
+    return {name: value for name, value in config.to_dict().items() if name != "path"}
+
+
+def _decode(tokenizer: Tokenizer, ids: list[int], **options: Any) -> str:
+    return str(tokenizer.decode(ids, **options))
 
 
 def rolling_windows(

@@ -19,7 +19,9 @@ _MODEL = "jaxprompt.api.lm_eval:JaxpromptLM"
 class _Parser(Parser):
     """Leaves the arguments that it does not know to the harness, as `arguments`."""
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
+    def parse_args(  # type: ignore[override]  # the base class has overloads
+        self, args: Any = None, namespace: Any = None
+    ) -> argparse.Namespace:
         """Parses the flags of this command."""
         parsed, arguments = self.parse_known_args(args, namespace)
         parsed.arguments = arguments

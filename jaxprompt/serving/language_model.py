@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,28 +69,28 @@ class LanguageModel:
         Raises:
           InputError: for a continuation that is empty or longer than `max_length`.
         """
-        inputs: dict[tuple[Any, ...], _Reads] = {}
+        inputs: dict[_Input, _Reads] = {}
         spans = []
         for context, continuation in pairs:
             self._check_continuation(continuation)
-            tokens, fed, first = self._arrange(context, continuation)
-            reads = inputs.setdefault((tokens, fed), _Reads([], []))
+            source, first = self._arrange(context, continuation)
+            reads = inputs.setdefault(source, _Reads([], []))
             start = len(reads.targets)
             reads.positions.extend(range(first, first + len(continuation)))
             reads.targets.extend(continuation)
-            spans.append(((tokens, fed), slice(start, start + len(continuation))))
+            spans.append((source, slice(start, start + len(continuation))))
         if not spans:
             return []
         # Few widths, since each is a program.
         width = 1 << (max(len(reads.targets) for reads in inputs.values()) - 1).bit_length()
-        rows = [self._encode(*key, reads) for key, reads in inputs.items()]
+        rows = [self._encode(source, reads) for source, reads in inputs.items()]
         rows[0] = _widen(rows[0], width)
         batches, step = self._batches(rows), scoring_step(self.placement, self.model)
         scores = predict_scores(step, {}, dict(self.params), batches, len(rows))  # [rows, M, 2]
         by_input = dict(zip(inputs, scores, strict=True))
         return [
             LogLikelihood(float(part[:, 0].sum(dtype=np.float64)), bool(part[:, 1].all()))
-            for part in (by_input[key][span] for key, span in spans)
+            for part in (by_input[source][span] for source, span in spans)
         ]
 
     def generate(
@@ -117,13 +117,15 @@ class LanguageModel:
             )
         if not contexts:
             return []
-        rows = [self._encode(tuple(ids[-room:]), (), _Reads([0], [0])) for ids in contexts]
+        rows = [self._encode(_Input(tuple(ids[-room:])), _Reads([0], [0])) for ids in contexts]
         ends = tuple(sorted({*self.layout.ends, *stop}))
         step = _generation_step(
             self.placement, self.model, max_new_tokens, ends, self.layout.pad_id
         )
-        run, written = step({}, dict(self.params)), [[] for _ in rows]  # type: list[list[int]]
-        for index, ids in dispatch_ahead(map(run, self._checked(rows, max_new_tokens)), 1):
+        run = step({}, dict(self.params))
+        written: list[list[int]] = [[] for _ in rows]
+        results = (run(batch) for batch in self._checked(rows, max_new_tokens))
+        for index, ids in dispatch_ahead(results, 1):
             for i, row in zip(np.asarray(index), np.asarray(ids), strict=True):
                 if i >= 0:
                     (at,) = np.nonzero(np.isin(row, ends))
@@ -141,22 +143,21 @@ class LanguageModel:
                 "positions of the model without the prompt; shorten it"
             )
 
-    def _arrange(
-        self, context: Ids, continuation: Ids
-    ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Returns the input, what is fed to a decoder, and the position of the first target."""
+    def _arrange(self, context: Ids, continuation: Ids) -> tuple["_Input", int]:
+        """Returns the input, and the position that predicts the first token of a continuation."""
         if self.stem is not None:
-            last = len(self.stem.ids) - 1
-            return tuple(context[-self.max_length :]), tuple(continuation[:-1]), last
+            source = _Input(tuple(context[-self.max_length :]), tuple(continuation[:-1]))
+            return source, len(self.stem.ids) - 1
         # The last token is only predicted.
         tokens = tuple([*context, *continuation][-(self.max_length + 1) :][:-1])
         num_soft = int((self.front.slot >= 0).sum())
-        return tokens, (), num_soft + len(tokens) - len(continuation)
+        return _Input(tokens), num_soft + len(tokens) - len(continuation)
 
-    def _encode(self, tokens: tuple[int, ...], fed: tuple[int, ...], reads: "_Reads") -> Encoded:
+    def _encode(self, source: "_Input", reads: "_Reads") -> Encoded:
         """Puts the soft tokens in front of an input."""
-        row, decoder = _append(self.front, tokens), None
+        row, decoder = _append(self.front, source.tokens), None
         if self.stem is not None:
+            fed = source.fed
             ids = [*self.stem.ids, *fed]
             slot = [*self.stem.slot, *[-1] * len(fed)]
             roles = [*self.stem.roles, *[Role.TEXT] * len(fed)]
@@ -176,6 +177,13 @@ class LanguageModel:
         for batch in self._batches(rows):
             check_new_tokens(self.model, batch, max_new_tokens)
             yield batch
+
+
+class _Input(NamedTuple):
+    """What the model reads, without the prompt."""
+
+    tokens: tuple[int, ...]
+    fed: tuple[int, ...] = ()  # inputs of a decoder after its stem
 
 
 class _Reads(NamedTuple):

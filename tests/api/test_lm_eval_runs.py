@@ -85,13 +85,6 @@ def folder(smollm, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def plain(run, smollm):
-    """The results of the backbone by itself."""
-    model = adapter.JaxpromptLM(backbone=str(smollm), batch_size=BATCH)
-    return model, *run(model)
-
-
 def log_likelihoods(answers):
     """The log-likelihoods of a task, and whether each is greedy. float [n], list"""
     flat = [answer for sample in answers for (answer,) in sample]
@@ -100,24 +93,24 @@ def log_likelihoods(answers):
     return np.array([float(logp) for logp, _ in flat]), [str(greedy) for _, greedy in flat]
 
 
-def test_it_equals_the_hf_model(plain, run, folder):
+def test_it_equals_the_hf_model(run, smollm, folder):
     torch = pytest.importorskip("torch")
     from lm_eval.models.huggingface import HFLM
 
-    ours, results, answers = plain
+    ours = adapter.JaxpromptLM(backbone=str(smollm), batch_size=BATCH)
     theirs = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=BATCH)
     assert isinstance(theirs.model, torch.nn.Module)
     assert (ours.max_length, ours.prefix_token_id) == (theirs.max_length, theirs.prefix_token_id)
     chat = [{"role": "user", "content": "Hello"}]
     assert ours.apply_chat_template(chat) == theirs.apply_chat_template(chat)
-    expected_results, expected = run(theirs)
+    (results, answers), (expected_results, expected) = run(ours), run(theirs)
     for name in ("sentiment", "causes", "texts"):
         logps, greedy = log_likelihoods(answers[name])
         expected_logps, expected_greedy = log_likelihoods(expected[name])
         np.testing.assert_allclose(logps, expected_logps, rtol=2e-5, atol=2e-4)
         assert greedy == expected_greedy
     assert answers["questions"] == expected["questions"]
-    assert len({str(answer) for answer in answers["questions"]}) > ROWS // 2
+    assert len({str(answer) for answer in answers["questions"]}) > ROWS // 4
     for name, metrics in expected_results.items():
         numbers = {k: v for k, v in metrics.items() if isinstance(v, float)}
         assert numbers
@@ -126,7 +119,7 @@ def test_it_equals_the_hf_model(plain, run, folder):
 
 
 def test_a_prompt_changes_the_scores_to_those_of_a_direct_computation(
-    plain, run, smollm, shared, tmp_path
+    run, smollm, shared, tmp_path
 ):
     """A soft prompt in torch: its vectors before the embeddings of the text."""
     with gzip.open(shared / "data/sst2/train.jsonl.gz", "rt") as file:
@@ -137,11 +130,12 @@ def test_a_prompt_changes_the_scores_to_those_of_a_direct_computation(
     )
     jp.save_prompt(trained.prompt, tmp_path / "export")
     model = adapter.JaxpromptLM(prompt=str(tmp_path / "export"), batch_size=BATCH)
-    assert model.max_length == plain[0].max_length - 8
-    _, answers = run(model, ["sentiment"])
-    logps, _ = log_likelihoods(answers["sentiment"])
-    without, _ = log_likelihoods(plain[2]["sentiment"])
-    assert np.abs(logps - without).min() > 1e-3
+    plain = adapter.JaxpromptLM(backbone=str(smollm), batch_size=BATCH)
+    assert model.max_length == plain.max_length - 8
+    logps, without = (
+        log_likelihoods(run(x, ["sentiment"])[1]["sentiment"])[0] for x in (model, plain)
+    )
+    assert np.median(np.abs(logps - without)) > 0.01
 
     torch = pytest.importorskip("torch")
     reference = transformers.AutoModelForCausalLM.from_pretrained(

@@ -39,16 +39,16 @@ def model():
 
 
 def test_soft_tokens_follow_the_first_token(model):
-    tokens, fed, first = model._arrange([5, 9, 8], [4, 3])
-    assert (tokens, fed, first) == ((5, 9, 8, 4), (), 4)  # of 5 0 1 9 8 4
-    row = model._encode(tokens, fed, SimpleNamespace(positions=[4], targets=[4]))
+    source, first = model._arrange([5, 9, 8], [4, 3])
+    assert (source.tokens, first) == ((5, 9, 8, 4), 4)  # of 5 0 1 9 8 4
+    row = model._encode(source, SimpleNamespace(positions=[4], targets=[4]))
     assert row.slot.tolist() == [-1, 0, 1, -1, -1, -1]
     assert row.ids[row.slot < 0].tolist() == [5, 9, 8, 4]
 
 
 def test_a_long_context_is_cut_on_the_left(model):
-    tokens, _, first = model._arrange([5, 9, 8, 7, 6, 5, 4], [4, 3])
-    assert (tokens, first) == ((8, 7, 6, 5, 4, 4), 6)
+    source, first = model._arrange([5, 9, 8, 7, 6, 5, 4], [4, 3])
+    assert (source.tokens, first) == ((8, 7, 6, 5, 4, 4), 6)
 
 
 def test_equal_inputs_are_read_once(model, monkeypatch):
