@@ -11,6 +11,7 @@ import pytest
 from exports import make_metadata
 
 from jaxprompt.__main__ import main
+from jaxprompt.api import lm_eval
 from jaxprompt.api.banks import BankedModel
 from jaxprompt.api.models import PromptedModel, evaluate
 from jaxprompt.api.prompts import Prompt
@@ -83,6 +84,8 @@ USES = [
     ("corpus", "sentencex", sentencex_version),
     ("tfds", "tensorflow_datasets", lambda: _tfds_builder("mnist", None)),
     ("gguf", "gguf", lambda: _item_layout(Path("x.gguf"), "output.weight", 2)),
+    ("lm_eval", "lm_eval", ["lm_eval", "--tasks=sst2"]),
+    ("lm_eval", "lm_eval", lambda: lm_eval.__getattr__("JaxpromptLM")),
 ]
 
 
@@ -126,6 +129,6 @@ def test_a_folder_is_no_package(tmp_path, monkeypatch):
 def test_every_package_is_tried():
     """Those of the extras that the code imports, and the trackers."""
     imported = set(EXTRAS["metrics"] | EXTRAS["plots"] | EXTRAS["tracking"] | EXTRAS["corpus"])
-    imported |= EXTRAS["gguf"] | EXTRAS["stablehlo"] | {"tensorflow_datasets"}
+    imported |= EXTRAS["gguf"] | EXTRAS["stablehlo"] | EXTRAS["lm_eval"] | {"tensorflow_datasets"}
     assert {NAMES.get(package, package) for _, package, _ in USES} == imported
     assert {tracker.PACKAGE for tracker in TRACKERS.values()} == {"", *EXTRAS["tracking"]}

@@ -42,6 +42,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers import kernels
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import as_matrices
+from jaxprompt.layers.reading import GreedyScores
 from jaxprompt.models.bank import Bank, group_heads, stack_injections
 from jaxprompt.models.scorer import Backbone
 from jaxprompt.models.text_keys import text_keys
@@ -57,7 +58,7 @@ from jaxprompt.runs.grid.batched_steps import (
 from jaxprompt.runs.shared_steps import TaskBatch, make_shared_step
 from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import make_train_step
+from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import flatten
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
@@ -324,6 +325,16 @@ def test_the_front_of_a_pass(target):
     trainable, frozen, _ = make_shapes(case, model)
     place = place_for(target, (2, 2, True))
     text = lower_on(place, shared_prefix_fn(model), trainable, frozen)
+    check(case, text)
+
+
+@pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
+def test_scores_of_continuations(target):
+    case = Case("llama", "evaluate", "soft", 5, target=target)
+    model, _ = make_model(case)
+    model = dataclasses.replace(model, heads={"main": GreedyScores()})
+    trainable, frozen, batch = make_shapes(case, model)
+    text = lower_on(place_for(target, case.mesh), make_eval_step(model), trainable, frozen, batch)
     check(case, text)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.capping import logit_cap
-from jaxprompt.layers.output import score_targets
+from jaxprompt.layers.output import VocabScores, score_targets
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import ABSENT, Batch
 
@@ -73,9 +73,23 @@ class TargetScores(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Returns the log-probability of each target among the whole vocabulary."""
+        return self.score(hidden, batch, backbone).logp
+
+    @nn.nowrap
+    def score(self, hidden, batch: Batch, backbone) -> VocabScores:
+        """Scores each target among the whole vocabulary."""
         features = backbone.lm_features(select_positions(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
-        scored = score_targets(
+        return score_targets(
             features, table, bias, batch.targets, block=self.block, cap=logit_cap(backbone)
         )
-        return scored.logp
+
+
+class GreedyScores(TargetScores):
+    """Scores targets, and tells whether no token is more likely. -> float32 [B, M, 2]"""
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
+        """Returns the log-probability of each target, and 1 where greedy search would write it."""
+        scored = self.score(hidden, batch, backbone)
+        return jnp.stack([scored.logp, scored.hit.astype(jnp.float32)], axis=-1)

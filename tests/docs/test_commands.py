@@ -88,6 +88,7 @@ SKIPPED = {
         ),
         "no country is a token here; tests/build/test_word_list.py reads such words",
     ),
+    "lm_eval": "needs lm_eval; tests/api/test_lm_eval_runs.py runs it",
     "predict --prompt=hub:": "reads from the hub; tests/convert/test_hub_prompts.py",
 }
 

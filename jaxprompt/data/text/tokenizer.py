@@ -36,11 +36,14 @@ _PLAIN = {
 }
 
 
-def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    folder_or_id: str | os.PathLike, revision: str | None = None, *, released: bool = False
+) -> Tokenizer:
     """Loads a transformers tokenizer; never runs code that comes with it.
 
     The source is a folder (with tokenizer.json, or the vocabulary files and a config.json that
-    names the family), a .gguf file, or else a hub id.
+    names the family), a .gguf file, or else a hub id. White space is taken as written, so that
+    texts can be concatenated; with `released`, as the released tokenizer takes it.
     """
     # Its warning that torch is missing does not concern tokenizers.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -79,7 +82,8 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
         )
     tokenizer.name_or_path = name  # messages show it
     _check_case(tokenizer, folder)
-    _take_spaces_as_written(tokenizer)
+    if not released:
+        _take_spaces_as_written(tokenizer)
     encode_texts(tokenizer, [_RARE])
     highest, token = max((token_id, token) for token, token_id in tokenizer.get_vocab().items())
     if highest >= 2**31:
