@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
-from tiny import CONFIGS
+from tiny import CONFIGS, MIXTURE
 
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
@@ -56,6 +56,13 @@ KINDS = {
         CONFIGS["bart"] | dict(encoder_attention_heads=4, decoder_attention_heads=4),
     ),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
+    "mixtral": ("llama", "MixtralForCausalLM", CONFIGS["llama"] | MIXTURE),
+    "qwen3-moe": (
+        "llama", "Qwen3MoeForCausalLM",
+        CONFIGS["llama"]
+        | MIXTURE
+        | dict(model_type="qwen3_moe", moe_intermediate_size=12, head_dim=6),
+    ),
 }  # fmt: skip
 CARD = {
     "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},

@@ -111,6 +111,7 @@ KINDS = {
     ),
     "mistral": dict(model_type="mistral", head_dim=SIZE, sliding_window=517),
     "qwen3": dict(model_type="qwen3", head_dim=SIZE),
+    "mixtral": dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2),
     "mask_decoder": dict(position_biased_input=False),
     "wide_heads": dict(d_kv=16),
 }  # fmt: skip

@@ -193,6 +193,10 @@ OTHERS = [
         ("gemma3", "generate", "soft", MESHES[0], TPU),
         ("qwen3", "train", "prefix", MESHES[1], H100),
         ("qwen3", "evaluate", "soft", MESHES[2], TPU),
+        ("mixtral", "train", "prefix", MESHES[1], H100),
+        ("mixtral", "train", "soft", MESHES[2], TPU),
+        ("mixtral", "grid", "prefix", MESHES[0], H100),
+        ("mixtral", "generate", "soft", MESHES[1], TPU),
     )
 ]
 # Matrices that are codes.

@@ -65,6 +65,8 @@ CONFIGS = {
         relative_attention_num_buckets=8, relative_attention_max_distance=16, pad_token_id=0,
     ),
 }  # fmt: skip
+# Of a Llama with experts.
+MIXTURE = dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
 MODEL_HEADS = {
     "electra": ("mlm", "rtd"),
     "distilbert": ("mlm",),

@@ -1,6 +1,7 @@
 """The Llama family: pre-norm decoders with rotary positions and gated MLPs (Touvron et al. 2023).
 
-Model types: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text. A prefix is like past keys
+Model types: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, and those with experts
+instead of one MLP, mixtral and qwen3_moe. A prefix is like past keys
 in transformers: it is not rotated, the text follows it, and in local layers it leaves the window as
 the text continues. With prompt.shift=False it has no position, and all tokens see it.
 """
@@ -25,9 +26,11 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.convert.llama_fields import (
     LAYER_TYPES,
+    ExpertsConfig,
     read_activation,
     read_biases,
     read_cap,
+    read_experts,
     read_heads,
     read_positions,
     read_type,
@@ -39,7 +42,7 @@ from jaxprompt.layers.attention import causal_mask, prepend_prefix, select_queri
 from jaxprompt.layers.cache import write_token
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
-from jaxprompt.layers.mlp import GatedMlp
+from jaxprompt.layers.mlp import GatedMlp, MixtureMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.quantized import scale_table
 from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotate
@@ -71,6 +74,7 @@ class LlamaConfig(DecoderConfig):
     biases: frozenset[str] = frozenset()  # of llama_fields.read_biases
     head_norms: bool = False
     sandwich: bool = False  # norms after the attention and the MLP too
+    experts: ExpertsConfig | None = None  # of `mlp` each; None = one MLP
     norm_offset: float = 0.0  # norms multiply by this + their scale
     embed_scale: float = 1.0
     cap: float = 0.0  # of the scores, 0 = none
@@ -82,6 +86,15 @@ class LlamaConfig(DecoderConfig):
     def norm(self) -> RMSNorm:
         """Makes a norm."""
         return RMSNorm(self.eps, self.norm_offset)
+
+    def make_mlp(self) -> GatedMlp | MixtureMlp:
+        """Makes a feed-forward block."""
+        recomputed = self.remat == "mlp"
+        if self.experts:
+            return MixtureMlp(*self.experts, self.mlp, self.activation, self.dtype, recomputed)
+        return GatedMlp(
+            self.mlp, self.activation, True, 0.0, self.dtype, "mlp" in self.biases, recomputed
+        )
 
 
 class QKNormAttention(RotaryAttention):
@@ -136,15 +149,7 @@ class Layer(nn.Module):
             key_heads=cfg.key_heads,
             cap=cfg.cap,
         )
-        self.mlp = GatedMlp(
-            cfg.mlp,
-            cfg.activation,
-            True,
-            0.0,
-            cfg.dtype,
-            "mlp" in cfg.biases,
-            cfg.remat == "mlp",
-        )
+        self.mlp = cfg.make_mlp()
         self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
         if cfg.sandwich:
             self.behind_attention_norm, self.behind_mlp_norm = cfg.norm(), cfg.norm()
@@ -370,17 +375,18 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         heads=heads,
         key_heads=key_heads,
         head_dim=size,
-        mlp=read_size(hf, "intermediate_size"),
+        mlp=read_size(hf, kind.mlp_width),
         positions=positions,
         turnings=_read_turnings(hf, name, size, positions),
         is_local=is_local,
         window=window,
         activation=read_activation(hf),
-        eps=read_positive(hf, "rms_norm_eps", 1e-6),
+        eps=read_positive(hf, "rms_norm_eps", kind.eps),
         scale=scale,
         biases=read_biases(hf),
         head_norms=kind.head_norms,
         sandwich=kind.sandwich,
+        experts=read_experts(hf),
         norm_offset=float(kind.gemma),
         # Gemma multiplies embeddings by sqrt(H), as Vaswani et al. 2017, section 3.4, do.
         embed_scale=width**0.5 if kind.gemma else 1.0,
@@ -394,7 +400,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
 
 def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):
     if name != "gemma3_text":
-        return (read_rotary(hf, size, positions),) * 2
+        return (read_rotary(hf, size, positions, theta=read_type(hf)[1].theta),) * 2
     thetas = 1e6, 1e4  # defaults of global and of local layers
     pairs = zip(LAYER_TYPES, thetas, strict=True)
     return tuple(read_rotary(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)

@@ -82,6 +82,11 @@ def backbone_from_config(
             attention_dropout=config.attention_dropout,
             rescale=config.rescale,
         )
+        if config.quantize != "none" and getattr(module.cfg, "experts", None):
+            raise InputError(
+                f"backbone.quantize={config.quantize} is not supported for a model with experts; "
+                "use backbone.quantize=none"
+            )
     except InputError as error:
         shown = path if os.path.isfile(path) else path / "config.json"
         raise InputError(f"{shown}: {error}") from error

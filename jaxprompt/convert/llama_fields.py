@@ -11,7 +11,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 # Defaults of transformers' config classes.
 _MAX_POSITIONS = {
     "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "gemma": 8192,
-    "gemma2": 8192, "gemma3_text": 131072,
+    "gemma2": 8192, "gemma3_text": 131072, "mixtral": 131072, "qwen3_moe": 32768,
 }  # fmt: skip
 _GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6}  # every n-th layer is global
 _CAPPED = ("gemma2", "gemma3_text")  # types with soft caps
@@ -30,6 +30,18 @@ class ModelType(NamedTuple):
     mlp_bias: bool = False  # has the field `mlp_bias`
     key_value_heads: int = 0  # 0 = as many as heads
     head_dim: int = 0  # 0 = width / heads
+    experts: bool = False  # instead of one MLP
+    mlp_width: str = "intermediate_size"  # field
+    eps: float = 1e-6
+    theta: float = 1e4  # of rotary positions
+
+
+class ExpertsConfig(NamedTuple):
+    """The experts of a layer."""
+
+    num_experts: int
+    per_token: int
+    normalized: bool  # the weights of a token's experts sum to 1
 
 
 # The defaults are those of each configuration class of transformers.
@@ -42,6 +54,10 @@ MODEL_TYPES = {
     "gemma2": ModelType(gemma=True, sandwich=True, key_value_heads=4, head_dim=256),
     "gemma3_text": ModelType(
         gemma=True, sandwich=True, head_norms=True, key_value_heads=4, head_dim=256
+    ),
+    "mixtral": ModelType(biases=False, key_value_heads=8, experts=True, eps=1e-5, theta=1e6),
+    "qwen3_moe": ModelType(
+        head_norms=True, key_value_heads=4, experts=True, mlp_width="moe_intermediate_size"
     ),
 }
 
@@ -95,6 +111,33 @@ def read_biases(hf: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(name for name, has_bias in biases.items() if has_bias)
 
 
+def read_experts(hf: Mapping[str, Any]) -> ExpertsConfig | None:
+    """Reads the experts of every layer; None for models without.
+
+    Raises:
+      InputError: if some layers have an MLP instead, or the router gets noise.
+    """
+    name, model_type = read_type(hf)
+    if not model_type.experts:
+        return None
+    refused = {"mlp_only_layers": [], "decoder_sparse_step": 1, "router_jitter_noise": 0.0}
+    for field, supported in refused.items():
+        if hf.get(field) not in (None, supported):
+            raise InputError(
+                f"{field}={brief(hf[field])} is not supported; use a model with {supported}"
+            )
+    # The second name is that of transformers 5 for all types.
+    field = "num_experts" if hf.get("num_experts") is not None else "num_local_experts"
+    num_experts, per_token = read_size(hf, field), read_size(hf, "num_experts_per_tok")
+    if per_token > num_experts:
+        raise InputError(
+            f"num_experts_per_tok={per_token} must not exceed {field}={num_experts}; give the "
+            "config.json of these weights"
+        )
+    normalized = name == "mixtral" or read_flag(hf, "norm_topk_prob", False)
+    return ExpertsConfig(num_experts, per_token, normalized)
+
+
 def read_positions(hf: Mapping[str, Any]) -> int:
     """Reads the maximum number of positions."""
     return read_size(hf, "max_position_embeddings", _MAX_POSITIONS[read_type(hf)[0]])
@@ -116,13 +159,16 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
     """Returns whether each layer is local, and the window in tokens."""
     full, sliding = LAYER_TYPES
     is_qwen = name in ("qwen2", "qwen3")
+    has_experts = read_type(hf)[1].experts
     if name in ("llama", "gemma"):
         return (False,) * layers, 0
-    if is_qwen and not read_flag(hf, "use_sliding_window", False):
+    if name.startswith("qwen") and not read_flag(hf, "use_sliding_window", False):
         return (False,) * layers, 0
     is_null = "sliding_window" in hf and hf["sliding_window"] is None
+    # Mixtral has no default.
+    is_null |= name == "mixtral" and "sliding_window" not in hf
     window = 0 if is_null else read_size(hf, "sliding_window", _WINDOW)
-    if name == "mistral":
+    if name == "mistral" or has_experts:
         return (window > 0,) * layers, window
     if is_qwen:
         # The first `max_window_layers` have full attention, as in Qwen2Config.

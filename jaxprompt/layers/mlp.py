@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.product import dot_general, promote_dtype
+from jaxprompt.layers.product import cast_matrix, dot_general, einsum, promote_dtype
 from jaxprompt.layers.quantized import as_matrices, as_planes, freeze_planes
 from jaxprompt.layers.recompute import recompute
-from jaxprompt.parallel.sharding import current_target
+from jaxprompt.parallel.sharding import constrain, current_target
 from jaxprompt.types import Array
 
 
@@ -156,3 +156,101 @@ class GatedMlp(nn.Module):
         y = _widen(self, dense, ("up", "gate") if self.gated else ("up",), x)
         y = Dropout(self.dropout)(y, deterministic=deterministic)
         return dense(x.shape[-1], name="down")(y)
+
+
+class ExpertKernel(nn.Module):
+    """A matrix for each expert. -> [E, inputs, outputs]"""
+
+    shape: tuple[int, int, int]
+
+    @nn.compact
+    def __call__(self):
+        """Returns the matrices."""
+        init = nn.initializers.lecun_normal(batch_axis=0)
+        return self.param("kernel", init, self.shape)
+
+
+class Experts(nn.Module):
+    """The sum of gated blocks, the experts, with weights. [..., H], [..., E] -> [..., H]
+
+    Every expert computes every token: nothing depends on how many tokens prefer an expert, none is
+    dropped, and each device of a mesh computes its own experts.
+    """
+
+    num_experts: int
+    hidden: int
+    activation: str
+    dtype: jnp.dtype
+    recomputed: bool  # as in `Mlp`
+
+    @nn.compact
+    def __call__(self, x, weights):
+        """Applies the experts."""
+        act, width = ACTIVATIONS[self.activation], x.shape[-1]
+
+        def kernel(name, *shape):
+            matrices = ExpertKernel((self.num_experts, *shape), name=name)()
+            return cast_matrix(matrices, self.dtype)
+
+        def widen(x, matrices):
+            return einsum("...h,ehf->...ef", x, matrices)
+
+        def weighted(gate, up, weights):
+            # Before the last product, which then also sums over the experts.
+            return act(gate) * up * weights[..., None].astype(up.dtype)
+
+        def compute(x, weights, *kernels):
+            return weighted(*(widen(x, matrices) for matrices in kernels), weights)
+
+        kernels = [kernel(name, width, self.hidden) for name in ("gate", "up")]
+        if self.recomputed:
+            y = recompute(compute, x, weights, *kernels)
+        else:
+            y = _store_inputs(weighted, *(widen(x, matrices) for matrices in kernels), weights)
+        return einsum("...ef,efh->...h", y, kernel("down", self.hidden, width))
+
+
+class MixtureMlp(nn.Module):
+    """Experts, of which a router chooses some for each token (Shazeer et al. 2017).
+
+    [..., H] -> [..., H]
+    """
+
+    num_experts: int
+    per_token: int
+    normalized: bool  # the weights of a token's experts sum to 1
+    hidden: int
+    activation: str
+    dtype: jnp.dtype = jnp.float32
+    recomputed: bool = False
+
+    def setup(self):
+        """Declares the router and the experts."""
+        self.router = nn.Dense(
+            self.num_experts,
+            use_bias=False,
+            dtype=self.dtype,
+            # float32: rounding to 16 bits would make different scores equal.
+            dot_general=functools.partial(dot_general, dtype=jnp.float32),
+        )
+        self.experts = Experts(
+            self.num_experts, self.hidden, self.activation, self.dtype, self.recomputed
+        )
+
+    def __call__(self, x, *, deterministic: bool):
+        """Computes each token's experts."""
+        x = x.astype(self.dtype)
+        return self.experts(x, self.route(x))
+
+    def route(self, x):
+        """Returns the weights of the experts, 0 unless chosen. [..., H] -> float32 [..., E]"""
+        weights = jax.nn.softmax(self.router(x), axis=-1)
+        # By comparisons: jax.lax.top_k would gather the tokens of all devices.
+        one, other = weights[..., :, None], weights[..., None, :]
+        expert = jnp.arange(self.num_experts)
+        is_before = (other > one) | ((other == one) & (expert < expert[:, None]))
+        weights = jnp.where(is_before.sum(axis=-1) < self.per_token, weights, 0.0)
+        if self.normalized:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        # On all devices alike: otherwise they would gather several arrays of this size.
+        return constrain(weights, "act_batch", *[None] * (weights.ndim - 1))

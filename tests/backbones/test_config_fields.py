@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny import CONFIGS
+from tiny import CONFIGS, MIXTURE
 from transformers import (
     AlbertConfig,
     AutoConfig,
@@ -22,10 +22,12 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     ModernBertConfig,
     MT5Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     RobertaConfig,
     T5Config,
     XLMRobertaConfig,
@@ -51,6 +53,8 @@ CLASSES = {
     "gemma3_text": Gemma3TextConfig,
     "qwen2": functools.partial(Qwen2Config, **LOCAL),
     "qwen3": functools.partial(Qwen3Config, **LOCAL),
+    "mixtral": MixtralConfig,
+    "qwen3_moe": functools.partial(Qwen3MoeConfig, use_sliding_window=True, sliding_window=64),
     "albert": AlbertConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig,
     "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
     "deberta-v2": functools.partial(DebertaV2Config, **V2),
@@ -72,11 +76,14 @@ ELSEWHERE = {
     "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index",
     "initializer_cutoff_factor", "pretraining_tp", "sinusoidal_pos_embds", "qa_dropout",
     "seq_classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop",
+    "output_router_logits", "router_aux_loss_coef",
 }  # fmt: skip
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}
 # What layer_types, which transformers always writes, was made of.
 DERIVED |= {"max_window_layers", "_sliding_window_pattern"}
+# Of an MLP in place of the experts, which no layer has.
+UNUSED = {("qwen3_moe", "intermediate_size")}
 # The embeddings at a pad are zero in torch, and no real token reads them.
 PADS = {"pad_token_id"}
 OTHER = {
@@ -111,7 +118,8 @@ def test_every_field(kind, name):
     hf = CLASSES[kind]().to_dict()
     hf.setdefault("decoder_start_token_id", 0)
     before, changed = make(kind, hf), hf | {name: other(name, hf[name])}
-    ignored = name in ELSEWHERE | DERIVED or (name in PADS and "roberta" not in kind)
+    ignored = name in ELSEWHERE | DERIVED or (kind, name) in UNUSED
+    ignored |= name in PADS and "roberta" not in kind
     is_distinct = kind == "mt5" or kind in MODEL_TYPES  # what one family's model types differ in
     ignored &= not (is_distinct and name == "model_type")
     try:
@@ -204,6 +212,10 @@ BAD = [  # family, changes, what the message names
     ("t5", dict(num_decoder_layers=-1), "num_decoder_layers=-1"),
     ("bart", dict(decoder_attention_heads=4), "decoder_attention_heads=4"),
     ("bart", dict(decoder_ffn_dim=12), "decoder_ffn_dim=12"),
+    ("llama", MIXTURE | dict(router_jitter_noise=0.1), "router_jitter_noise=0.1"),
+    ("llama", MIXTURE | dict(mlp_only_layers=[1]), r"mlp_only_layers=\[1\]"),
+    ("llama", MIXTURE | dict(decoder_sparse_step=2), "decoder_sparse_step=2"),
+    ("llama", MIXTURE | dict(num_experts_per_tok=5), "num_experts_per_tok=5 .*num_local_experts=4"),
     ("glm", dict(block_position_encoding=False), "block_position_encoding=false.*glm-2b"),
     ("glm", dict(relative_encoding=True), "relative_encoding=true"),
     ("glm", dict(spell_length=3), "spell_length"),

@@ -35,8 +35,12 @@ CAUSAL = {
     "llama": transformers.LlamaForCausalLM, "mistral": transformers.MistralForCausalLM,
     "qwen2": transformers.Qwen2ForCausalLM, "qwen3": transformers.Qwen3ForCausalLM,
     "gemma": transformers.GemmaForCausalLM, "gemma2": transformers.Gemma2ForCausalLM,
-    "gemma3": transformers.Gemma3ForCausalLM,
+    "gemma3": transformers.Gemma3ForCausalLM, "mixtral": transformers.MixtralForCausalLM,
+    "qwen3_moe": transformers.Qwen3MoeForCausalLM,
 }  # fmt: skip
+# Weights with which the experts move the logits as much as the attention does.
+_EXPERTS = dict(num_experts_per_tok=2, initializer_range=0.2)
+_QWEN3_MOE = _EXPERTS | dict(num_experts=5, moe_intermediate_size=20)
 # kind -> model type, changes
 KINDS = {
     "llama": ("llama", dict(tie_word_embeddings=True)),
@@ -68,6 +72,13 @@ KINDS = {
         "gemma2", dict(attn_logit_softcapping=None, final_logit_softcapping=None),
     ),
     "gemma3": ("gemma3", dict(sliding_window=4, sliding_window_pattern=2)),
+    "mixtral": ("mixtral", _EXPERTS | dict(num_local_experts=4, rope_theta=100.0)),
+    "mixtral local": ("mixtral", _EXPERTS | dict(num_local_experts=3, sliding_window=4)),
+    "qwen3_moe": ("qwen3_moe", _QWEN3_MOE | dict(attention_bias=True)),
+    "qwen3_moe normalized": (
+        "qwen3_moe",
+        _QWEN3_MOE | dict(norm_topk_prob=True, use_sliding_window=True, sliding_window=5),
+    ),
     "gemma3 capped": ("gemma3", dict(sliding_window=4, final_logit_softcapping=2.0)),
 }  # fmt: skip
 
@@ -100,8 +111,11 @@ def test_model(pairs, kind, side):
     assert np.asarray(hidden)[tokens.mask].std() > 0.3
 
 
-@pytest.mark.long_cases("mistral wide", "gemma3")
-@pytest.mark.parametrize("kind", ["llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.long_cases("mistral wide", "gemma3", "mixtral local", "qwen3_moe")
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3", "mixtral local", "qwen3_moe"],
+)
 def test_prefix(pairs, kind):
     """Past keys of transformers, in front of the text: not turned, in the windows."""
     pair = pairs(kind)

@@ -20,6 +20,7 @@ AUTO = {
     "bert-trunk": "AutoModel", "discriminator": "AutoModelForPreTraining",
     "t5": "AutoModelForSeq2SeqLM", "t5-gated": "AutoModelForSeq2SeqLM",
     "mt5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM",
+    "mixtral": "AutoModelForCausalLM", "qwen3-moe": "AutoModelForCausalLM",
 }  # fmt: skip
 
 
@@ -68,7 +69,15 @@ def round_trip(source, out, family):
 
 
 @pytest.mark.default_cases(
-    "bert-untied", "roberta", "xlm-roberta", "albert", "deberta-v2", "mt5", "bart", "gpt2"
+    "bert-untied",
+    "roberta",
+    "xlm-roberta",
+    "albert",
+    "deberta-v2",
+    "mt5",
+    "bart",
+    "gpt2",
+    "mixtral",
 )
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bert-both"])
 def test_torch_loads_and_scores_it_alike(tmp_path, kind):

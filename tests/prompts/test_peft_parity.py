@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import transformers
 from reference_peft import peft
-from tiny import jit
+from tiny import MIXTURE, jit
 
 from jaxprompt.backbones import make_backbone
+from jaxprompt.build.backbone import model_family
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
@@ -52,11 +53,12 @@ FAMILIES = {
     "electra-narrow": ("Electra", "Model", ENCODER | {"embedding_size": 16}),
     "gpt2": ("GPT2", "LMHeadModel", GPT2),
     "llama": ("Llama", "ForCausalLM", LLAMA),
+    "mixtral": ("Mixtral", "ForCausalLM", LLAMA | MIXTURE),
     "t5": ("T5", "ForConditionalGeneration", T5),
     "bart": ("Bart", "ForConditionalGeneration", BART),
 }
 ENCODERS = ("bert", "roberta", "electra", "electra-narrow")
-KEY_HEADS = {"gpt2": 4, "llama": 2}
+KEY_HEADS = {"gpt2": 4, "llama": 2, "mixtral": 2}
 
 
 def base_model(folder, family, suffix=None, **changes):
@@ -138,7 +140,7 @@ def prefix_table(adapter):
 def our_model(folder, name, fields, table, encoder, decoder=None, heads=None):
     """Loads the backbone and puts a table into our method. -> model, params, batch"""
     config = read_config(folder)
-    family = config["model_type"]
+    family = model_family(config["model_type"])
     backbone, report = load_backbone(folder, family, config)
     module = make_backbone(family, config, report.heads)
     rows = np.arange(len(encoder.ids), dtype=np.int32)
@@ -290,7 +292,9 @@ def test_a_decoder(tmp_path, family, kind):
     assert loaded.peft_config["default"].peft_type == adapter.config["peft_type"]
     one_task = dict(task_ids=torch.zeros(len(ids), dtype=torch.int64)) if is_multitask else {}
     actual = run_torch(loaded, ids, mask, **one_task).logits.numpy()
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 if is_multitask else 0)
+    # The sums of a Mixtral are not the same every time.
+    atol = 1e-5 if is_multitask or family == "mixtral" else 0
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.long
@@ -382,7 +386,7 @@ def test_prefix_of_an_encoder_decoder(tmp_path, family, layers, head_dim):
     assert (layers % 2 == 0) == np.array_equal(half, adapter.k)  # layers share rows in pairs
 
 
-@pytest.mark.parametrize("family", KEY_HEADS)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path, family):
     """Past keys of the first P tokens, as PEFT takes them over."""
     base = base_model(tmp_path / "base", family)

@@ -1,15 +1,17 @@
-"""The Llama family's table of names: Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3."""
+"""The Llama family's table of names: Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma 1 to 3."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.convert.llama_fields import read_biases, read_heads, read_type
+from jaxprompt.convert.hf_config import read_size
+from jaxprompt.convert.llama_fields import read_biases, read_experts, read_heads, read_type
 from jaxprompt.convert.tensors import Family, Tensor, make_decoder, make_table
 
 
 def _traits(hf: Mapping[str, Any]) -> set[str]:
-    model_type = read_type(hf)[1]
+    name, model_type = read_type(hf)
     traits = {"sandwich" if model_type.sandwich else "plain"}
+    traits.add(name if model_type.experts else "one_mlp")
     if model_type.head_norms:
         traits.add("head_norms")
     return traits | {f"{name}_bias" for name in read_biases(hf)}
@@ -17,19 +19,41 @@ def _traits(hf: Mapping[str, Any]) -> set[str]:
 
 def _derive(hf: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
     _, key_heads, size = read_heads(hf)
-    return {"G": key_heads, "D": size}
+    derived = {"G": key_heads, "D": size, "F": read_size(hf, read_type(hf)[1].mlp_width)}
+    if experts := read_experts(hf):
+        derived["I"] = experts.num_experts
+    return derived
 
 
-def _linear(path: str, source: str, into: str, out: str, bias: str) -> tuple[Tensor, ...]:
-    name = "layers.{i}." + source
+def _linear(
+    path: str, source: str, into: str, out: str, bias: str, when: str = ""
+) -> tuple[Tensor, ...]:
+    name, kernel = "layers.{i}." + source, f"layers/{path}/kernel"
     return (
-        Tensor(f"layers/{path}/kernel", (f"{name}.weight",), into + out, (out, into), True),
+        Tensor(kernel, (f"{name}.weight",), into + out, (out, into), True, when=when),
         Tensor(f"layers/{path}/bias", (f"{name}.bias",), out, (out,), when=f"{bias}_bias"),
     )
 
 
 def _norm(path: str, source: str, axis: str = "H", when: str = "") -> Tensor:
     return Tensor(f"{path}/scale", (f"{source}.weight",), axis, (axis,), when=when)
+
+
+def _experts(source: str, gate: str, up: str, down: str, when: str) -> tuple[Tensor, ...]:
+    """Returns the names of a router and of the experts {i} in the layers {g}."""
+    router = "layers.{i}." + f"{source}.gate.weight"
+
+    def expert(path: str, name: str, into: str, out: str) -> Tensor:
+        source_name = "layers.{g}." + source + ".experts.{i}." + f"{name}.weight"
+        path = f"layers/mlp/experts/{path}/kernel"
+        return Tensor(path, (source_name,), into + out, (out, into), True, when=when)
+
+    return (
+        Tensor("layers/mlp/router/kernel", (router,), "HI", ("I", "H"), True, when=when),
+        expert("gate", gate, "H", "F"),
+        expert("up", up, "H", "F"),
+        expert("down", down, "F", "H"),
+    )
 
 
 def _layers() -> tuple[Tensor, ...]:
@@ -51,9 +75,11 @@ def _layers() -> tuple[Tensor, ...]:
         norm("behind_attention_norm", "post_attention_layernorm", when="sandwich"),
         norm("mlp_norm", "pre_feedforward_layernorm", when="sandwich"),
         norm("behind_mlp_norm", "post_feedforward_layernorm", when="sandwich"),
-        *_linear("mlp/gate", "mlp.gate_proj", "H", "F", "mlp"),
-        *_linear("mlp/up", "mlp.up_proj", "H", "F", "mlp"),
-        *_linear("mlp/down", "mlp.down_proj", "F", "H", "mlp"),
+        *_linear("mlp/gate", "mlp.gate_proj", "H", "F", "mlp", "one_mlp"),
+        *_linear("mlp/up", "mlp.up_proj", "H", "F", "mlp", "one_mlp"),
+        *_linear("mlp/down", "mlp.down_proj", "F", "H", "mlp", "one_mlp"),
+        *_experts("block_sparse_moe", "w1", "w3", "w2", "mixtral"),
+        *_experts("mlp", "gate_proj", "up_proj", "down_proj", "qwen3_moe"),
     )
 
 
