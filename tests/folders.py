@@ -27,6 +27,11 @@ KINDS = {
     "roberta": ("roberta", "RobertaForMaskedLM", ENCODER | dict(pad_token_id=1)),
     "roberta-untied": ("roberta", "RobertaForMaskedLM", ENCODER | dict(pad_token_id=1) | UNTIED),
     "xlm-roberta": ("roberta", "XLMRobertaForMaskedLM", ENCODER | dict(pad_token_id=1)),
+    "mpnet": ("mpnet", "MPNetForMaskedLM", ENCODER),
+    "xlm-roberta-xl": (
+        "xlm_roberta_xl", "XLMRobertaXLForMaskedLM", ENCODER | dict(pad_token_id=1)
+    ),
+    "eurobert": ("eurobert", "EuroBertForMaskedLM", CONFIGS["eurobert"] | dict(pad_token_id=0)),
     "discriminator": ("electra", "ElectraForPreTraining", NARROW),
     "generator": ("electra", "ElectraForMaskedLM", NARROW),
     "generator-untied": ("electra", "ElectraForMaskedLM", NARROW | UNTIED),

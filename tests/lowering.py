@@ -95,6 +95,7 @@ _SIZES = {
     ),
     "t5": dict(d_model=WIDTH, d_kv=SIZE, num_heads=HEADS, d_ff=MLP, vocab_size=VOCAB),
 }
+_SIZES["eurobert"] = _SIZES["llama"]
 _ENCODER = dict(
     hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=MLP, vocab_size=VOCAB,
     max_position_embeddings=PLACES,

@@ -66,6 +66,7 @@ WRITERS = ("gpt2", "t5", "glm", "llama", "bart")
 BARE = ("deberta", "deberta_v2")  # their scores no kernel computes
 # Those that came later come last: what each case is stays the same.
 LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama", "distilbert", "bart")
+LATER += ("mpnet", "xlm_roberta_xl", "eurobert")
 FAMILIES = sorted(families(), key=LATER.__contains__)
 
 
@@ -73,7 +74,7 @@ def supports(family: str, work: str) -> bool:
     """Returns whether a backbone supports a work."""
     if work == "generate":
         return family in WRITERS
-    if family == "distilbert":  # otherwise as BERT
+    if family in ("distilbert", "mpnet", "xlm_roberta_xl", "eurobert"):  # otherwise as BERT
         return work == "train"
     if family in ("glm", "bart") and work == "adapt":
         return False

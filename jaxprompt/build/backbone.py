@@ -19,8 +19,13 @@ from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement
 
 # model_type -> family, where they differ
-_FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
-_FAMILIES |= dict.fromkeys(LLAMA_TYPES, "llama")
+_FAMILIES = {
+    "xlm-roberta": "roberta",
+    "xlm-roberta-xl": "xlm_roberta_xl",
+    "mt5": "t5",
+    "deberta-v2": "deberta_v2",
+}
+_FAMILIES |= {name: model_type.family for name, model_type in LLAMA_TYPES.items()}
 
 
 def model_family(model_type: str) -> str:

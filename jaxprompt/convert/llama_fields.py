@@ -12,6 +12,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 _MAX_POSITIONS = {
     "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "gemma": 8192,
     "gemma2": 8192, "gemma3_text": 131072, "mixtral": 131072, "qwen3_moe": 32768,
+    "eurobert": 8192,
 }  # fmt: skip
 _GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6}  # every n-th layer is global
 _CAPPED = ("gemma2", "gemma3_text")  # types with soft caps
@@ -34,6 +35,7 @@ class ModelType(NamedTuple):
     mlp_width: str = "intermediate_size"  # field
     eps: float = 1e-6
     theta: float = 1e4  # of rotary positions
+    family: str = "llama"
 
 
 class ExpertsConfig(NamedTuple):
@@ -55,6 +57,7 @@ MODEL_TYPES = {
     "gemma3_text": ModelType(
         gemma=True, sandwich=True, head_norms=True, key_value_heads=4, head_dim=256
     ),
+    "eurobert": ModelType(mlp_bias=True, eps=1e-5, family="eurobert"),
     "mixtral": ModelType(biases=False, key_value_heads=8, experts=True, eps=1e-5, theta=1e6),
     "qwen3_moe": ModelType(
         head_norms=True, key_value_heads=4, experts=True, mlp_width="moe_intermediate_size"
@@ -160,7 +163,7 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
     full, sliding = LAYER_TYPES
     is_qwen = name in ("qwen2", "qwen3")
     has_experts = read_type(hf)[1].experts
-    if name in ("llama", "gemma"):
+    if name in ("llama", "gemma", "eurobert"):
         return (False,) * layers, 0
     if name.startswith("qwen") and not read_flag(hf, "use_sliding_window", False):
         return (False,) * layers, 0

@@ -16,6 +16,7 @@ from transformers import (
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
+    EuroBertConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -24,6 +25,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     ModernBertConfig,
+    MPNetConfig,
     MT5Config,
     Qwen2Config,
     Qwen3Config,
@@ -31,6 +33,7 @@ from transformers import (
     RobertaConfig,
     T5Config,
     XLMRobertaConfig,
+    XLMRobertaXLConfig,
 )
 
 from jaxprompt.backbones import make_backbone
@@ -53,7 +56,8 @@ CLASSES = {
     "gemma3_text": Gemma3TextConfig,
     "qwen2": functools.partial(Qwen2Config, **LOCAL),
     "qwen3": functools.partial(Qwen3Config, **LOCAL),
-    "mixtral": MixtralConfig,
+    "mixtral": MixtralConfig, "eurobert": EuroBertConfig, "mpnet": MPNetConfig,
+    "xlm-roberta-xl": XLMRobertaXLConfig,
     "qwen3_moe": functools.partial(Qwen3MoeConfig, use_sliding_window=True, sliding_window=64),
     "albert": AlbertConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig,
     "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
@@ -62,8 +66,11 @@ CLASSES = {
     "bart": BartConfig, "electra": ElectraConfig, "t5": T5Config, "mt5": MT5Config,
     "gpt2": GPT2Config,
 }  # fmt: skip
-FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
-FAMILIES |= dict.fromkeys(MODEL_TYPES, "llama")
+FAMILIES = {
+    "xlm-roberta": "roberta", "xlm-roberta-xl": "xlm_roberta_xl", "mt5": "t5",
+    "deberta-v2": "deberta_v2",
+}  # fmt: skip
+FAMILIES |= {name: kind.family for name, kind in MODEL_TYPES.items()}
 # What is read elsewhere, of heads that are not these, of how a model runs, or of random weights.
 ELSEWHERE = {
     "architectures", "model_type", "transformers_version", "_name_or_path", "dtype", "torch_dtype",
@@ -76,7 +83,7 @@ ELSEWHERE = {
     "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index",
     "initializer_cutoff_factor", "pretraining_tp", "sinusoidal_pos_embds", "qa_dropout",
     "seq_classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop",
-    "output_router_logits", "router_aux_loss_coef",
+    "output_router_logits", "router_aux_loss_coef", "mask_token_id",
 }  # fmt: skip
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}
@@ -191,6 +198,10 @@ BAD = [  # family, changes, what the message names
     ("deberta_v2", dict(legacy=False, embedding_size=8), "legacy=false"),
     ("albert", dict(num_hidden_groups=3), "num_hidden_groups=3"),
     ("albert", dict(inner_group_num=2**31 - 1), "inner_group_num=2147483647.* from 1 to 1,000"),
+    ("mpnet", dict(relative_attention_num_buckets=64), "relative_attention_num_buckets=64"),
+    ("mpnet", dict(max_position_embeddings=2), "pad_token_id=1 leaves no position"),
+    ("xlm_roberta_xl", dict(is_decoder=True), "is_decoder=true"),
+    ("eurobert", dict(num_key_value_heads=3), "num_key_value_heads=3"),
     ("modernbert", dict(num_hidden_layers=1), "num_hidden_layers=1"),
     ("modernbert", dict(rope_scaling={"factor": 2.0}), "rope_scaling"),
     ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "yarn"),

@@ -66,6 +66,12 @@ PARAMETERS = LLAMAS | {
     "microsoft/deberta-v3-base": 184_551_780,
     "albert/albert-xxlarge-v2": 206_368_944,
     "answerdotai/ModernBERT-large": 395_881_664,
+    "facebook/xlm-roberta-xl": 3_482_741_760,
+    "facebook/xlm-roberta-xxl": 10_712_994_816,
+    "microsoft/mpnet-base": 109_518_527,
+    "EuroBERT/EuroBERT-210m": 310_266_624,
+    "EuroBERT/EuroBERT-610m": 755_625_600,
+    "EuroBERT/EuroBERT-2.1B": 2_403_092_736,
     "THUDM/glm-2b": 1_920_122_880,
     "THUDM/glm-10b": 9_880_682_496,
 }
@@ -78,14 +84,16 @@ TORCH = {
     "deberta-v2": ("DebertaV2Config", "DebertaV2ForMaskedLM"),
     "albert": ("AlbertConfig", "AlbertForMaskedLM"),
     "modernbert": ("ModernBertConfig", "ModernBertForMaskedLM"),
+    "mpnet": ("MPNetConfig", "MPNetForMaskedLM"),
+    "xlm-roberta-xl": ("XLMRobertaXLConfig", "XLMRobertaXLForMaskedLM"),
+    "eurobert": ("EuroBertConfig", "EuroBertForMaskedLM"),
 }
 
 
 def shapes_of(name, stack="scan"):
     """Returns the shapes of a backbone's parameters; nothing is computed."""
     hf = published_checkpoints()[name].hf
-    has_mlm = hf["model_type"] in ("deberta", "deberta-v2", "albert", "modernbert")
-    heads = ("mlm",) if has_mlm else ("lm",)
+    heads = tuple(head for head in published_checkpoints()[name].heads if head != "pooler")
     return backbone_shapes(make_backbone(model_family(hf["model_type"]), hf, heads, stack=stack))
 
 
@@ -97,7 +105,8 @@ def counted_by_torch(hf):
         model = model_class(config_class(**fields))
     total = sum(parameter.numel() for parameter in model.parameters())
     # Today's transformers ties on making a model what the checkpoints hold untied.
-    return total + hf["vocab_size"] * hf["d_model"] if "tie_word_embeddings" in hf else total
+    is_untied = hf["model_type"] in ("t5", "mt5") and "tie_word_embeddings" in hf
+    return total + hf["vocab_size"] * hf["d_model"] if is_untied else total
 
 
 def test_every_llama_is_counted():
@@ -112,7 +121,8 @@ def test_every_llama_is_counted():
 @pytest.mark.default_cases(
     *LLAMAS, "google-t5/t5-small", "google/t5-v1_1-xxl", "google/mt5-small", "google/mt5-base",
     "openai-community/gpt2*", "microsoft/deberta-xlarge", "microsoft/deberta-v3-base",
-    "answerdotai/ModernBERT-large", "THUDM/glm-2b", "THUDM/glm-10b",
+    "answerdotai/ModernBERT-large", "microsoft/mpnet-base", "EuroBERT/*", "THUDM/glm-2b",
+    "THUDM/glm-10b",
 )  # fmt: skip
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name):

@@ -49,6 +49,7 @@ GPT2 = dict(vocab_size=VOCAB, n_embd=24, n_layer=3, n_head=4, n_positions=32)
 FAMILIES = {
     "bert": ("Bert", "Model", ENCODER),
     "roberta": ("Roberta", "Model", ENCODER),
+    "xlm-roberta-xl": ("XLMRobertaXL", "Model", ENCODER),
     "electra": ("Electra", "Model", ENCODER | {"embedding_size": 24}),
     "electra-narrow": ("Electra", "Model", ENCODER | {"embedding_size": 16}),
     "gpt2": ("GPT2", "LMHeadModel", GPT2),
@@ -57,7 +58,7 @@ FAMILIES = {
     "t5": ("T5", "ForConditionalGeneration", T5),
     "bart": ("Bart", "ForConditionalGeneration", BART),
 }
-ENCODERS = ("bert", "roberta", "electra", "electra-narrow")
+ENCODERS = ("bert", "roberta", "xlm-roberta-xl", "electra", "electra-narrow")
 KEY_HEADS = {"gpt2": 4, "llama": 2, "mixtral": 2}
 
 
