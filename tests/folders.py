@@ -62,6 +62,10 @@ KINDS = {
     ),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
     "mixtral": ("llama", "MixtralForCausalLM", CONFIGS["llama"] | MIXTURE),
+    "gpt-oss": (
+        "llama", "GptOssForCausalLM",
+        CONFIGS["llama"] | MIXTURE | dict(model_type="gpt_oss", head_dim=6),
+    ),
     "qwen3-moe": (
         "llama", "Qwen3MoeForCausalLM",
         CONFIGS["llama"]

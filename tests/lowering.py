@@ -113,12 +113,16 @@ KINDS = {
     "mistral": dict(model_type="mistral", head_dim=SIZE, sliding_window=517),
     "qwen3": dict(model_type="qwen3", head_dim=SIZE),
     "mixtral": dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": dict(
+        model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=SIZE,
+        sliding_window=7,
+    ),
     "mask_decoder": dict(position_biased_input=False),
     "wide_heads": dict(d_kv=16),
 }  # fmt: skip
 WEIGHTS = {
     (WIDTH, MLP), (MLP, WIDTH), (WIDTH, HEADS, SIZE), (HEADS, SIZE, WIDTH), (VOCAB, WIDTH),
-    (WIDTH, VOCAB), (WIDTH, WIDTH), (WIDTH, KEYS, SIZE),
+    (WIDTH, VOCAB), (WIDTH, WIDTH), (WIDTH, KEYS, SIZE), (4, WIDTH, MLP), (4, MLP, WIDTH),
 }  # fmt: skip
 RUNS, CLASSES = 2, 3
 # Of an LSTM of 12 a direction and the MLP behind it, and of three convolutions of 12.

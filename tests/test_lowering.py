@@ -194,6 +194,9 @@ OTHERS = [
         ("gemma3", "generate", "soft", MESHES[0], TPU),
         ("qwen3", "train", "prefix", MESHES[1], H100),
         ("qwen3", "evaluate", "soft", MESHES[2], TPU),
+        ("gpt_oss", "train", "prefix", MESHES[2], H100),
+        ("gpt_oss", "train", "soft", MESHES[1], TPU),
+        ("gpt_oss", "generate", "prefix", MESHES[0], H100),
         ("mixtral", "train", "prefix", MESHES[1], H100),
         ("mixtral", "train", "soft", MESHES[2], TPU),
         ("mixtral", "grid", "prefix", MESHES[0], H100),
@@ -620,7 +623,7 @@ def check(case: Case, text: str) -> None:
     # Codes are arguments, and every product is of 16 bits, as without them.
     assert case.quantize == "none" or "i8>" in text
     promised = case.target.platform == "gpu" and not (case.dropout and case.work in LEARNS)
-    promised &= case.family not in BARE and not case.kind.startswith("gemma")
+    promised &= case.family not in BARE and not case.kind.startswith(("gemma", "gpt_oss"))
     promised |= case.target == TPU and case.tokens == 512
     assert not promised or has_kernel(text)
     check_alone(text)

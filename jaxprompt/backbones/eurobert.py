@@ -23,7 +23,7 @@ from jaxprompt.types import AttentionMask, Batch, Dims, Prefix
 class Embed(llama.Embed):
     """Word and slot embeddings. -> [B, T, H]"""
 
-    def __call__(self, tokens, slots, *, deterministic: bool):
+    def __call__(self, tokens, slots, *, deterministic: bool):  # type: ignore[override]
         """Embeds tokens, with slot vectors at their positions."""
         where = tokens.slot, slots
         return super().__call__(tokens.ids, tokens.positions, *where, deterministic=deterministic)

@@ -1,7 +1,7 @@
 """The Llama family: pre-norm decoders with rotary positions and gated MLPs (Touvron et al. 2023).
 
 Model types: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, and those with experts
-instead of one MLP, mixtral and qwen3_moe. A prefix is like past keys
+instead of one MLP, mixtral, qwen3_moe and gpt_oss. A prefix is like past keys
 in transformers: it is not rotated, the text follows it, and in local layers it leaves the window as
 the text continues. With prompt.shift=False it has no position, and all tokens see it.
 """
@@ -25,6 +25,7 @@ from jaxprompt.convert.hf_config import (
     refuse_flags,
 )
 from jaxprompt.convert.llama_fields import (
+    GPT_OSS_ROPE,
     LAYER_TYPES,
     ExpertsConfig,
     read_activation,
@@ -73,6 +74,7 @@ class LlamaConfig(DecoderConfig):
     scale: float | None = None  # of the scores, None = 1 / sqrt(head_dim)
     biases: frozenset[str] = frozenset()  # of llama_fields.read_biases
     head_norms: bool = False
+    sinks: bool = False  # see layers/attention.py
     sandwich: bool = False  # norms after the attention and the MLP too
     experts: ExpertsConfig | None = None  # of `mlp` each; None = one MLP
     norm_offset: float = 0.0  # norms multiply by this + their scale
@@ -148,6 +150,7 @@ class Layer(nn.Module):
             out_bias="out" in cfg.biases,
             key_heads=cfg.key_heads,
             cap=cfg.cap,
+            has_sinks=cfg.sinks,
         )
         self.mlp = cfg.make_mlp()
         self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
@@ -385,6 +388,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         scale=scale,
         biases=read_biases(hf),
         head_norms=kind.head_norms,
+        sinks=kind.sinks,
         sandwich=kind.sandwich,
         experts=read_experts(hf),
         norm_offset=float(kind.gemma),
@@ -395,10 +399,19 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         attention_dropout=read_dropout(hf, "attention_dropout", 0.0),
         tied=read_tied(hf, "llama"),
     )
+    if kind.sinks:
+        if changes.get("attention") == "fused":
+            raise InputError(
+                f"attention=fused is not supported for {name}, for whose attention sinks there is "
+                "no kernel; use auto"
+            )
+        changes["attention"] = "einsum"
     return dataclasses.replace(config, **changes)
 
 
 def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):
+    if name == "gpt_oss" and not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+        hf = {**hf, "rope_parameters": GPT_OSS_ROPE}
     if name != "gemma3_text":
         return (read_rotary(hf, size, positions, theta=read_type(hf)[1].theta),) * 2
     thetas = 1e6, 1e4  # defaults of global and of local layers

@@ -11,7 +11,7 @@ from jaxprompt.errors import InputError, brief, is_kind, nearest
 
 _ADVICE = "give the config.json that was saved with the weights"
 # Model types with a separate output table by default, as in transformers' config classes.
-_UNTIED = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "eurobert")
+_UNTIED = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "eurobert", "gpt_oss")
 LIMIT = 2**31  # of sizes and ids, which become int32
 # Of layers, which are enumerated. The deepest published Transformer has as many (DeepNet, Wang et
 # al. 2022).

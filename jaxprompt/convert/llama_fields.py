@@ -12,11 +12,16 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 _MAX_POSITIONS = {
     "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "gemma": 8192,
     "gemma2": 8192, "gemma3_text": 131072, "mixtral": 131072, "qwen3_moe": 32768,
-    "eurobert": 8192,
+    "eurobert": 8192, "gpt_oss": 131072,
 }  # fmt: skip
-_GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6}  # every n-th layer is global
+_GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}  # every n-th layer is global
 _CAPPED = ("gemma2", "gemma3_text")  # types with soft caps
 _WINDOW = 4096
+_GPT_OSS_WINDOW = 128
+GPT_OSS_ROPE = dict(
+    rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+    original_max_position_embeddings=4096,
+)  # fmt: skip
 _QWEN_GLOBAL_LAYERS = 28  # max_window_layers
 
 
@@ -35,6 +40,8 @@ class ModelType(NamedTuple):
     mlp_width: str = "intermediate_size"  # field
     eps: float = 1e-6
     theta: float = 1e4  # of rotary positions
+    attention_bias: bool = False  # default of the field
+    sinks: bool = False  # in the attention
     family: str = "llama"
 
 
@@ -44,6 +51,8 @@ class ExpertsConfig(NamedTuple):
     num_experts: int
     per_token: int
     normalized: bool  # the weights of a token's experts sum to 1
+    alpha: float = 0.0  # of clamped experts
+    limit: float = 0.0  # 0 = not clamped
 
 
 # The defaults are those of each configuration class of transformers.
@@ -56,6 +65,15 @@ MODEL_TYPES = {
     "gemma2": ModelType(gemma=True, sandwich=True, key_value_heads=4, head_dim=256),
     "gemma3_text": ModelType(
         gemma=True, sandwich=True, head_norms=True, key_value_heads=4, head_dim=256
+    ),
+    "gpt_oss": ModelType(
+        attention_bias=True,
+        key_value_heads=8,
+        head_dim=64,
+        experts=True,
+        eps=1e-5,
+        theta=150000.0,
+        sinks=True,
     ),
     "eurobert": ModelType(mlp_bias=True, eps=1e-5, family="eurobert"),
     "mixtral": ModelType(biases=False, key_value_heads=8, experts=True, eps=1e-5, theta=1e6),
@@ -99,7 +117,9 @@ def read_activation(hf: Mapping[str, Any]) -> str:
     name, model_type = read_type(hf)
     field = "hidden_activation" if name in _CAPPED else "hidden_act"
     default = "gelu_pytorch_tanh" if model_type.gemma else "silu"
-    activation = read_word(hf, field, default, ACTIVATIONS)
+    # transformers ignores the field of gpt_oss, whose experts have one function.
+    choices = ("silu",) if name == "gpt_oss" else ACTIVATIONS
+    activation = read_word(hf, field, default, choices)
     # Gemma's first configs write gelu for its tanh form, as GemmaConfig of transformers reads it.
     return "gelu_pytorch_tanh" if (name, activation) == ("gemma", "gelu") else activation
 
@@ -108,7 +128,7 @@ def read_biases(hf: Mapping[str, Any]) -> frozenset[str]:
     """Lists which linear layers have a bias: "qkv", "out", "mlp"."""
     _, model_type = read_type(hf)
     has_field = model_type.biases and not model_type.qkv_bias
-    attention = has_field and read_flag(hf, "attention_bias", False)
+    attention = has_field and read_flag(hf, "attention_bias", model_type.attention_bias)
     mlp = model_type.mlp_bias and read_flag(hf, "mlp_bias", False)
     biases = {"qkv": model_type.qkv_bias or attention, "out": attention, "mlp": mlp}
     return frozenset(name for name, has_bias in biases.items() if has_bias)
@@ -137,6 +157,10 @@ def read_experts(hf: Mapping[str, Any]) -> ExpertsConfig | None:
             f"num_experts_per_tok={per_token} must not exceed {field}={num_experts}; give the "
             "config.json of these weights"
         )
+    if name == "gpt_oss":
+        # The softmax of the chosen scores is that of all, normalised.
+        clamp = read_positive(hf, "swiglu_alpha", 1.702), read_positive(hf, "swiglu_limit", 7.0)
+        return ExpertsConfig(num_experts, per_token, True, *clamp)
     normalized = name == "mixtral" or read_flag(hf, "norm_topk_prob", False)
     return ExpertsConfig(num_experts, per_token, normalized)
 
@@ -162,7 +186,6 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
     """Returns whether each layer is local, and the window in tokens."""
     full, sliding = LAYER_TYPES
     is_qwen = name in ("qwen2", "qwen3")
-    has_experts = read_type(hf)[1].experts
     if name in ("llama", "gemma", "eurobert"):
         return (False,) * layers, 0
     if name.startswith("qwen") and not read_flag(hf, "use_sliding_window", False):
@@ -170,8 +193,9 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
     is_null = "sliding_window" in hf and hf["sliding_window"] is None
     # Mixtral has no default.
     is_null |= name == "mixtral" and "sliding_window" not in hf
-    window = 0 if is_null else read_size(hf, "sliding_window", _WINDOW)
-    if name == "mistral" or has_experts:
+    default = _GPT_OSS_WINDOW if name == "gpt_oss" else _WINDOW
+    window = 0 if is_null else read_size(hf, "sliding_window", default)
+    if name in ("mistral", "mixtral", "qwen3_moe"):
         return (window > 0,) * layers, window
     if is_qwen:
         # The first `max_window_layers` have full attention, as in Qwen2Config.

@@ -298,8 +298,10 @@ class ParameterFiller:
             spans.append(slice(start * size, end * size))
         if len(spans) == 1:
             spans.insert(0, slice(0, 1))
-        elif len(spans) > 2:  # all but the last are rows, which are not divided
-            spans = [slice(0, math.prod(span.stop for span in spans[:-1])), spans[-1]]
+        elif len(spans) > 2:  # all but the last are rows, of which only the first are divided
+            first, *rest, last = spans
+            size = math.prod(span.stop for span in rest)
+            spans = [slice(first.start * size, first.stop * size), last]
         rows, columns = spans[::-1] if tensor.transposed else spans
         return rows, columns
 

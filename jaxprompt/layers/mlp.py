@@ -159,15 +159,21 @@ class GatedMlp(nn.Module):
 
 
 class ExpertKernel(nn.Module):
-    """A matrix for each expert. -> [E, inputs, outputs]"""
+    """A matrix for each expert, and any bias. -> [E, inputs, outputs], [E, outputs] or None"""
 
     shape: tuple[int, int, int]
+    dtype: jnp.dtype
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self):
-        """Returns the matrices."""
-        init = nn.initializers.lecun_normal(batch_axis=0)
-        return self.param("kernel", init, self.shape)
+        """Returns the matrices and biases."""
+        experts, _, outputs = self.shape
+        init, bias = nn.initializers.lecun_normal(batch_axis=0), None
+        kernel = self.param("kernel", init, self.shape)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (experts, outputs)).astype(self.dtype)
+        return cast_matrix(kernel, self.dtype), bias
 
 
 class Experts(nn.Module):
@@ -189,8 +195,7 @@ class Experts(nn.Module):
         act, width = ACTIVATIONS[self.activation], x.shape[-1]
 
         def kernel(name, *shape):
-            matrices = ExpertKernel((self.num_experts, *shape), name=name)()
-            return cast_matrix(matrices, self.dtype)
+            return ExpertKernel((self.num_experts, *shape), self.dtype, name=name)()[0]
 
         def widen(x, matrices):
             return einsum("...h,ehf->...ef", x, matrices)
@@ -210,6 +215,51 @@ class Experts(nn.Module):
         return einsum("...ef,efh->...h", y, kernel("down", self.hidden, width))
 
 
+class ClampedExperts(nn.Module):
+    """The experts of gpt-oss: their inner values are clamped, and all products have biases.
+
+    [..., H], [..., E] -> [..., H]
+    """
+
+    num_experts: int
+    alpha: float  # of the gate, gate * sigmoid(alpha * gate)
+    limit: float  # of the inner values
+    hidden: int
+    dtype: jnp.dtype
+    recomputed: bool  # as in `Mlp`
+
+    @nn.compact
+    def __call__(self, x, weights):
+        """Applies the experts."""
+        width = x.shape[-1]
+
+        def dense(name, *shape):
+            return ExpertKernel((self.num_experts, *shape), self.dtype, True, name=name)()
+
+        def weighted(y, weights):
+            # The columns of both are by turns, as in the checkpoint.
+            gate, up = y[..., ::2], y[..., 1::2]
+            gate = jnp.minimum(gate, self.limit)
+            up = jnp.clip(up, -self.limit, self.limit)
+            y = gate * jax.nn.sigmoid(self.alpha * gate) * (up + 1)
+            return y * weights[..., None].astype(y.dtype)
+
+        def widen(x, kernel, bias):
+            return einsum("...h,ehu->...eu", x, kernel) + bias
+
+        def compute(x, weights, *wide):
+            return weighted(widen(x, *wide), weights)
+
+        wide = dense("gate_up", width, 2 * self.hidden)
+        kernel, bias = dense("down", self.hidden, width)
+        if self.recomputed:
+            y = recompute(compute, x, weights, *wide)
+        else:
+            y = _store_inputs(weighted, widen(x, *wide), weights)
+        y = einsum("...ef,efh->...h", y, kernel)
+        return y + einsum("...e,eh->...h", weights.astype(y.dtype), bias)
+
+
 class MixtureMlp(nn.Module):
     """Experts, of which a router chooses some for each token (Shazeer et al. 2017).
 
@@ -219,6 +269,8 @@ class MixtureMlp(nn.Module):
     num_experts: int
     per_token: int
     normalized: bool  # the weights of a token's experts sum to 1
+    alpha: float  # of `ClampedExperts`, as `limit`
+    limit: float  # 0 = not these
     hidden: int
     activation: str
     dtype: jnp.dtype = jnp.float32
@@ -228,14 +280,17 @@ class MixtureMlp(nn.Module):
         """Declares the router and the experts."""
         self.router = nn.Dense(
             self.num_experts,
-            use_bias=False,
+            use_bias=self.limit > 0,
             dtype=self.dtype,
             # float32: rounding to 16 bits would make different scores equal.
             dot_general=functools.partial(dot_general, dtype=jnp.float32),
         )
-        self.experts = Experts(
-            self.num_experts, self.hidden, self.activation, self.dtype, self.recomputed
-        )
+        options = self.dtype, self.recomputed
+        if self.limit:
+            inner = self.alpha, self.limit, self.hidden
+            self.experts = ClampedExperts(self.num_experts, *inner, *options)
+        else:
+            self.experts = Experts(self.num_experts, self.hidden, self.activation, *options)
 
     def __call__(self, x, *, deterministic: bool):
         """Computes each token's experts."""

@@ -52,6 +52,10 @@ PARAMETERS = (
     (r"(.*/)?mlp/router/kernel", ("embed", None)),
     (r"(.*/)?mlp/experts/(up|gate)/kernel", ("experts", "embed", None)),
     (r"(.*/)?mlp/experts/down/kernel", ("experts", None, "embed")),
+    # FSDP divides the columns, which are contiguous in the file.
+    (r"(.*/)?mlp/experts/gate_up/kernel", ("experts", None, "embed")),
+    (r"(.*/)?mlp/experts/(gate_up|down)/bias", ("experts", None)),
+    (r"(.*/)?attention/sinks", ("heads",)),
     (r"(embed/project|pooler|mlm/dense|rtd/dense|rtd/out)/kernel", (None, None)),
     (r"conv/kernel", (None, None, None)),
     # The first matching rule counts, so this one is for all other biases.

@@ -194,10 +194,11 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
     hf = _encoder("mpnet", _BASE, 30527, max_position_embeddings=514)
     add("microsoft", "mpnet-base", hf, "mlm", bare=False)
     add("sentence-transformers", "all-mpnet-base-v2", hf, "pooler", bare=False)
-    for size, (*shape, key_heads, mlp) in _EUROBERT.items():
+    for size, (width, layers, heads, key_heads, mlp) in _EUROBERT.items():
         hf = _encoder(
-            "eurobert", tuple(shape), 128256, num_key_value_heads=key_heads, intermediate_size=mlp,
-            max_position_embeddings=8192, tie_word_embeddings=False, rope_theta=250000,
+            "eurobert", (width, layers, heads), 128256, num_key_value_heads=key_heads,
+            intermediate_size=mlp, max_position_embeddings=8192, tie_word_embeddings=False,
+            rope_theta=250000,
         )  # fmt: skip
         add("EuroBERT", f"EuroBERT-{size}", hf, "mlm", bare=False)
     for name, vocab in _DISTILBERT_VOCABS.items():

@@ -37,6 +37,10 @@ _MIXTRAL = _base(
 _QWEN3_MOE = _QWEN3 | dict(
     model_type="qwen3_moe", num_experts=128, num_experts_per_tok=8, norm_topk_prob=True
 )
+_GPT_OSS = dict(
+    model_type="gpt_oss", vocab_size=201088, num_experts_per_tok=4, head_dim=64, sliding_window=128,
+    max_position_embeddings=131072,
+)  # fmt: skip
 _GEMMA = _base("gemma", 256000, 8192, 1e4, head_dim=256)
 _GEMMA2 = _base("gemma2", 256000, 8192, 1e4, head_dim=256, query_pre_attn_scalar=256)
 _GEMMA3 = _base(
@@ -92,6 +96,12 @@ _CHECKPOINTS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] =
     ),
     "Qwen/Qwen3-235B-A22B": (
         _QWEN3_MOE | _UNTIED | {"moe_intermediate_size": 1536}, (4096, 94, 64, 4, 12288),
+    ),
+    "openai/gpt-oss-20b": (
+        _GPT_OSS | _UNTIED | {"num_local_experts": 32}, (2880, 24, 64, 8, 2880),
+    ),
+    "openai/gpt-oss-120b": (
+        _GPT_OSS | _UNTIED | {"num_local_experts": 128}, (2880, 36, 64, 8, 2880),
     ),
     "google/gemma-2b": (_GEMMA, (2048, 18, 8, 1, 16384)),
     "google/gemma-7b": (_GEMMA, (3072, 28, 16, 16, 24576)),

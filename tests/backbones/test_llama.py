@@ -36,7 +36,7 @@ CAUSAL = {
     "qwen2": transformers.Qwen2ForCausalLM, "qwen3": transformers.Qwen3ForCausalLM,
     "gemma": transformers.GemmaForCausalLM, "gemma2": transformers.Gemma2ForCausalLM,
     "gemma3": transformers.Gemma3ForCausalLM, "mixtral": transformers.MixtralForCausalLM,
-    "qwen3_moe": transformers.Qwen3MoeForCausalLM,
+    "qwen3_moe": transformers.Qwen3MoeForCausalLM, "gpt_oss": transformers.GptOssForCausalLM,
 }  # fmt: skip
 # Weights with which the experts move the logits as much as the attention does.
 _EXPERTS = dict(num_experts_per_tok=2, initializer_range=0.2)
@@ -79,6 +79,14 @@ KINDS = {
         "qwen3_moe",
         _QWEN3_MOE | dict(norm_topk_prob=True, use_sliding_window=True, sliding_window=5),
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        _EXPERTS | dict(num_local_experts=4, sliding_window=5, swiglu_alpha=1.3, swiglu_limit=0.4,
+                        rope_parameters=_YARN),
+    ),
+    "gpt_oss unbiased": (
+        "gpt_oss", _EXPERTS | dict(num_local_experts=3, attention_bias=False),
+    ),
     "gemma3 capped": ("gemma3", dict(sliding_window=4, final_logit_softcapping=2.0)),
 }  # fmt: skip
 
@@ -97,7 +105,9 @@ def make_pair(folder, kind):
 pairs = pair_fixture(make_pair)
 
 
-@pytest.mark.long_cases("left-*")
+@pytest.mark.long_cases(
+    "left-*", "right-mixtral local", "right-qwen3_moe*", "right-gpt_oss unbiased"
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_model(pairs, kind, side):
@@ -111,10 +121,20 @@ def test_model(pairs, kind, side):
     assert np.asarray(hidden)[tokens.mask].std() > 0.3
 
 
-@pytest.mark.long_cases("mistral wide", "gemma3", "mixtral local", "qwen3_moe")
+@pytest.mark.long_cases("mistral wide", "gemma3", "mixtral local", "qwen3_moe", "gpt_oss")
 @pytest.mark.parametrize(
     "kind",
-    ["llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3", "mixtral local", "qwen3_moe"],
+    [
+        "llama",
+        "mistral",
+        "mistral wide",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "mixtral local",
+        "qwen3_moe",
+        "gpt_oss",
+    ],
 )
 def test_prefix(pairs, kind):
     """Past keys of transformers, in front of the text: not turned, in the windows."""

@@ -21,6 +21,7 @@ AUTO = {
     "t5": "AutoModelForSeq2SeqLM", "t5-gated": "AutoModelForSeq2SeqLM",
     "mt5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM",
     "mixtral": "AutoModelForCausalLM", "qwen3-moe": "AutoModelForCausalLM",
+    "gpt-oss": "AutoModelForCausalLM",
 }  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def round_trip(source, out, family):
     "mt5",
     "bart",
     "gpt2",
-    "mixtral",
+    "gpt-oss",
 )
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bert-both"])
 def test_torch_loads_and_scores_it_alike(tmp_path, kind):

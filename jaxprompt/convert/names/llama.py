@@ -21,7 +21,7 @@ def _derive(hf: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
     _, key_heads, size = read_heads(hf)
     derived = {"G": key_heads, "D": size, "F": read_size(hf, read_type(hf)[1].mlp_width)}
     if experts := read_experts(hf):
-        derived["I"] = experts.num_experts
+        derived |= {"I": experts.num_experts, "U": 2 * derived["F"]}
     return derived
 
 
@@ -56,6 +56,25 @@ def _experts(source: str, gate: str, up: str, down: str, when: str) -> tuple[Ten
     )
 
 
+def _clamped_experts(source: str, when: str) -> tuple[Tensor, ...]:
+    """Returns the names of a router and of experts that one tensor of a layer contains."""
+    linear = _linear("mlp/router", f"{source}.router", "H", "I", when, when)
+
+    def tensor(path: str, name: str, axes: str) -> Tensor:
+        name = "layers.{i}." + f"{source}.experts.{name}"
+        return Tensor(f"layers/mlp/experts/{path}", (name,), axes, tuple(axes), when=when)
+
+    return (
+        linear[0],
+        linear[1]._replace(when=when),
+        tensor("gate_up/kernel", "gate_up_proj", "IHU"),
+        tensor("gate_up/bias", "gate_up_proj_bias", "IU"),
+        tensor("down/kernel", "down_proj", "IFH"),
+        tensor("down/bias", "down_proj_bias", "IH"),
+        Tensor("layers/attention/sinks", ("layers.{i}.self_attn.sinks",), "N", ("N",), when=when),
+    )
+
+
 def _layers() -> tuple[Tensor, ...]:
     layer = "layers.{i}."
 
@@ -80,6 +99,7 @@ def _layers() -> tuple[Tensor, ...]:
         *_linear("mlp/down", "mlp.down_proj", "F", "H", "mlp", "one_mlp"),
         *_experts("block_sparse_moe", "w1", "w3", "w2", "mixtral"),
         *_experts("mlp", "gate_proj", "up_proj", "down_proj", "qwen3_moe"),
+        *_clamped_experts("mlp", "gpt_oss"),
     )
 
 
