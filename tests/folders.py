@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
-from tiny import CONFIGS
+from tiny import CONFIGS, MIXTURE
 
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
@@ -27,6 +27,11 @@ KINDS = {
     "roberta": ("roberta", "RobertaForMaskedLM", ENCODER | dict(pad_token_id=1)),
     "roberta-untied": ("roberta", "RobertaForMaskedLM", ENCODER | dict(pad_token_id=1) | UNTIED),
     "xlm-roberta": ("roberta", "XLMRobertaForMaskedLM", ENCODER | dict(pad_token_id=1)),
+    "mpnet": ("mpnet", "MPNetForMaskedLM", ENCODER),
+    "xlm-roberta-xl": (
+        "xlm_roberta_xl", "XLMRobertaXLForMaskedLM", ENCODER | dict(pad_token_id=1)
+    ),
+    "eurobert": ("eurobert", "EuroBertForMaskedLM", CONFIGS["eurobert"] | dict(pad_token_id=0)),
     "discriminator": ("electra", "ElectraForPreTraining", NARROW),
     "generator": ("electra", "ElectraForMaskedLM", NARROW),
     "generator-untied": ("electra", "ElectraForMaskedLM", NARROW | UNTIED),
@@ -61,6 +66,17 @@ KINDS = {
     # Its files concatenate those of a head.
     "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM", CONFIGS["gpt_neox"]),
     "opt": ("opt", "OPTForCausalLM", CONFIGS["opt"] | dict(num_attention_heads=4)),
+    "mixtral": ("llama", "MixtralForCausalLM", CONFIGS["llama"] | MIXTURE),
+    "gpt-oss": (
+        "llama", "GptOssForCausalLM",
+        CONFIGS["llama"] | MIXTURE | dict(model_type="gpt_oss", head_dim=6),
+    ),
+    "qwen3-moe": (
+        "llama", "Qwen3MoeForCausalLM",
+        CONFIGS["llama"]
+        | MIXTURE
+        | dict(model_type="qwen3_moe", moe_intermediate_size=12, head_dim=6),
+    ),
 }  # fmt: skip
 CARD = {
     "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},

@@ -39,6 +39,14 @@ CONFIGS = {
     | _RELATIVE
     | dict(position_buckets=4, norm_rel_ebd="layer_norm", share_att_key=True),
     "roberta": BERT | dict(pad_token_id=1, layer_norm_eps=1e-5),
+    "mpnet": BERT | dict(layer_norm_eps=1e-5),
+    "xlm_roberta_xl": BERT | dict(pad_token_id=1, layer_norm_eps=1e-5),
+    # Two heads of keys serve four.
+    "eurobert": dict(
+        model_type="eurobert", vocab_size=53, hidden_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
+        max_position_embeddings=40,
+    ),
     "electra": BERT | dict(embedding_size=12),
     # One local layer between two global ones; a token sees two to each side.
     "modernbert": BERT
@@ -68,9 +76,12 @@ CONFIGS = {
         relative_attention_num_buckets=8, relative_attention_max_distance=16, pad_token_id=0,
     ),
 }  # fmt: skip
+# Of a Llama with experts.
+MIXTURE = dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
 MODEL_HEADS = {
     "electra": ("mlm", "rtd"),
     "distilbert": ("mlm",),
+    "eurobert": ("mlm",),
     "bart": ("lm", "lm_bias"),
 } | dict.fromkeys(("gpt2", "llama", "gpt_neox", "opt", "t5", "glm"), ("lm",))
 CAUSAL = ("gpt2", "llama", "gpt_neox", "opt")
@@ -231,6 +242,7 @@ _BLOCKS = {
     "llama": dict(hidden_size=128, intermediate_size=64),
     "gpt_neox": dict(hidden_size=128, intermediate_size=64),
     "opt": dict(hidden_size=64, num_attention_heads=2, ffn_dim=128),
+    "eurobert": dict(hidden_size=128, intermediate_size=64),
 }  # fmt: skip
 
 

@@ -149,6 +149,14 @@ _OPT = {
     "6.7b": (4096, 32, 32),
     "13b": (5120, 40, 40),
 }
+# Goyal et al. 2021, table 1.
+_XLM_R_XL = {"xl": (2560, 36, 32), "xxl": (4096, 48, 32)}
+# Boizard et al. 2025, table 1: width, layers, heads, heads of keys, MLP.
+_EUROBERT = {
+    "210m": (768, 12, 12, 12, 3072),
+    "610m": (1152, 26, 18, 6, 4096),
+    "2.1B": (2304, 32, 18, 6, 6144),
+}
 _ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
 
 
@@ -199,6 +207,19 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
         add("FacebookAI", f"roberta-{size}", hf, "pooler", "mlm")
         hf = _encoder("xlm-roberta", shape, 250002, **offset)
         add("FacebookAI", f"xlm-roberta-{size}", hf, "pooler", "mlm")
+    for size, shape in _XLM_R_XL.items():
+        hf = _encoder("xlm-roberta-xl", shape, 250880, **offset)
+        add("facebook", f"xlm-roberta-{size}", hf, "mlm", bare=False)
+    hf = _encoder("mpnet", _BASE, 30527, max_position_embeddings=514)
+    add("microsoft", "mpnet-base", hf, "mlm", bare=False)
+    add("sentence-transformers", "all-mpnet-base-v2", hf, "pooler", bare=False)
+    for size, (width, layers, heads, key_heads, mlp) in _EUROBERT.items():
+        hf = _encoder(
+            "eurobert", (width, layers, heads), 128256, num_key_value_heads=key_heads,
+            intermediate_size=mlp, max_position_embeddings=8192, tie_word_embeddings=False,
+            rope_theta=250000,
+        )  # fmt: skip
+        add("EuroBERT", f"EuroBERT-{size}", hf, "mlm", bare=False)
     for name, vocab in _DISTILBERT_VOCABS.items():
         add("distilbert", name, _DISTILBERT | {"vocab_size": vocab}, "mlm")
     for size, shape in _ELECTRA.items():

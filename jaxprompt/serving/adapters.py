@@ -32,7 +32,9 @@ from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.prompts.constant import PARTS
 
 # Families whose torch models read past keys and values, as which PEFT passes a prefix.
-_PREFIX_FAMILIES = ("bert", "roberta", "electra", "gpt2", "llama", "gpt_neox", "opt")
+_PREFIX_FAMILIES = (
+    "bert", "roberta", "xlm_roberta_xl", "electra", "gpt2", "llama", "gpt_neox", "opt"
+)  # fmt: skip
 # Families on which `adapters` computes prefixes as we do without `shift`. In a T5 its relative bias
 # takes the keys of the text as P positions later, but not the queries.
 _ADAPTERHUB_FAMILIES = ("bert", "roberta", "electra", "distilbert", "gpt2", "llama", "bart")

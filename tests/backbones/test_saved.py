@@ -22,6 +22,8 @@ AUTO = {
     "mt5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM",
     "phi3": "AutoModelForCausalLM", "gpt_neox": "AutoModelForCausalLM",
     "opt": "AutoModelForCausalLM",
+    "mixtral": "AutoModelForCausalLM", "qwen3-moe": "AutoModelForCausalLM",
+    "gpt-oss": "AutoModelForCausalLM",
 }  # fmt: skip
 
 
@@ -70,7 +72,15 @@ def round_trip(source, out, family):
 
 
 @pytest.mark.default_cases(
-    "bert-untied", "roberta", "xlm-roberta", "albert", "deberta-v2", "mt5", "bart", "gpt2"
+    "bert-untied",
+    "roberta",
+    "xlm-roberta",
+    "albert",
+    "deberta-v2",
+    "mt5",
+    "bart",
+    "gpt2",
+    "gpt-oss",
 )
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bert-both"])
 def test_torch_loads_and_scores_it_alike(tmp_path, kind):
