@@ -34,6 +34,7 @@ _RECURRENT = "most of its layers are not attention but recurrent (Gated DeltaNet
 # model_type -> the reason why it is not supported
 _REFUSED = dict.fromkeys(("gemma4", "gemma4_text"), _MIXED_HEADS)
 _REFUSED |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), _RECURRENT)
+_REFUSED |= dict.fromkeys(("ministral3", "mistral3"), "its queries are scaled by their positions")
 
 
 def model_family(model_type: str) -> str:
