@@ -179,6 +179,20 @@ def _encoder(
     )
 
 
+_PYTHIAS = {
+    f"EleutherAI/pythia-{size}": _encoder(
+        "gpt_neox", shape, vocab, max_position_embeddings=2048, rotary_pct=0.25
+    )
+    for size, (shape, vocab) in _PYTHIA.items()
+}
+_OPTS = {
+    f"facebook/opt-{size}": _encoder(
+        "opt", shape, 50272, max_position_embeddings=2048, ffn_dim=4 * shape[0]
+    )
+    for size, shape in _OPT.items()
+}
+
+
 @functools.cache
 def published_checkpoints() -> dict[str, PublishedCheckpoint]:
     """Returns the known checkpoints by hub id, without the owner too if the hub allows it."""
@@ -241,13 +255,7 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
             "modernbert", shape, 50368, intermediate_size=mlp, max_position_embeddings=8192
         )
         add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
-    for size, (shape, vocab) in _PYTHIA.items():
-        hf = _encoder("gpt_neox", shape, vocab, max_position_embeddings=2048, rotary_pct=0.25)
-        add("EleutherAI", f"pythia-{size}", hf, "lm", bare=False)
-    for size, shape in _OPT.items():
-        hf = _encoder("opt", shape, 50272, max_position_embeddings=2048, ffn_dim=4 * shape[0])
-        add("facebook", f"opt-{size}", hf, "lm", bare=False)
-    for name, hf in (_BART | _GLM | list_llamas()).items():
+    for name, hf in (_BART | _GLM | _PYTHIAS | _OPTS | list_llamas()).items():
         owner, _, repository = name.partition("/")
         add(owner, repository, hf, "lm", bare=False)
     return checkpoints
