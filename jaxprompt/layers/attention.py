@@ -78,8 +78,7 @@ def attend(
         q = _fold_query_heads(q, key_heads)
         visible = _repeat_mask(visible, shape[2] // key_heads)
 
-    def probabilities(q, k, visible, bias):
-        return _probabilities(q, k, visible, bias, scale, cap, sinks)
+    probabilities = functools.partial(_probabilities, scale=scale, cap=cap, sinks=sinks)
 
     def weighted_sum(v, *inputs):
         return einsum("bnts,bsnd->btnd", probabilities(*inputs), v)

@@ -185,6 +185,14 @@ _PYTHIAS = {
     )
     for size, (shape, vocab) in _PYTHIA.items()
 }
+_EUROBERTS = {
+    f"EuroBERT-{size}": _encoder(
+        "eurobert", (width, layers, heads), 128256, num_key_value_heads=key_heads,
+        intermediate_size=mlp, max_position_embeddings=8192, tie_word_embeddings=False,
+        rope_theta=250000,
+    )
+    for size, (width, layers, heads, key_heads, mlp) in _EUROBERT.items()
+}  # fmt: skip
 _OPTS = {
     f"facebook/opt-{size}": _encoder(
         "opt", shape, 50272, max_position_embeddings=2048, ffn_dim=4 * shape[0]
@@ -227,13 +235,8 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
     hf = _encoder("mpnet", _BASE, 30527, max_position_embeddings=514)
     add("microsoft", "mpnet-base", hf, "mlm", bare=False)
     add("sentence-transformers", "all-mpnet-base-v2", hf, "pooler", bare=False)
-    for size, (width, layers, heads, key_heads, mlp) in _EUROBERT.items():
-        hf = _encoder(
-            "eurobert", (width, layers, heads), 128256, num_key_value_heads=key_heads,
-            intermediate_size=mlp, max_position_embeddings=8192, tie_word_embeddings=False,
-            rope_theta=250000,
-        )  # fmt: skip
-        add("EuroBERT", f"EuroBERT-{size}", hf, "mlm", bare=False)
+    for name, hf in _EUROBERTS.items():
+        add("EuroBERT", name, hf, "mlm", bare=False)
     for name, vocab in _DISTILBERT_VOCABS.items():
         add("distilbert", name, _DISTILBERT | {"vocab_size": vocab}, "mlm")
     for size, shape in _ELECTRA.items():
