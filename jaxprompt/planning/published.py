@@ -116,6 +116,23 @@ _ALBERT = {"base": _BASE, "large": _LARGE, "xlarge": (2048, 24, 16), "xxlarge": 
 _MODERNBERT = {"base": ((768, 22, 12), 1152), "large": ((1024, 28, 16), 2624)}
 
 
+def _t5gemma(width: int, layers: int, heads: int, key_heads: int, mlp: int) -> dict[str, Any]:
+    block = dict(
+        vocab_size=256000,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=mlp,
+        head_dim=256,
+    )
+    return dict(model_type="t5gemma", encoder=block, decoder=block)
+
+
+# Zhang et al. 2025: a Gemma 2 for each part.
+_T5GEMMA = {"2b-2b": _t5gemma(2304, 26, 8, 4, 9216), "9b-9b": _t5gemma(3584, 42, 16, 8, 14336)}
+
+
 def _glm(width: int, layers: int, heads: int) -> dict[str, Any]:
     return dict(
         model_type="glm",
@@ -177,6 +194,9 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
         for name in (f"t5-v1_1-{size}", f"t5-{size}-lm-adapt", f"flan-t5-{size}"):
             add("google", name, hf, "lm", bare=False)
         add("google", f"mt5-{size}", hf | _MT5, "lm", bare=False)
+    for size, hf in _T5GEMMA.items():
+        for objective in ("ul2", "prefixlm"):
+            add("google", f"t5gemma-{size}-{objective}", hf, "lm", bare=False)
     for size, (width, layers, heads) in _GPT2.items():
         hf = dict(model_type="gpt2", vocab_size=50257, n_embd=width, n_layer=layers, n_head=heads)
         add("openai-community", f"gpt2{size}", hf | {"n_positions": 1024}, "lm")

@@ -33,6 +33,7 @@ from transformers import (
     Qwen3MoeConfig,
     RobertaConfig,
     T5Config,
+    T5GemmaConfig,
     XLMRobertaConfig,
     XLMRobertaXLConfig,
 )
@@ -59,7 +60,7 @@ CLASSES = {
     "qwen3": functools.partial(Qwen3Config, **LOCAL),
     "mixtral": MixtralConfig, "eurobert": EuroBertConfig, "mpnet": MPNetConfig,
     "xlm-roberta-xl": XLMRobertaXLConfig,
-    "gpt_oss": GptOssConfig,
+    "gpt_oss": GptOssConfig, "t5gemma": T5GemmaConfig,
     "qwen3_moe": functools.partial(Qwen3MoeConfig, use_sliding_window=True, sliding_window=64),
     "albert": AlbertConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig,
     "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
@@ -86,13 +87,14 @@ ELSEWHERE = {
     "initializer_cutoff_factor", "pretraining_tp", "sinusoidal_pos_embds", "qa_dropout",
     "seq_classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop",
     "output_router_logits", "router_aux_loss_coef", "mask_token_id",
+    "classifier_dropout_rate",
 }  # fmt: skip
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}
 # What layer_types, which transformers always writes, was made of.
 DERIVED |= {"max_window_layers", "_sliding_window_pattern"}
-# Of an MLP in place of the experts, which no layer has.
-UNUSED = {("qwen3_moe", "intermediate_size")}
+# Of an MLP in place of the experts, which no layer has, and beside those of encoder and decoder.
+UNUSED = {("qwen3_moe", "intermediate_size"), ("t5gemma", "vocab_size")}
 # The embeddings at a pad are zero in torch, and no real token reads them.
 PADS = {"pad_token_id"}
 OTHER = {

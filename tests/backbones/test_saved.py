@@ -21,7 +21,7 @@ AUTO = {
     "t5": "AutoModelForSeq2SeqLM", "t5-gated": "AutoModelForSeq2SeqLM",
     "mt5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM",
     "mixtral": "AutoModelForCausalLM", "qwen3-moe": "AutoModelForCausalLM",
-    "gpt-oss": "AutoModelForCausalLM",
+    "gpt-oss": "AutoModelForCausalLM", "t5gemma": "AutoModelForSeq2SeqLM",
 }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_torch_loads_and_scores_it_alike(tmp_path, kind):
     save_model(tmp_path / "in", kind)
     round_trip(tmp_path / "in", tmp_path / "out", family)
     tokens = lambda seed: draw_tokens(53, lengths=(9, 9, 9), seed=seed)
-    batch = make_batch(tokens(0), tokens(1) if family in ("t5", "bart") else None)
+    batch = make_batch(tokens(0), tokens(1) if family in ("t5", "t5gemma", "bart") else None)
     before, _ = read_torch(tmp_path / "in", name)
     after, astray = read_torch(tmp_path / "out", AUTO.get(kind, "AutoModelForMaskedLM"))
     assert type(after) is type(before) and not astray

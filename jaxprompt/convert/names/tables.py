@@ -9,6 +9,7 @@ from jaxprompt.convert.names.glm import GLM
 from jaxprompt.convert.names.llama import LLAMA
 from jaxprompt.convert.names.modernbert import MODERNBERT
 from jaxprompt.convert.names.mpnet import MPNET
+from jaxprompt.convert.names.t5gemma import T5GEMMA
 from jaxprompt.convert.tensors import (
     Family,
     Tensor,
@@ -238,6 +239,7 @@ FAMILIES = {
     "mpnet": MPNET,
     "eurobert": EUROBERT,
     "t5": _T5,
+    "t5gemma": T5GEMMA,
     "bart": BART,
     "gpt2": _GPT2,
     "glm": GLM,
