@@ -17,6 +17,10 @@ NARROW = ENCODER | dict(embedding_size=12)
 T5 = CONFIGS["t5"] | dict(num_heads=4, decoder_start_token_id=0)
 TIED = T5 | dict(feed_forward_proj="relu", tie_word_embeddings=True)
 GPT2 = CONFIGS["gpt2"] | dict(n_head=4)
+T5GEMMA = CONFIGS["t5gemma"] | {
+    name: CONFIGS["t5gemma"][name] | dict(final_logit_softcapping=None)
+    for name in ("encoder", "decoder")
+}
 UNTIED = dict(tie_word_embeddings=False)
 # kind: (family, class, config)
 KINDS = {
@@ -60,6 +64,7 @@ KINDS = {
         "bart", "BartForConditionalGeneration",
         CONFIGS["bart"] | dict(encoder_attention_heads=4, decoder_attention_heads=4),
     ),
+    "t5gemma": ("t5gemma", "T5GemmaForConditionalGeneration", T5GEMMA),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
     # Its files concatenate queries, keys and values of different sizes.
     "phi3": ("llama", "Phi3ForCausalLM", CONFIGS["llama"] | dict(pad_token_id=0) | UNTIED),

@@ -103,6 +103,10 @@ _SIZES = {
     "t5": dict(d_model=WIDTH, d_kv=SIZE, num_heads=HEADS, d_ff=MLP, vocab_size=VOCAB),
 }
 _SIZES["eurobert"] = _SIZES["llama"]
+_T5GEMMA = _SIZES["llama"] | dict(
+    num_hidden_layers=2, head_dim=SIZE, sliding_window=30, query_pre_attn_scalar=8
+)
+_SIZES["t5gemma"] = dict(encoder=_T5GEMMA, decoder=_T5GEMMA)
 _ENCODER = dict(
     hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=MLP, vocab_size=VOCAB,
     max_position_embeddings=PLACES,

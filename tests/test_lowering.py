@@ -62,11 +62,11 @@ from jaxprompt.tree import flatten
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
-WRITERS = ("gpt2", "t5", "glm", "llama", "bart", "gpt_neox", "opt")
-BARE = ("deberta", "deberta_v2")  # their scores no kernel computes
+WRITERS = ("gpt2", "t5", "glm", "llama", "bart", "gpt_neox", "opt", "t5gemma")
+BARE = ("deberta", "deberta_v2", "t5gemma")  # their scores no kernel computes
 # Those that came later come last: what each case is stays the same.
 LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama", "distilbert", "bart")
-LATEST = ("mpnet", "xlm_roberta_xl", "eurobert", "gpt_neox", "opt")
+LATEST = ("mpnet", "xlm_roberta_xl", "eurobert", "gpt_neox", "opt", "t5gemma")
 FAMILIES = sorted(families(), key=lambda name: (name in LATEST, name in LATER))
 
 
@@ -76,6 +76,8 @@ def supports(family: str, work: str) -> bool:
         return family in WRITERS
     if family in ("distilbert", "mpnet", "xlm_roberta_xl", "eurobert"):  # otherwise as BERT
         return work == "train"
+    if family == "t5gemma" and work not in ("train", "evaluate", "grid"):
+        return False
     if family in ("glm", "bart") and work == "adapt":
         return False
     return work != "pretrain" or family != "roberta"  # as BERT

@@ -410,13 +410,17 @@ class Backbone(Decoder):
     @nn.nowrap
     def check_shift(self, length: int) -> None:
         """Raises InputError for a prefix that takes enough positions to fill a window."""
-        cfg = self.cfg
-        if any(cfg.is_local) and length >= cfg.window:
-            raise InputError(
-                f"a prefix of {length} tokens does not fit the window of {cfg.window} tokens of "
-                f"this model's local layers; use prompt.length below {cfg.window}, or "
-                "prompt.shift=False"
-            )
+        if any(self.cfg.is_local):
+            check_window(length, self.cfg.window)
+
+
+def check_window(length: int, window: int) -> None:
+    """Raises InputError for a prefix of `length` positions that fills a window."""
+    if length >= window:
+        raise InputError(
+            f"a prefix of {length} tokens does not fit the window of {window} tokens of this "
+            f"model's local layers; use prompt.length below {window}, or prompt.shift=False"
+        )
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:

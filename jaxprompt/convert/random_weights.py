@@ -91,7 +91,8 @@ class Initializer(NamedTuple):
             return 0.0
         if tensor.path.endswith("/scale"):
             # Gemma multiplies by 1 + scale.
-            if self.family == "llama" and read_type(self.config)[1].gemma:
+            is_gemma = self.family == "llama" and read_type(self.config)[1].gemma
+            if is_gemma or self.family == "t5gemma":
                 return 0.0
             if self.family == "t5":
                 return read_positive(self.config, "initializer_factor", 1.0)

@@ -31,7 +31,7 @@ FSDP = {"embed": DATA}  # in addition, if frozen weights are sharded over the da
 _QUERY_AXES, _KEY_AXES = ("heads", "kv"), ("key_heads", "kv")
 # Logical axes of the backbone's parameters by name, without the leading axis of stacked layers.
 PARAMETERS = (
-    (r"(embed/word|lm|mlm)/table", ("vocab", "embed")),
+    (r"(embed/(decoder_)?word|lm|mlm)/table", ("vocab", "embed")),
     (
         r"(embed/(decoder_)?position|embed/inner|embed/type|relative|mask_decoder)/table",
         (None, None),

@@ -116,6 +116,30 @@ _ALBERT = {"base": _BASE, "large": _LARGE, "xlarge": (2048, 24, 16), "xxlarge": 
 _MODERNBERT = {"base": ((768, 22, 12), 1152), "large": ((1024, 28, 16), 2624)}
 
 
+def _t5gemma(width: int, layers: int, heads: int, key_heads: int, mlp: int) -> dict[str, Any]:
+    block = dict(
+        vocab_size=256000,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=mlp,
+        head_dim=256,
+    )
+    return dict(model_type="t5gemma", encoder=block, decoder=block)
+
+
+# Zhang et al. 2025: a Gemma 2 for each part.
+_T5GEMMA = {
+    f"google/t5gemma-{size}-{objective}": hf
+    for size, hf in (
+        ("2b-2b", _t5gemma(2304, 26, 8, 4, 9216)),
+        ("9b-9b", _t5gemma(3584, 42, 16, 8, 14336)),
+    )
+    for objective in ("ul2", "prefixlm")
+}
+
+
 def _glm(width: int, layers: int, heads: int) -> dict[str, Any]:
     return dict(
         model_type="glm",
@@ -258,7 +282,8 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
             "modernbert", shape, 50368, intermediate_size=mlp, max_position_embeddings=8192
         )
         add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
-    for name, hf in (_BART | _GLM | _PYTHIAS | _OPTS | list_llamas()).items():
+    decoders = _GLM | _PYTHIAS | _OPTS | list_llamas()
+    for name, hf in (_BART | _T5GEMMA | decoders).items():
         owner, _, repository = name.partition("/")
         add(owner, repository, hf, "lm", bare=False)
     return checkpoints

@@ -39,7 +39,7 @@ _PREFIX_FAMILIES = (
 # takes the keys of the text as P positions later, but not the queries.
 _ADAPTERHUB_FAMILIES = ("bert", "roberta", "electra", "distilbert", "gpt2", "llama", "bart")
 _USE_EXPORT = "use prompt.safetensors, which export writes without --peft"
-_TASK_TYPES = dict.fromkeys(("t5", "bart"), "SEQ_2_SEQ_LM")
+_TASK_TYPES = dict.fromkeys(("t5", "bart", "t5gemma"), "SEQ_2_SEQ_LM")
 _TASK_TYPES |= dict.fromkeys(("gpt2", "llama", "gpt_neox", "opt"), "CAUSAL_LM")
 
 

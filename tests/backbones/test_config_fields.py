@@ -43,6 +43,7 @@ from transformers import (
     RobertaConfig,
     SmolLM3Config,
     T5Config,
+    T5GemmaConfig,
     XLMRobertaConfig,
     XLMRobertaXLConfig,
 )
@@ -76,7 +77,7 @@ CLASSES = {
     "smollm3": functools.partial(SmolLM3Config, use_sliding_window=True, sliding_window=64),
     "mixtral": MixtralConfig, "eurobert": EuroBertConfig, "mpnet": MPNetConfig,
     "xlm-roberta-xl": XLMRobertaXLConfig,
-    "gpt_oss": GptOssConfig,
+    "gpt_oss": GptOssConfig, "t5gemma": T5GemmaConfig,
     "qwen3_moe": functools.partial(Qwen3MoeConfig, use_sliding_window=True, sliding_window=64),
     "albert": AlbertConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig,
     "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
@@ -103,13 +104,17 @@ ELSEWHERE = {
     "initializer_cutoff_factor", "pretraining_tp", "sinusoidal_pos_embds", "qa_dropout",
     "seq_classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop", "layerdrop",
     "output_router_logits", "router_aux_loss_coef", "mask_token_id",
+    "classifier_dropout_rate",
 }  # fmt: skip
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}
 # What layer_types, which transformers always writes, was made of.
 DERIVED |= {"max_window_layers", "_sliding_window_pattern", "no_rope_layer_interval"}
-# Of an MLP in place of the experts, which no layer has; GPT-NeoX is a decoder, whatever it says.
-UNUSED = {("qwen3_moe", "intermediate_size"), ("gpt_neox", "is_decoder")}
+# Of an MLP in place of the experts, which no layer has; beside those of encoder and decoder; and a
+# GPT-NeoX is a decoder, whatever this says.
+UNUSED = {
+    ("qwen3_moe", "intermediate_size"), ("t5gemma", "vocab_size"), ("gpt_neox", "is_decoder"),
+}  # fmt: skip
 # The embeddings at a pad are zero in torch, and no real token reads them.
 PADS = {"pad_token_id"}
 OTHER = {

@@ -92,6 +92,8 @@ PARAMETERS = (
         "google/mt5-large": 1_229_581_312,
         "google/mt5-xl": 3_742_619_648,
         "google/mt5-xxl": 12_921_057_280,
+        "google/t5gemma-2b-2b-ul2": 5_596_853_760,
+        "google/t5gemma-9b-9b-prefixlm": 20_333_401_088,
         "openai-community/gpt2": 124_439_808,
         "openai-community/gpt2-medium": 354_823_168,
         "openai-community/gpt2-large": 774_030_080,
@@ -134,6 +136,7 @@ TORCH = {
     "mpnet": ("MPNetConfig", "MPNetForMaskedLM"),
     "xlm-roberta-xl": ("XLMRobertaXLConfig", "XLMRobertaXLForMaskedLM"),
     "eurobert": ("EuroBertConfig", "EuroBertForMaskedLM"),
+    "t5gemma": ("T5GemmaConfig", "T5GemmaForConditionalGeneration"),
 }
 
 

@@ -23,7 +23,7 @@ AUTO = {
     "phi3": "AutoModelForCausalLM", "gpt_neox": "AutoModelForCausalLM",
     "opt": "AutoModelForCausalLM",
     "mixtral": "AutoModelForCausalLM", "qwen3-moe": "AutoModelForCausalLM",
-    "gpt-oss": "AutoModelForCausalLM",
+    "gpt-oss": "AutoModelForCausalLM", "t5gemma": "AutoModelForSeq2SeqLM",
 }  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_torch_loads_and_scores_it_alike(tmp_path, kind):
     save_model(tmp_path / "in", kind)
     round_trip(tmp_path / "in", tmp_path / "out", family)
     tokens = lambda seed: draw_tokens(53, lengths=(9, 9, 9), seed=seed)
-    batch = make_batch(tokens(0), tokens(1) if family in ("t5", "bart") else None)
+    batch = make_batch(tokens(0), tokens(1) if family in ("t5", "t5gemma", "bart") else None)
     before, _ = read_torch(tmp_path / "in", name)
     after, astray = read_torch(tmp_path / "out", AUTO.get(kind, "AutoModelForMaskedLM"))
     assert type(after) is type(before) and not astray

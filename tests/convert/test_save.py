@@ -45,7 +45,7 @@ def write(folder, source, loaded, family="bert", **options):
 
 @pytest.mark.long_cases(
     "mpnet-*", "xlm-roberta-xl-*", "eurobert-*", "qwen3-moe-*", "mixtral-None", "mixtral-mesh1",
-    "gpt-oss-None", "gpt-oss-mesh1",
+    "gpt-oss-None", "gpt-oss-mesh1", "t5gemma-*",
 )  # fmt: skip
 @pytest.mark.parametrize("mesh", [None, (1, 1), (2, 4)])
 @pytest.mark.parametrize("kind", KINDS)

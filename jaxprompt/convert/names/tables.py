@@ -11,6 +11,7 @@ from jaxprompt.convert.names.llama import LLAMA
 from jaxprompt.convert.names.modernbert import MODERNBERT
 from jaxprompt.convert.names.mpnet import MPNET
 from jaxprompt.convert.names.opt import OPT
+from jaxprompt.convert.names.t5gemma import T5GEMMA
 from jaxprompt.convert.tensors import (
     Family,
     Tensor,
@@ -240,6 +241,7 @@ FAMILIES = {
     "mpnet": MPNET,
     "eurobert": EUROBERT,
     "t5": _T5,
+    "t5gemma": T5GEMMA,
     "bart": BART,
     "gpt2": _GPT2,
     "glm": GLM,
