@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
-from tiny import CONFIGS
+from tiny import CONFIGS, MIXTURE
 
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
@@ -17,6 +17,10 @@ NARROW = ENCODER | dict(embedding_size=12)
 T5 = CONFIGS["t5"] | dict(num_heads=4, decoder_start_token_id=0)
 TIED = T5 | dict(feed_forward_proj="relu", tie_word_embeddings=True)
 GPT2 = CONFIGS["gpt2"] | dict(n_head=4)
+T5GEMMA = CONFIGS["t5gemma"] | {
+    name: CONFIGS["t5gemma"][name] | dict(final_logit_softcapping=None)
+    for name in ("encoder", "decoder")
+}
 UNTIED = dict(tie_word_embeddings=False)
 # kind: (family, class, config)
 KINDS = {
@@ -27,6 +31,11 @@ KINDS = {
     "roberta": ("roberta", "RobertaForMaskedLM", ENCODER | dict(pad_token_id=1)),
     "roberta-untied": ("roberta", "RobertaForMaskedLM", ENCODER | dict(pad_token_id=1) | UNTIED),
     "xlm-roberta": ("roberta", "XLMRobertaForMaskedLM", ENCODER | dict(pad_token_id=1)),
+    "mpnet": ("mpnet", "MPNetForMaskedLM", ENCODER),
+    "xlm-roberta-xl": (
+        "xlm_roberta_xl", "XLMRobertaXLForMaskedLM", ENCODER | dict(pad_token_id=1)
+    ),
+    "eurobert": ("eurobert", "EuroBertForMaskedLM", CONFIGS["eurobert"] | dict(pad_token_id=0)),
     "discriminator": ("electra", "ElectraForPreTraining", NARROW),
     "generator": ("electra", "ElectraForMaskedLM", NARROW),
     "generator-untied": ("electra", "ElectraForMaskedLM", NARROW | UNTIED),
@@ -55,12 +64,24 @@ KINDS = {
         "bart", "BartForConditionalGeneration",
         CONFIGS["bart"] | dict(encoder_attention_heads=4, decoder_attention_heads=4),
     ),
+    "t5gemma": ("t5gemma", "T5GemmaForConditionalGeneration", T5GEMMA),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
     # Its files concatenate queries, keys and values of different sizes.
     "phi3": ("llama", "Phi3ForCausalLM", CONFIGS["llama"] | dict(pad_token_id=0) | UNTIED),
     # Its files concatenate those of a head.
     "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM", CONFIGS["gpt_neox"]),
     "opt": ("opt", "OPTForCausalLM", CONFIGS["opt"] | dict(num_attention_heads=4)),
+    "mixtral": ("llama", "MixtralForCausalLM", CONFIGS["llama"] | MIXTURE),
+    "gpt-oss": (
+        "llama", "GptOssForCausalLM",
+        CONFIGS["llama"] | MIXTURE | dict(model_type="gpt_oss", head_dim=6),
+    ),
+    "qwen3-moe": (
+        "llama", "Qwen3MoeForCausalLM",
+        CONFIGS["llama"]
+        | MIXTURE
+        | dict(model_type="qwen3_moe", moe_intermediate_size=12, head_dim=6),
+    ),
 }  # fmt: skip
 CARD = {
     "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},

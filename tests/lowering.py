@@ -103,6 +103,11 @@ _SIZES = {
     ),
     "t5": dict(d_model=WIDTH, d_kv=SIZE, num_heads=HEADS, d_ff=MLP, vocab_size=VOCAB),
 }
+_SIZES["eurobert"] = _SIZES["llama"]
+_T5GEMMA = _SIZES["llama"] | dict(
+    num_hidden_layers=2, head_dim=SIZE, sliding_window=30, query_pre_attn_scalar=8
+)
+_SIZES["t5gemma"] = dict(encoder=_T5GEMMA, decoder=_T5GEMMA)
 _ENCODER = dict(
     hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=MLP, vocab_size=VOCAB,
     max_position_embeddings=PLACES,
@@ -122,12 +127,17 @@ KINDS = {
     "cohere2": dict(model_type="cohere2", sliding_window=12, sliding_window_pattern=2),
     "olmo3": dict(model_type="olmo3", sliding_window=12),
     "phi3": dict(model_type="phi3", partial_rotary_factor=0.5),
+    "mixtral": dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": dict(
+        model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=SIZE,
+        sliding_window=7,
+    ),
     "mask_decoder": dict(position_biased_input=False),
     "wide_heads": dict(d_kv=16),
 }  # fmt: skip
 WEIGHTS = {
     (WIDTH, MLP), (MLP, WIDTH), (WIDTH, HEADS, SIZE), (HEADS, SIZE, WIDTH), (VOCAB, WIDTH),
-    (WIDTH, VOCAB), (WIDTH, WIDTH), (WIDTH, KEYS, SIZE),
+    (WIDTH, VOCAB), (WIDTH, WIDTH), (WIDTH, KEYS, SIZE), (4, WIDTH, MLP), (4, MLP, WIDTH),
 }  # fmt: skip
 RUNS, CLASSES = 2, 3
 # Of an LSTM of 12 a direction and the MLP behind it, and of three convolutions of 12.

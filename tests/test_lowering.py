@@ -63,11 +63,11 @@ from jaxprompt.tree import flatten
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
-WRITERS = ("gpt2", "t5", "glm", "llama", "bart", "gpt_neox", "opt")
-BARE = ("deberta", "deberta_v2")  # their scores no kernel computes
+WRITERS = ("gpt2", "t5", "glm", "llama", "bart", "gpt_neox", "opt", "t5gemma")
+BARE = ("deberta", "deberta_v2", "t5gemma")  # their scores no kernel computes
 # Those that came later come last: what each case is stays the same.
 LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama", "distilbert", "bart")
-LATEST = ("gpt_neox", "opt")
+LATEST = ("mpnet", "xlm_roberta_xl", "eurobert", "gpt_neox", "opt", "t5gemma")
 FAMILIES = sorted(families(), key=lambda name: (name in LATEST, name in LATER))
 
 
@@ -75,8 +75,10 @@ def supports(family: str, work: str) -> bool:
     """Returns whether a backbone supports a work."""
     if work == "generate":
         return family in WRITERS
-    if family == "distilbert":  # otherwise as BERT
+    if family in ("distilbert", "mpnet", "xlm_roberta_xl", "eurobert"):  # otherwise as BERT
         return work == "train"
+    if family == "t5gemma" and work not in ("train", "evaluate", "grid"):
+        return False
     if family in ("glm", "bart") and work == "adapt":
         return False
     return work != "pretrain" or family != "roberta"  # as BERT
@@ -209,6 +211,13 @@ OTHERS = [
         ("phi3", "generate", "soft", MESHES[0], TPU),
         ("qwen3", "train", "prefix", MESHES[1], H100),
         ("qwen3", "evaluate", "soft", MESHES[2], TPU),
+        ("gpt_oss", "train", "prefix", MESHES[2], H100),
+        ("gpt_oss", "train", "soft", MESHES[1], TPU),
+        ("gpt_oss", "generate", "prefix", MESHES[0], H100),
+        ("mixtral", "train", "prefix", MESHES[1], H100),
+        ("mixtral", "train", "soft", MESHES[2], TPU),
+        ("mixtral", "grid", "prefix", MESHES[0], H100),
+        ("mixtral", "generate", "soft", MESHES[1], TPU),
     )
 ]
 # Matrices that are codes.
@@ -648,7 +657,7 @@ def check(case: Case, text: str) -> None:
     # Codes are arguments, and every product is of 16 bits, as without them.
     assert case.quantize == "none" or "i8>" in text
     promised = case.target.platform == "gpu" and not (case.dropout and case.work in LEARNS)
-    promised &= case.family not in BARE and not case.kind.startswith("gemma")
+    promised &= case.family not in BARE and not case.kind.startswith(("gemma", "gpt_oss"))
     promised |= case.target == TPU and case.tokens == 512
     assert not promised or has_kernel(text)
     check_alone(text)

@@ -39,6 +39,14 @@ CONFIGS = {
     | _RELATIVE
     | dict(position_buckets=4, norm_rel_ebd="layer_norm", share_att_key=True),
     "roberta": BERT | dict(pad_token_id=1, layer_norm_eps=1e-5),
+    "mpnet": BERT | dict(layer_norm_eps=1e-5),
+    "xlm_roberta_xl": BERT | dict(pad_token_id=1, layer_norm_eps=1e-5),
+    # Two heads of keys serve four.
+    "eurobert": dict(
+        model_type="eurobert", vocab_size=53, hidden_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
+        max_position_embeddings=40,
+    ),
     "electra": BERT | dict(embedding_size=12),
     # One local layer between two global ones; a token sees two to each side.
     "modernbert": BERT
@@ -68,15 +76,26 @@ CONFIGS = {
         relative_attention_num_buckets=8, relative_attention_max_distance=16, pad_token_id=0,
     ),
 }  # fmt: skip
+# Of a Llama with experts.
+MIXTURE = dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+_T5GEMMA = dict(
+    vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, head_dim=4,
+    num_key_value_heads=2, intermediate_size=24, max_position_embeddings=40, sliding_window=5,
+    query_pre_attn_scalar=6,
+)  # fmt: skip
+CONFIGS["t5gemma"] = dict(
+    model_type="t5gemma", encoder=_T5GEMMA, decoder=_T5GEMMA | dict(num_hidden_layers=3)
+)
 MODEL_HEADS = {
     "electra": ("mlm", "rtd"),
     "distilbert": ("mlm",),
+    "eurobert": ("mlm",),
     "bart": ("lm", "lm_bias"),
-} | dict.fromkeys(("gpt2", "llama", "gpt_neox", "opt", "t5", "glm"), ("lm",))
+} | dict.fromkeys(("gpt2", "llama", "gpt_neox", "opt", "t5", "t5gemma", "glm"), ("lm",))
 CAUSAL = ("gpt2", "llama", "gpt_neox", "opt")
-FED = ("bart", "t5", "glm")  # what they write is read apart from the input
+FED = ("bart", "t5", "t5gemma", "glm")  # what they write is read apart from the input
 # T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
-SCALES = {"t5": 0.2}
+SCALES = {"t5": 0.2, "t5gemma": 0.2}
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids; text starts at FIRST
 PADS = Tokens(
     ids=PAD, mask=False, slot=-1, positions=0, types=0, roles=Role.PAD, segments=0, lengths=None
@@ -231,6 +250,7 @@ _BLOCKS = {
     "llama": dict(hidden_size=128, intermediate_size=64),
     "gpt_neox": dict(hidden_size=128, intermediate_size=64),
     "opt": dict(hidden_size=64, num_attention_heads=2, ffn_dim=128),
+    "eurobert": dict(hidden_size=128, intermediate_size=64),
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
+from jaxprompt.layers.relpos import select_bias, with_prefix
 from jaxprompt.layers.stack import read_cached_states, run_stack, stack_options
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, Batch, Dims, Injection, Prefix
@@ -67,9 +68,12 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x, prefix, mask: AttentionMask, *, deterministic: bool, output_positions=None
+        self, x, prefix, mask: AttentionMask, bias=None, *, deterministic, output_positions=None
     ):
-        """Runs the layer, only at the positions `output_positions` [B, M] if given."""
+        """Runs the layer, only at the positions `output_positions` [B, M] if given.
+
+        bias: [1, N, T, T] or None.
+        """
         cfg = self.cfg
         attention = Attention(
             cfg.width,
@@ -83,7 +87,8 @@ class EncoderLayer(nn.Module):
         k, v = attention.keys(x)
         k, v, mask = prepend_prefix(prefix, k, v, mask)
         mask, x = select_queries(output_positions, mask, x)
-        y = attention(x, k, v, mask, deterministic=deterministic)
+        bias = select_bias(output_positions, with_prefix(bias, k))
+        y = attention(x, k, v, mask, bias, deterministic=deterministic)
         x = LayerNorm(cfg.eps, name="attention_norm")(
             x + Dropout(cfg.dropout)(y, deterministic=deterministic)
         )
@@ -119,8 +124,12 @@ class Embed(nn.Module):
         if self.cfg.types:
             x = x + self.type(tokens.types)
         x = constrain(x, "act_batch", None, None)
-        x = self.drop(self.norm(x), deterministic=deterministic)
+        x = self.drop(self.normalize(x), deterministic=deterministic)
         return self.project(x) if self.widens else x  # [B, T, H]
+
+    def normalize(self, x):
+        """Normalises the sum of the embeddings."""
+        return self.norm(x)
 
 
 class LmHead(nn.Module):
@@ -232,6 +241,9 @@ class Encoder(LayerStack):
         """Scores how likely each token is replaced. [..., H] -> [...]"""
         return self.rtd_head(x)
 
+    def attention_bias(self, batch: Batch):
+        """Returns what is added to the scores of every layer. -> [1, N, T, T] or None"""
+
     def init_all(self, batch: Batch):
         """Calls every part, so that `init` creates every parameter."""
         x = self(batch, Injection(), deterministic=True)
@@ -257,6 +269,7 @@ class Encoder(LayerStack):
             x,
             prefix,
             mask,
+            self.attention_bias(batch),
             first=first,
             last=last,
             output_positions=output_positions,

@@ -24,10 +24,12 @@ from jaxprompt.convert.hf_config import (
     refuse_flags,
 )
 from jaxprompt.convert.llama_fields import (
+    ExpertsConfig,
     Rotations,
     read_activation,
     read_biases,
     read_cap,
+    read_experts,
     read_heads,
     read_positions,
     read_rotations,
@@ -39,7 +41,7 @@ from jaxprompt.layers.attention import causal_mask, prepend_prefix, select_queri
 from jaxprompt.layers.cache import write_token
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
-from jaxprompt.layers.mlp import GatedMlp
+from jaxprompt.layers.mlp import GatedMlp, MixtureMlp
 from jaxprompt.layers.norm import LayerNorm, RMSNorm
 from jaxprompt.layers.quantized import scale_table
 from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotate
@@ -71,6 +73,8 @@ class LlamaConfig(DecoderConfig):
     biases: frozenset[str] = frozenset()  # of llama_fields.read_biases, "norm" = those of norms
     norms: str = "pre"  # where they are: "pre", "post", "sandwich", "shared", see ModelType
     centred: bool = False  # norms subtract the mean
+    sinks: bool = False  # see layers/attention.py
+    experts: ExpertsConfig | None = None  # of `mlp` each; None = one MLP
     norm_offset: float = 0.0  # norms multiply by this + their scale
     head_norms: str = ""  # of queries and keys: "head" = of each head, "all" = of all at once
     interleaved: bool = False  # rotates neighbouring dimensions
@@ -91,6 +95,21 @@ class LlamaConfig(DecoderConfig):
         if self.centred:
             return LayerNorm(self.eps, "norm" in self.biases)
         return RMSNorm(self.eps, self.norm_offset)
+
+    def make_mlp(self) -> GatedMlp | MixtureMlp:
+        """Makes a feed-forward block."""
+        recomputed = self.remat == "mlp"
+        if self.experts:
+            return MixtureMlp(*self.experts, self.mlp, self.activation, self.dtype, recomputed)
+        return GatedMlp(
+            self.mlp,
+            self.activation,
+            self.gated,
+            0.0,
+            self.dtype,
+            "mlp" in self.biases,
+            recomputed,
+        )
 
 
 class QKNormAttention(RotaryAttention):
@@ -152,16 +171,9 @@ class Layer(nn.Module):
             key_heads=cfg.key_heads,
             cap=cfg.cap,
             interleaved=cfg.interleaved,
+            has_sinks=cfg.sinks,
         )
-        self.mlp = GatedMlp(
-            cfg.mlp,
-            cfg.activation,
-            cfg.gated,
-            0.0,
-            cfg.dtype,
-            "mlp" in cfg.biases,
-            cfg.remat == "mlp",
-        )
+        self.mlp = cfg.make_mlp()
         if cfg.norms != "post":
             self.attention_norm = cfg.norm()
         if cfg.norms in ("pre", "sandwich"):
@@ -398,13 +410,17 @@ class Backbone(Decoder):
     @nn.nowrap
     def check_shift(self, length: int) -> None:
         """Raises InputError for a prefix that takes enough positions to fill a window."""
-        cfg = self.cfg
-        if any(cfg.is_local) and length >= cfg.window:
-            raise InputError(
-                f"a prefix of {length} tokens does not fit the window of {cfg.window} tokens of "
-                f"this model's local layers; use prompt.length below {cfg.window}, or "
-                "prompt.shift=False"
-            )
+        if any(self.cfg.is_local):
+            check_window(length, self.cfg.window)
+
+
+def check_window(length: int, window: int) -> None:
+    """Raises InputError for a prefix of `length` positions that fills a window."""
+    if length >= window:
+        raise InputError(
+            f"a prefix of {length} tokens does not fit the window of {window} tokens of this "
+            f"model's local layers; use prompt.length below {window}, or prompt.shift=False"
+        )
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
@@ -424,7 +440,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         heads=heads,
         key_heads=key_heads,
         head_dim=size,
-        mlp=read_size(hf, "intermediate_size"),
+        mlp=read_size(hf, kind.mlp_width),
         positions=min([positions, *(x.limit for x in rotations.params if x.limit)]),
         rotations=rotations,
         is_local=is_local,
@@ -434,6 +450,8 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         biases=read_biases(hf),
         norms=kind.norms,
         centred=kind.centred,
+        sinks=kind.sinks,
+        experts=read_experts(hf),
         norm_offset=float(kind.gemma),
         head_norms=kind.head_norms,
         interleaved=kind.interleaved,
@@ -445,6 +463,13 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         **_read_scales(hf, width),
         **_read_dropouts(hf),
     )
+    if kind.sinks:
+        if changes.get("attention") == "fused":
+            raise InputError(
+                f"attention=fused is not supported for {name}, for whose attention sinks there is "
+                "no kernel; use auto"
+            )
+        changes["attention"] = "einsum"
     return dataclasses.replace(config, **changes)
 
 

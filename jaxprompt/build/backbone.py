@@ -19,8 +19,13 @@ from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement
 
 # model_type -> family, where they differ
-_FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
-_FAMILIES |= dict.fromkeys(LLAMA_TYPES, "llama")
+_FAMILIES = {
+    "xlm-roberta": "roberta",
+    "xlm-roberta-xl": "xlm_roberta_xl",
+    "mt5": "t5",
+    "deberta-v2": "deberta_v2",
+}
+_FAMILIES |= {name: model_type.family for name, model_type in LLAMA_TYPES.items()}
 _MIXED_HEADS = (
     "its layers have heads of two sizes, or use the keys of other layers, but a prefix has one "
     "shape for all layers"
@@ -92,6 +97,11 @@ def backbone_from_config(
             attention_dropout=config.attention_dropout,
             rescale=config.rescale,
         )
+        if config.quantize != "none" and getattr(module.cfg, "experts", None):
+            raise InputError(
+                f"backbone.quantize={config.quantize} is not supported for a model with experts; "
+                "use backbone.quantize=none"
+            )
     except InputError as error:
         shown = path if os.path.isfile(path) else path / "config.json"
         raise InputError(f"{shown}: {error}") from error

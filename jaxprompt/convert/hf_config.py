@@ -12,8 +12,8 @@ from jaxprompt.errors import InputError, brief, is_kind, nearest
 _ADVICE = "give the config.json that was saved with the weights"
 # Model types with a separate output table by default, as in transformers' config classes.
 _UNTIED = (
-    "llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "olmo2", "olmo3", "granite", "glm4",
-    "gpt_neox",
+    "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3", "olmo2",
+    "olmo3", "granite", "glm4", "gpt_neox", "gpt_oss", "eurobert",
 )  # fmt: skip
 LIMIT = 2**31  # of sizes and ids, which become int32
 # Of layers, which are enumerated. The deepest published Transformer has as many (DeepNet, Wang et

@@ -10,6 +10,10 @@ from jaxprompt.layers.mlp import ACTIVATIONS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _CAPPED = ("gemma2", "gemma3_text")  # types with soft caps
+_GPT_OSS_ROPE = dict(
+    rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+    original_max_position_embeddings=4096,
+)  # fmt: skip
 _QWEN_GLOBAL_LAYERS = 28  # max_window_layers
 
 
@@ -37,6 +41,20 @@ class ModelType(NamedTuple):
     global_every: int = 0  # every n-th layer is global; 0 = all layers are alike
     glm_names: bool = False  # names of norms, see convert/names/llama.py
     fused: tuple[str, ...] = ()  # "qkv", "gate_up": matrices that the file concatenates
+    experts: bool = False  # instead of one MLP
+    mlp_width: str = "intermediate_size"  # field
+    sinks: bool = False  # in the attention
+    family: str = "llama"
+
+
+class ExpertsConfig(NamedTuple):
+    """The experts of a layer."""
+
+    num_experts: int
+    per_token: int
+    normalized: bool  # the weights of a token's experts sum to 1
+    alpha: float = 0.0  # of clamped experts
+    limit: float = 0.0  # 0 = not clamped
 
 
 # The defaults are those of each configuration class of transformers.
@@ -81,6 +99,21 @@ MODEL_TYPES = {
         out_bias=False, key_value_heads=2, head_dim=128, rotary_part=0.5, interleaved=True,
         glm_names=True, fused=("gate_up",),
     ),
+    "mixtral": ModelType(
+        131072, norm_eps=("rms_norm_eps", 1e-5), attention_bias=None, key_value_heads=8,
+        theta=1e6, experts=True,
+    ),
+    "qwen3_moe": ModelType(
+        32768, head_norms="head", key_value_heads=4, window=4096, experts=True,
+        mlp_width="moe_intermediate_size",
+    ),
+    "gpt_oss": ModelType(
+        131072, norm_eps=("rms_norm_eps", 1e-5), attention_bias=True, key_value_heads=8,
+        head_dim=64, theta=150000.0, window=128, global_every=2, experts=True, sinks=True,
+    ),
+    "eurobert": ModelType(
+        8192, norm_eps=("rms_norm_eps", 1e-5), mlp_bias=True, family="eurobert"
+    ),
 }  # fmt: skip
 
 
@@ -118,7 +151,9 @@ def read_activation(hf: Mapping[str, Any]) -> str:
     name, model_type = read_type(hf)
     field = "hidden_activation" if name in _CAPPED else "hidden_act"
     default = "gelu_pytorch_tanh" if model_type.gemma else "silu"
-    activation = read_word(hf, field, default, ACTIVATIONS)
+    # transformers ignores the field of gpt_oss, whose experts have one function.
+    choices = ("silu",) if name == "gpt_oss" else ACTIVATIONS
+    activation = read_word(hf, field, default, choices)
     # Gemma's first configs write gelu for its tanh form, as GemmaConfig of transformers reads it.
     return "gelu_pytorch_tanh" if (name, activation) == ("gemma", "gelu") else activation
 
@@ -132,6 +167,37 @@ def read_biases(hf: Mapping[str, Any]) -> frozenset[str]:
     out = attention and model_type.out_bias
     biases = {"qkv": model_type.qkv_bias or attention, "out": out, "mlp": mlp}
     return frozenset(name for name, has_bias in biases.items() if has_bias)
+
+
+def read_experts(hf: Mapping[str, Any]) -> ExpertsConfig | None:
+    """Reads the experts of every layer; None for models without.
+
+    Raises:
+      InputError: if some layers have an MLP instead, or the router gets noise.
+    """
+    name, model_type = read_type(hf)
+    if not model_type.experts:
+        return None
+    refused = {"mlp_only_layers": [], "decoder_sparse_step": 1, "router_jitter_noise": 0.0}
+    for field, supported in refused.items():
+        if hf.get(field) not in (None, supported):
+            raise InputError(
+                f"{field}={brief(hf[field])} is not supported; use a model with {supported}"
+            )
+    # The second name is that of transformers 5 for all types.
+    field = "num_experts" if hf.get("num_experts") is not None else "num_local_experts"
+    num_experts, per_token = read_size(hf, field), read_size(hf, "num_experts_per_tok")
+    if per_token > num_experts:
+        raise InputError(
+            f"num_experts_per_tok={per_token} must not exceed {field}={num_experts}; give the "
+            "config.json of these weights"
+        )
+    if name == "gpt_oss":
+        # The softmax of the chosen scores is that of all, normalised.
+        clamp = read_positive(hf, "swiglu_alpha", 1.702), read_positive(hf, "swiglu_limit", 7.0)
+        return ExpertsConfig(num_experts, per_token, True, *clamp)
+    normalized = name == "mixtral" or read_flag(hf, "norm_topk_prob", False)
+    return ExpertsConfig(num_experts, per_token, normalized)
 
 
 def read_positions(hf: Mapping[str, Any]) -> int:
@@ -156,15 +222,15 @@ def read_windows(hf: Mapping[str, Any], layers: int) -> tuple[tuple[bool, ...], 
     full, sliding = LAYER_TYPES
     name, model_type = read_type(hf)
     is_global = (False,) * layers, 0
-    has_flag = name in ("qwen2", "qwen3", "smollm3")
+    has_flag = name in ("qwen2", "qwen3", "qwen3_moe", "smollm3")
     uses_windows = not has_flag or read_flag(hf, "use_sliding_window", False)
-    if model_type.window is None and name not in ("phi3", "smollm3"):
+    if model_type.window is None and name not in ("phi3", "smollm3", "mixtral"):
         return is_global
     if name.startswith("qwen") and not uses_windows:
         return is_global
     is_null = hf.get("sliding_window", model_type.window) is None
     window = 0 if is_null else read_size(hf, "sliding_window", model_type.window)
-    if name in ("mistral", "phi3"):
+    if name in ("mistral", "mixtral", "qwen3_moe", "phi3"):
         return (window > 0,) * layers, window
     local = tuple(layer_type == sliding for layer_type in _read_layer_types(hf, layers, window))
     if any(local) and not uses_windows:
@@ -234,6 +300,8 @@ def read_rotations(
 ) -> Rotations:
     """Reads the rotary embeddings of each layer; those that rotate by 0 leave a layer without."""
     name, model_type = read_type(hf)
+    if name == "gpt_oss" and not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+        hf = {**hf, "rope_parameters": _GPT_OSS_ROPE}
     # Those of local layers have no field for their base without a block of their own.
     if name in ("gemma3_text", "olmo3"):
         thetas = model_type.theta, 1e4 if name == "gemma3_text" else model_type.theta

@@ -187,12 +187,17 @@ class _FileNames:
     def heads(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Lists the heads of the model for which the file has at least one tensor."""
         unless, traits = self.family.unless, model_traits(self.family, config)
-        present = [
-            head
-            for head, tensors in self.family.heads.items()
-            if unless.get(head) not in self.names
-            and any(tensor.when in traits and self.find(tensor) for tensor in tensors)
-        ]
+
+        def is_present(head: str, tensors: Iterable[Tensor]) -> bool:
+            if unless.get(head) in self.names:
+                return False
+            tensors = [tensor for tensor in tensors if tensor.when in traits]
+            # A head without tensors is the output table, or the word table in its place.
+            if head == "mlm" and not tensors:
+                return read_tied(config, "") or bool(self.find(self.family.decoder))
+            return any(map(self.find, tensors))
+
+        present = [head for head, tensors in self.family.heads.items() if is_present(head, tensors)]
         return (*present, *self.family.always)
 
     def locate(

@@ -33,6 +33,9 @@ _PAD_IDS = {
     "albert": 0,
     "modernbert": 50283,
     "deberta_v2": 0,
+    "mpnet": 1,
+    "xlm_roberta_xl": 1,
+    "eurobert": 128001,
 }
 _ALL_HEADS = {head for family in FAMILIES.values() for head in family.heads}
 
@@ -74,7 +77,7 @@ class Initializer(NamedTuple):
     def zero_row(self, tensor: Tensor) -> int | None:
         """Returns the row of the padding token, which transformers sets to zero."""
         tables = ["embed/word/table"]
-        if self.family == "roberta":
+        if self.family in ("roberta", "xlm_roberta_xl", "mpnet"):
             tables.append("embed/position/table")
         if self.family not in _PAD_IDS or tensor.path not in tables:
             return None
@@ -88,7 +91,8 @@ class Initializer(NamedTuple):
             return 0.0
         if tensor.path.endswith("/scale"):
             # Gemma multiplies by 1 + scale.
-            if self.family == "llama" and read_type(self.config)[1].gemma:
+            is_gemma = self.family == "llama" and read_type(self.config)[1].gemma
+            if is_gemma or self.family == "t5gemma":
                 return 0.0
             if self.family == "t5":
                 return read_positive(self.config, "initializer_factor", 1.0)

@@ -22,6 +22,7 @@ from jaxprompt.convert.load import DTYPES
 from jaxprompt.convert.model_card import render_backbone_card
 from jaxprompt.convert.shapes import (
     axis_sizes,
+    copy_index,
     file_names,
     file_shape,
     get_family,
@@ -267,7 +268,7 @@ def _gather(
     """Copies one tensor of the file to the host, in its dtype on the devices."""
     parts = []
     for tensor in file_tensor.parts:
-        array = _to_host(flat[tensor.path], file_tensor.layer if tensor.stack else None)
+        array = _to_host(flat[tensor.path], copy_index(tensor, file_tensor.layer, sizes))
         # Removes the padding of the vocabulary.
         array = array[tuple(slice(sizes[axis]) for axis in tensor.axes)]
         if tensor.residual and rescale != 1.0:
@@ -289,12 +290,12 @@ def _take(stacked, layer):
     return jax.lax.dynamic_index_in_dim(stacked, layer, keepdims=False)
 
 
-def _to_host(param: Any, layer: int | None) -> np.ndarray:
-    """Copies a parameter, or one layer of it, to every host."""
+def _to_host(param: Any, index: tuple[int, ...]) -> np.ndarray:
+    """Copies a parameter, or one layer or expert of it, to every host."""
     if isinstance(param, np.ndarray):
-        return param if layer is None else param[layer]
-    if layer is not None:
-        param = param[layer] if is_layer_list(param) else _take(param, layer)
+        return param[index]
+    for place in index:
+        param = param[place] if is_layer_list(param) else _take(param, place)
     if param.is_fully_addressable:
         return np.asarray(param)
     from jax.experimental.multihost_utils import process_allgather

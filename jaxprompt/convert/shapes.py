@@ -110,14 +110,23 @@ def check_num_parameters(family: Family, config: Mapping[str, Any], heads: Colle
 
 
 def num_copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
-    """Returns how often a tensor is in the file: once per layer, or once."""
-    return sizes[tensor.stack] if tensor.stack else 1
+    """Returns how often a tensor is in the file: once per layer, or layer and expert, or once."""
+    return math.prod(sizes[axis] for axis in tensor.stack)
+
+
+def copy_index(tensor: Tensor, copy: int, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Returns the place of one of these copies on the leading axes of a parameter."""
+    index: list[int] = []
+    for axis in reversed(tensor.stack):
+        copy, place = divmod(copy, sizes[axis])
+        index.insert(0, place)
+    return tuple(index)
 
 
 def file_names(tensor: Tensor, layer: int, prefix: str, group_size: int = 1) -> list[str]:
     """Lists the possible names of a layer of a tensor in a file, the current name last.
 
-    `group_size` is the number of layers in a group of shared layers.
+    `group_size` is that of `Tensor.name`.
     """
     is_unprefixed = tensor.outside or tensor.path.startswith(_UNPREFIXED_HEADS)
     prefix = "" if is_unprefixed else prefix

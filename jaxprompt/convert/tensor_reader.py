@@ -21,6 +21,7 @@ from jaxprompt.convert.quantize import (
     quantize_float8,
     quantize_outputs,
 )
+from jaxprompt.convert.shapes import copy_index
 from jaxprompt.convert.tensors import Tensor
 from jaxprompt.convert.weights import CheckpointTensors, is_finite
 from jaxprompt.errors import InputError
@@ -74,12 +75,22 @@ class _Shard(NamedTuple):
     arrays: tuple[Any, ...]  # of each plane, of all layers: [L, ...], or a list of L arrays
     rows: slice  # of the file's matrix, as if it had the rows of the padding
     columns: slice
+    stack: tuple[slice, ...]  # of the leading axes
 
-    def matrices(self, tensor: Tensor, planes: Sequence[_Plane], layer: int) -> list[np.ndarray]:
+    def contains(self, index: tuple[int, ...]) -> bool:
+        """Returns whether it has a layer, or an expert of a layer."""
+        spans = zip(index, self.stack, strict=True)
+        return all(span.start <= place < span.stop for place, span in spans)
+
+    def matrices(
+        self, tensor: Tensor, planes: Sequence[_Plane], index: tuple[int, ...]
+    ) -> list[np.ndarray]:
         """Returns views of a layer of each plane as in the file, [rows, columns] each."""
         views = []
         for plane, array in zip(planes, self.arrays, strict=True):
-            layer_array = array[layer] if tensor.stack else array
+            layer_array = array
+            for place, span in zip(index, self.stack, strict=True):
+                layer_array = layer_array[place - span.start]
             rows, columns = map(_length, plane.scaled(self.rows, self.columns))
             if tensor.transposed:  # [out, in] -> [in, out]
                 views.append(layer_array.reshape(columns, rows).T)
@@ -91,7 +102,7 @@ class _Shard(NamedTuple):
         self,
         tensor: Tensor,
         planes: Sequence[_Plane],
-        layer: int,
+        index: tuple[int, ...],
         sources: Sequence[np.ndarray],
         rows: slice,
         columns: slice,
@@ -101,7 +112,7 @@ class _Shard(NamedTuple):
         in_block = _shift(common[0], -rows.start), _shift(common[1], -columns.start)
         in_shard = _shift(common[0], -self.rows.start), _shift(common[1], -self.columns.start)
         copy = _transpose if tensor.transposed else np.copyto
-        targets = self.matrices(tensor, planes, layer)
+        targets = self.matrices(tensor, planes, index)
         for plane, source, target in zip(planes, sources, targets, strict=True):
             copy(target[plane.scaled(*in_shard)], source[plane.scaled(*in_block)], casting="unsafe")
 
@@ -254,8 +265,9 @@ class ParameterFiller:
         for ranges, devices in devices_by_index.items():
             lengths = tuple(end - start for start, end in ranges)
             arrays = tuple(self._zeros(plane, tensor, lengths) for plane in planes)
+            stack = tuple(slice(*span) for span in ranges[: len(tensor.stack)])
             rows, columns = self._file_range(tensor, ranges[len(tensor.stack) :])
-            shards.append(_Shard(tuple(devices), arrays, rows, columns))
+            shards.append(_Shard(tuple(devices), arrays, rows, columns, stack))
         return shards
 
     def _zeros(self, plane: _Plane, tensor: Tensor, shape: tuple[int, ...]) -> Any:
@@ -286,8 +298,10 @@ class ParameterFiller:
             spans.append(slice(start * size, end * size))
         if len(spans) == 1:
             spans.insert(0, slice(0, 1))
-        elif len(spans) > 2:  # all but the last are rows, which are not divided
-            spans = [slice(0, math.prod(span.stop for span in spans[:-1])), spans[-1]]
+        elif len(spans) > 2:  # all but the last are rows, of which only the first are divided
+            first, *rest, last = spans
+            size = math.prod(span.stop for span in rest)
+            spans = [slice(first.start * size, first.stop * size), last]
         rows, columns = spans[::-1] if tensor.transposed else spans
         return rows, columns
 
@@ -299,7 +313,8 @@ class ParameterFiller:
         Returns the digest of the layer, "" if it is not hashed. One pass hashes and copies, as a
         second one would read each byte twice.
         """
-        planes = self._planes(tensor)
+        planes, index = self._planes(tensor), copy_index(tensor, layer, self.sizes)
+        shards = [shard for shard in shards if shard.contains(index)]
         file_rows, file_columns = self._part_range(tensor, name)
         # Ranges of shards, and those below, are relative to the parameter's first row and column.
         width = _length(file_columns)
@@ -335,7 +350,7 @@ class ParameterFiller:
                 self._check_finite(name, block)
             sources = self._sources(tensor, name, block, *in_file) if users else ()
             for shard in users:
-                shard.copy(tensor, planes, layer, sources, rows, columns)
+                shard.copy(tensor, planes, index, sources, rows, columns)
         return self._digest(tensor, layer, name, data.digest()) if is_hashed else ""
 
     def _part_range(self, tensor: Tensor, name: str) -> tuple[slice, slice]:

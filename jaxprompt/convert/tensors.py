@@ -5,7 +5,8 @@ here also P positions, S segment types, R distance buckets, X width of the LM fe
 a convolution, A all dimensions of the queries, C of the keys, 1 and 3. Parameters under "layers/"
 and "decoder_layers/" are in the file once per layer, {i}, and are stacked on a leading axis, L or
 K, the decoder's number of layers. Those under "later_layers/" exist for all layers but the first,
-on an axis J.
+on an axis J. Those of experts are in the file once per layer {g} and expert {i}, and have two
+leading axes, L and I.
 """
 
 import math
@@ -34,9 +35,10 @@ class Tensor(NamedTuple):
 
     @property
     def stack(self) -> str:
-        """The leading axis of stacked parameters: "L", "K", "J"; "" if not stacked."""
+        """The leading axes of stacked parameters: "L", "K", "J", "LI"; "" if not stacked."""
         stacks = {"layers": "L", "decoder_layers": "K", "later_layers": "J"}
-        return stacks.get(self.path.split("/")[0], "")
+        is_of_expert = "/experts/" in self.path and "{g}" in self.sources[0]
+        return stacks.get(self.path.split("/")[0], "") + "I" * is_of_expert
 
     def part_sizes(self, sizes: Mapping[str, int]) -> list[int]:
         """Returns the size of each part, along the axis of the file that they share."""
@@ -45,7 +47,11 @@ class Tensor(NamedTuple):
         return [math.prod(sizes[axis] for axis in part) for part in parts]
 
     def name(self, source: str, layer: int, group_size: int = 1) -> str:
-        """Returns the name of a layer; `group_size` is that of groups, {g}, of shared layers."""
+        """Returns the name of a layer.
+
+        With {g}, `layer` counts the layers of all groups, or the experts of all layers, and
+        `group_size` is their number in each.
+        """
         if "{g}" in source:
             return source.format(g=layer // group_size, i=layer % group_size)
         # The first of the later layers has the number 1 in the file.

@@ -28,6 +28,7 @@ def attend(
     *,
     scale=None,
     cap=0.0,
+    sinks=None,
     kernel="auto",
     dropout=0.0,
     key=None,
@@ -45,6 +46,8 @@ def attend(
       bias: [B|1, N, T, S], added to the scores.
       scale: of the scores; 1 / sqrt(D) by default.
       cap: c > 0 replaces a score x by c tanh(x / c).
+      sinks: [N], the score of one more key of each head, whose value is 0 (Xiao et al. 2024). No
+        kernel supports them: `kernel` must be "einsum".
       kernel: see `kernels.choose_kernel`.
       dropout: the dropout rate of the probabilities.
       key: turns dropout on.
@@ -76,8 +79,7 @@ def attend(
         q = _fold_query_heads(q, key_heads)
         visible = _repeat_mask(visible, shape[2] // key_heads)
 
-    def probabilities(q, k, visible, bias):
-        return _probabilities(q, k, visible, bias, scale, cap)
+    probabilities = functools.partial(_probabilities, scale=scale, cap=cap, sinks=sinks)
 
     def weighted_sum(v, *inputs):
         return einsum("bnts,bsnd->btnd", probabilities(*inputs), v)
@@ -129,7 +131,7 @@ def _repeat_mask(mask, times: int):
     return mask if mask.shape[2] == 1 else jnp.repeat(mask, times, axis=2)
 
 
-def _probabilities(q, k, mask, bias, scale, cap=0.0):
+def _probabilities(q, k, mask, bias, scale, cap=0.0, sinks=None):
     """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]
 
     All heads share keys [B, S, D].
@@ -143,10 +145,24 @@ def _probabilities(q, k, mask, bias, scale, cap=0.0):
     scores = scores + jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
-    return softmax(scores, q.dtype)
+    return _softmax_with_sinks(scores, sinks, q.dtype)
 
 
-def attend_cached(q, cache: LayerCache, mask, bias=None, *, scale=None, cap=0.0):
+def _softmax_with_sinks(scores, sinks, dtype):
+    """Computes the softmax over the keys and a sink, which is then left out. [B, G, T, S]
+
+    sinks: [N] or None; T are the queries of the N / G heads that share keys.
+    """
+    if sinks is None:
+        return softmax(scores, dtype)
+    # Query heads that share keys are neighbours among the folded queries.
+    grouped = sinks.astype(scores.dtype).reshape(scores.shape[1], -1)
+    repeated = jnp.tile(grouped, scores.shape[2] // grouped.shape[1])[None, :, :, None]
+    column = jnp.broadcast_to(repeated, (*scores.shape[:3], 1))
+    return softmax(jnp.concatenate([scores, column], axis=-1), dtype)[..., :-1]
+
+
+def attend_cached(q, cache: LayerCache, mask, bias=None, *, scale=None, cap=0.0, sinks=None):
     """Attends from one token of each beam over cached keys and values. -> [B*K, N, D]
 
     Args:
@@ -156,6 +172,7 @@ def attend_cached(q, cache: LayerCache, mask, bias=None, *, scale=None, cap=0.0)
       bias: [B, N, 1, S], added to the scores; every head needs keys of its own.
       scale: of the scores; 1 / sqrt(D) by default.
       cap: as in `attend`.
+      sinks: as in `attend`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     shape, (rows, heads, _, _) = q.shape, cache.k.shape
@@ -167,7 +184,7 @@ def attend_cached(q, cache: LayerCache, mask, bias=None, *, scale=None, cap=0.0)
     scores = soft_cap(scores, cap) + jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
-    probs = softmax(scores, q.dtype)  # [B, N, J, S]
+    probs = _softmax_with_sinks(scores, sinks, q.dtype)  # [B, N, J, S]
     y = jnp.einsum("bnjs,bnsd->bjnd", probs, cache.v)
     return _unfold_query_heads(y, beam_queries.shape).reshape(shape)
 
@@ -212,6 +229,7 @@ class MultiHead(nn.Module):
     out_bias: bool | None = None  # None = `use_bias`
     key_heads: int = 0
     cap: float = 0.0  # of the scores, see `attend`
+    has_sinks: bool = False  # see `attend`
 
     def setup(self):
         """Declares the projections."""
@@ -227,6 +245,8 @@ class MultiHead(nn.Module):
         self.key, self.value = dense(key_shape, use_bias=bias), dense(key_shape, use_bias=bias)
         out_bias = bias if self.out_bias is None else self.out_bias
         self.out = dense(self.width, axis=(-2, -1), use_bias=out_bias)
+        if self.has_sinks:
+            self.sinks = self.param("sinks", nn.initializers.zeros, (self.heads,))
 
     def attend_and_project(self, q, k, v, mask: AttentionMask, bias=None, *, deterministic: bool):
         """Attends from queries. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, H]"""
@@ -242,6 +262,7 @@ class MultiHead(nn.Module):
             bias,
             scale=self.scale,
             cap=self.cap,
+            sinks=self._sinks(),
             kernel=kernel,
             dropout=self.dropout,
             key=key,
@@ -257,7 +278,10 @@ class MultiHead(nn.Module):
         if k.ndim == 4 and k.shape[2] < q.shape[2]:
             # Not folded as in `attend`, so that the probabilities of each head are returned.
             k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-        return _probabilities(q, k, kernels.score_mask(mask), bias, scale, self.cap)
+        return _probabilities(q, k, kernels.score_mask(mask), bias, scale, self.cap, self._sinks())
+
+    def _sinks(self):
+        return self.sinks if self.has_sinks else None
 
     def attend_cached(self, x, cache: LayerCache, mask, bias=None):
         """Attends from one token of each beam over cached keys and values. [B*K, H] -> [B*K, H]"""
@@ -265,7 +289,8 @@ class MultiHead(nn.Module):
 
     def attend_cached_queries(self, q, cache: LayerCache, mask, bias=None):
         """Attends from one query of each beam, see `attend_cached`. [B*K, N, D] -> [B*K, H]"""
-        return self.out(attend_cached(q, cache, mask, bias, scale=self.scale, cap=self.cap))
+        options = dict(scale=self.scale, cap=self.cap, sinks=self._sinks())
+        return self.out(attend_cached(q, cache, mask, bias, **options))
 
 
 class Attention(MultiHead):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.product import dot_general, promote_dtype
+from jaxprompt.layers.product import cast_matrix, dot_general, einsum, promote_dtype
 from jaxprompt.layers.quantized import as_matrices, as_planes, freeze_planes
 from jaxprompt.layers.recompute import recompute
-from jaxprompt.parallel.sharding import current_target
+from jaxprompt.parallel.sharding import constrain, current_target
 from jaxprompt.types import Array
 
 
@@ -157,3 +157,156 @@ class GatedMlp(nn.Module):
         y = _widen(self, dense, ("up", "gate") if self.gated else ("up",), x)
         y = Dropout(self.dropout)(y, deterministic=deterministic)
         return dense(x.shape[-1], name="down")(y)
+
+
+class ExpertKernel(nn.Module):
+    """A matrix for each expert, and any bias. -> [E, inputs, outputs], [E, outputs] or None"""
+
+    shape: tuple[int, int, int]
+    dtype: jnp.dtype
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self):
+        """Returns the matrices and biases."""
+        experts, _, outputs = self.shape
+        init, bias = nn.initializers.lecun_normal(batch_axis=0), None
+        kernel = self.param("kernel", init, self.shape)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (experts, outputs)).astype(self.dtype)
+        return cast_matrix(kernel, self.dtype), bias
+
+
+class Experts(nn.Module):
+    """The sum of gated blocks, the experts, with weights. [..., H], [..., E] -> [..., H]
+
+    Every expert computes every token: nothing depends on how many tokens prefer an expert, none is
+    dropped, and each device of a mesh computes its own experts.
+    """
+
+    num_experts: int
+    hidden: int
+    activation: str
+    dtype: jnp.dtype
+    recomputed: bool  # as in `Mlp`
+
+    @nn.compact
+    def __call__(self, x, weights):
+        """Applies the experts."""
+        act, width = ACTIVATIONS[self.activation], x.shape[-1]
+
+        def kernel(name, *shape):
+            return ExpertKernel((self.num_experts, *shape), self.dtype, name=name)()[0]
+
+        def widen(x, matrices):
+            return einsum("...h,ehf->...ef", x, matrices)
+
+        def weighted(gate, up, weights):
+            # Before the last product, which then also sums over the experts.
+            return act(gate) * up * weights[..., None].astype(up.dtype)
+
+        def compute(x, weights, *kernels):
+            return weighted(*(widen(x, matrices) for matrices in kernels), weights)
+
+        kernels = [kernel(name, width, self.hidden) for name in ("gate", "up")]
+        if self.recomputed:
+            y = recompute(compute, x, weights, *kernels)
+        else:
+            y = _store_inputs(weighted, *(widen(x, matrices) for matrices in kernels), weights)
+        return einsum("...ef,efh->...h", y, kernel("down", self.hidden, width))
+
+
+class ClampedExperts(nn.Module):
+    """The experts of gpt-oss: their inner values are clamped, and all products have biases.
+
+    [..., H], [..., E] -> [..., H]
+    """
+
+    num_experts: int
+    alpha: float  # of the gate, gate * sigmoid(alpha * gate)
+    limit: float  # of the inner values
+    hidden: int
+    dtype: jnp.dtype
+    recomputed: bool  # as in `Mlp`
+
+    @nn.compact
+    def __call__(self, x, weights):
+        """Applies the experts."""
+        width = x.shape[-1]
+
+        def dense(name, *shape):
+            return ExpertKernel((self.num_experts, *shape), self.dtype, True, name=name)()
+
+        def weighted(y, weights):
+            # The columns of both are by turns, as in the checkpoint.
+            gate, up = y[..., ::2], y[..., 1::2]
+            gate = jnp.minimum(gate, self.limit)
+            up = jnp.clip(up, -self.limit, self.limit)
+            y = gate * jax.nn.sigmoid(self.alpha * gate) * (up + 1)
+            return y * weights[..., None].astype(y.dtype)
+
+        def widen(x, kernel, bias):
+            return einsum("...h,ehu->...eu", x, kernel) + bias
+
+        def compute(x, weights, *wide):
+            return weighted(widen(x, *wide), weights)
+
+        wide = dense("gate_up", width, 2 * self.hidden)
+        kernel, bias = dense("down", self.hidden, width)
+        if self.recomputed:
+            y = recompute(compute, x, weights, *wide)
+        else:
+            y = _store_inputs(weighted, widen(x, *wide), weights)
+        y = einsum("...ef,efh->...h", y, kernel)
+        return y + einsum("...e,eh->...h", weights.astype(y.dtype), bias)
+
+
+class MixtureMlp(nn.Module):
+    """Experts, of which a router chooses some for each token (Shazeer et al. 2017).
+
+    [..., H] -> [..., H]
+    """
+
+    num_experts: int
+    per_token: int
+    normalized: bool  # the weights of a token's experts sum to 1
+    alpha: float  # of `ClampedExperts`, as `limit`
+    limit: float  # 0 = not these
+    hidden: int
+    activation: str
+    dtype: jnp.dtype = jnp.float32
+    recomputed: bool = False
+
+    def setup(self):
+        """Declares the router and the experts."""
+        self.router = nn.Dense(
+            self.num_experts,
+            use_bias=self.limit > 0,
+            dtype=self.dtype,
+            # float32: rounding to 16 bits would make different scores equal.
+            dot_general=functools.partial(dot_general, dtype=jnp.float32),
+        )
+        options = self.dtype, self.recomputed
+        if self.limit:
+            inner = self.alpha, self.limit, self.hidden
+            self.experts = ClampedExperts(self.num_experts, *inner, *options)
+        else:
+            self.experts = Experts(self.num_experts, self.hidden, self.activation, *options)
+
+    def __call__(self, x, *, deterministic: bool):
+        """Computes each token's experts."""
+        x = x.astype(self.dtype)
+        return self.experts(x, self.route(x))
+
+    def route(self, x):
+        """Returns the weights of the experts, 0 unless chosen. [..., H] -> float32 [..., E]"""
+        weights = jax.nn.softmax(self.router(x), axis=-1)
+        # By comparisons: jax.lax.top_k would gather the tokens of all devices.
+        one, other = weights[..., :, None], weights[..., None, :]
+        expert = jnp.arange(self.num_experts)
+        is_before = (other > one) | ((other == one) & (expert < expert[:, None]))
+        weights = jnp.where(is_before.sum(axis=-1) < self.per_token, weights, 0.0)
+        if self.normalized:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        # On all devices alike: otherwise they would gather several arrays of this size.
+        return constrain(weights, "act_batch", *[None] * (weights.ndim - 1))

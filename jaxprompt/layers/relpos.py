@@ -67,6 +67,13 @@ def without_prefix(bias, k):
     return bias if bias is None else bias[..., bias.shape[-1] - k.shape[1] :]
 
 
+def with_prefix(bias, k):
+    """Adds a bias of 0 for the columns of a layer's prefix. [.., S] -> [.., P+S]"""
+    if bias is None:
+        return None
+    return jnp.pad(bias, [(0, 0)] * 3 + [(k.shape[1] - bias.shape[-1], 0)])
+
+
 def select_bias(positions, bias):
     """Selects the bias of queries. [B, M] or None, [B|1, N, T, S] or None -> [B, N, M, S]"""
     if positions is None or bias is None:

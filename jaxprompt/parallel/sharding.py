@@ -24,14 +24,14 @@ from jaxprompt.types import Array
 DATA, MODEL = "data", "model"
 # Logical axis -> mesh axis; other axes are not sharded.
 RULES = {
-    "vocab": MODEL, "heads": MODEL, "key_heads": MODEL, "mlp": MODEL,
+    "vocab": MODEL, "heads": MODEL, "key_heads": MODEL, "mlp": MODEL, "experts": MODEL,
     "act_batch": DATA, "act_heads": MODEL, "act_vocab": MODEL,
 }  # fmt: skip
 FSDP = {"embed": DATA}  # in addition, if frozen weights are sharded over the data axis too
 _QUERY_AXES, _KEY_AXES = ("heads", "kv"), ("key_heads", "kv")
 # Logical axes of the backbone's parameters by name, without the leading axis of stacked layers.
 PARAMETERS = (
-    (r"(embed/word|lm|mlm)/table", ("vocab", "embed")),
+    (r"(embed/(decoder_)?word|lm|mlm)/table", ("vocab", "embed")),
     (
         r"(embed/(decoder_)?position|embed/inner|embed/type|relative|mask_decoder)/table",
         (None, None),
@@ -49,6 +49,13 @@ PARAMETERS = (
     (r"(.*/)?mlp/(up|gate)/kernel", ("embed", "mlp")),
     (r"(.*/)?mlp/(up|gate)/bias", ("mlp",)),
     (r"(.*/)?mlp/down/kernel", ("mlp", "embed")),
+    (r"(.*/)?mlp/router/kernel", ("embed", None)),
+    (r"(.*/)?mlp/experts/(up|gate)/kernel", ("experts", "embed", None)),
+    (r"(.*/)?mlp/experts/down/kernel", ("experts", None, "embed")),
+    # FSDP divides the columns, which are contiguous in the file.
+    (r"(.*/)?mlp/experts/gate_up/kernel", ("experts", None, "embed")),
+    (r"(.*/)?mlp/experts/(gate_up|down)/bias", ("experts", None)),
+    (r"(.*/)?attention/sinks", ("heads",)),
     (r"(embed/project|pooler|mlm/dense|rtd/dense|rtd/out)/kernel", (None, None)),
     (r"conv/kernel", (None, None, None)),
     # The first matching rule counts, so this one is for all other biases.

@@ -116,6 +116,30 @@ _ALBERT = {"base": _BASE, "large": _LARGE, "xlarge": (2048, 24, 16), "xxlarge": 
 _MODERNBERT = {"base": ((768, 22, 12), 1152), "large": ((1024, 28, 16), 2624)}
 
 
+def _t5gemma(width: int, layers: int, heads: int, key_heads: int, mlp: int) -> dict[str, Any]:
+    block = dict(
+        vocab_size=256000,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=mlp,
+        head_dim=256,
+    )
+    return dict(model_type="t5gemma", encoder=block, decoder=block)
+
+
+# Zhang et al. 2025: a Gemma 2 for each part.
+_T5GEMMA = {
+    f"google/t5gemma-{size}-{objective}": hf
+    for size, hf in (
+        ("2b-2b", _t5gemma(2304, 26, 8, 4, 9216)),
+        ("9b-9b", _t5gemma(3584, 42, 16, 8, 14336)),
+    )
+    for objective in ("ul2", "prefixlm")
+}
+
+
 def _glm(width: int, layers: int, heads: int) -> dict[str, Any]:
     return dict(
         model_type="glm",
@@ -149,6 +173,14 @@ _OPT = {
     "6.7b": (4096, 32, 32),
     "13b": (5120, 40, 40),
 }
+# Goyal et al. 2021, table 1.
+_XLM_R_XL = {"xl": (2560, 36, 32), "xxl": (4096, 48, 32)}
+# Boizard et al. 2025, table 1: width, layers, heads, heads of keys, MLP.
+_EUROBERT = {
+    "210m": (768, 12, 12, 12, 3072),
+    "610m": (1152, 26, 18, 6, 4096),
+    "2.1B": (2304, 32, 18, 6, 6144),
+}
 _ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
 
 
@@ -177,6 +209,14 @@ _PYTHIAS = {
     )
     for size, (shape, vocab) in _PYTHIA.items()
 }
+_EUROBERTS = {
+    f"EuroBERT-{size}": _encoder(
+        "eurobert", (width, layers, heads), 128256, num_key_value_heads=key_heads,
+        intermediate_size=mlp, max_position_embeddings=8192, tie_word_embeddings=False,
+        rope_theta=250000,
+    )
+    for size, (width, layers, heads, key_heads, mlp) in _EUROBERT.items()
+}  # fmt: skip
 _OPTS = {
     f"facebook/opt-{size}": _encoder(
         "opt", shape, 50272, max_position_embeddings=2048, ffn_dim=4 * shape[0]
@@ -213,6 +253,14 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
         add("FacebookAI", f"roberta-{size}", hf, "pooler", "mlm")
         hf = _encoder("xlm-roberta", shape, 250002, **offset)
         add("FacebookAI", f"xlm-roberta-{size}", hf, "pooler", "mlm")
+    for size, shape in _XLM_R_XL.items():
+        hf = _encoder("xlm-roberta-xl", shape, 250880, **offset)
+        add("facebook", f"xlm-roberta-{size}", hf, "mlm", bare=False)
+    hf = _encoder("mpnet", _BASE, 30527, max_position_embeddings=514)
+    add("microsoft", "mpnet-base", hf, "mlm", bare=False)
+    add("sentence-transformers", "all-mpnet-base-v2", hf, "pooler", bare=False)
+    for name, hf in _EUROBERTS.items():
+        add("EuroBERT", name, hf, "mlm", bare=False)
     for name, vocab in _DISTILBERT_VOCABS.items():
         add("distilbert", name, _DISTILBERT | {"vocab_size": vocab}, "mlm")
     for size, shape in _ELECTRA.items():
@@ -234,7 +282,8 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
             "modernbert", shape, 50368, intermediate_size=mlp, max_position_embeddings=8192
         )
         add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
-    for name, hf in (_BART | _GLM | _PYTHIAS | _OPTS | list_llamas()).items():
+    decoders = _GLM | _PYTHIAS | _OPTS | list_llamas()
+    for name, hf in (_BART | _T5GEMMA | decoders).items():
         owner, _, repository = name.partition("/")
         add(owner, repository, hf, "lm", bare=False)
     return checkpoints

@@ -30,6 +30,17 @@ _SMOL = _base("llama", 49152, 8192, 1e5, rms_norm_eps=1e-5) | _TIED
 _MISTRAL = _base("mistral", 32000, 32768, 1e4, rms_norm_eps=1e-5) | _UNTIED
 _QWEN25 = _base("qwen2", 151936, 32768, 1e6)
 _QWEN3 = _base("qwen3", 151936, 40960, 1e6, head_dim=128)
+_MIXTRAL = _base(
+    "mixtral", 32000, 32768, 1e6, rms_norm_eps=1e-5, num_local_experts=8, num_experts_per_tok=2,
+    sliding_window=None,
+)  # fmt: skip
+_QWEN3_MOE = _QWEN3 | dict(
+    model_type="qwen3_moe", num_experts=128, num_experts_per_tok=8, norm_topk_prob=True
+)
+_GPT_OSS = dict(
+    model_type="gpt_oss", vocab_size=201088, num_experts_per_tok=4, head_dim=64, sliding_window=128,
+    max_position_embeddings=131072,
+)  # fmt: skip
 _GEMMA = _base("gemma", 256000, 8192, 1e4, head_dim=256)
 _GEMMA2 = _base("gemma2", 256000, 8192, 1e4, head_dim=256, query_pre_attn_scalar=256)
 _GEMMA3 = _base(
@@ -93,6 +104,23 @@ _CHECKPOINTS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] =
     ),
     "Qwen/Qwen3-0.6B": (_QWEN3 | _TIED, (1024, 28, 16, 8, 3072)),
     "Qwen/Qwen3-8B": (_QWEN3 | _UNTIED, (4096, 36, 32, 8, 12288)),
+    "mistralai/Mixtral-8x7B-v0.1": (_MIXTRAL | _UNTIED, (4096, 32, 32, 8, 14336)),
+    "mistralai/Mixtral-8x22B-v0.1": (
+        _MIXTRAL | _UNTIED | {"max_position_embeddings": 65536},
+        (6144, 56, 48, 8, 16384),
+    ),
+    "Qwen/Qwen3-30B-A3B": (
+        _QWEN3_MOE | _UNTIED | {"moe_intermediate_size": 768}, (2048, 48, 32, 4, 6144),
+    ),
+    "Qwen/Qwen3-235B-A22B": (
+        _QWEN3_MOE | _UNTIED | {"moe_intermediate_size": 1536}, (4096, 94, 64, 4, 12288),
+    ),
+    "openai/gpt-oss-20b": (
+        _GPT_OSS | _UNTIED | {"num_local_experts": 32}, (2880, 24, 64, 8, 2880),
+    ),
+    "openai/gpt-oss-120b": (
+        _GPT_OSS | _UNTIED | {"num_local_experts": 128}, (2880, 36, 64, 8, 2880),
+    ),
     "google/gemma-2b": (_GEMMA, (2048, 18, 8, 1, 16384)),
     "google/gemma-7b": (_GEMMA, (3072, 28, 16, 16, 24576)),
     "google/gemma-2-2b": (_GEMMA2, (2304, 26, 8, 4, 9216)),

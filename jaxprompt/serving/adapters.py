@@ -32,12 +32,14 @@ from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.prompts.constant import PARTS
 
 # Families whose torch models read past keys and values, as which PEFT passes a prefix.
-_PREFIX_FAMILIES = ("bert", "roberta", "electra", "gpt2", "llama", "gpt_neox", "opt")
+_PREFIX_FAMILIES = (
+    "bert", "roberta", "xlm_roberta_xl", "electra", "gpt2", "llama", "gpt_neox", "opt"
+)  # fmt: skip
 # Families on which `adapters` computes prefixes as we do without `shift`. In a T5 its relative bias
 # takes the keys of the text as P positions later, but not the queries.
 _ADAPTERHUB_FAMILIES = ("bert", "roberta", "electra", "distilbert", "gpt2", "llama", "bart")
 _USE_EXPORT = "use prompt.safetensors, which export writes without --peft"
-_TASK_TYPES = dict.fromkeys(("t5", "bart"), "SEQ_2_SEQ_LM")
+_TASK_TYPES = dict.fromkeys(("t5", "bart", "t5gemma"), "SEQ_2_SEQ_LM")
 _TASK_TYPES |= dict.fromkeys(("gpt2", "llama", "gpt_neox", "opt"), "CAUSAL_LM")
 
 

@@ -34,6 +34,9 @@ from jaxprompt.types import Injection, Prefix, Stream
 torch = pytest.importorskip("torch")
 
 SIZES = BERT | dict(vocab_size=60)
+# Their positions count the tokens that are no padding.
+OFFSET = SIZES | dict(pad_token_id=1, layer_norm_eps=1e-5)
+EUROBERT = CONFIGS["eurobert"] | dict(vocab_size=60, pad_token_id=0, initializer_range=0.2)
 # Texts of more tokens than are told apart one by one.
 RELATIVE = SIZES | dict(
     relative_attention=True, position_biased_input=False, type_vocab_size=0,
@@ -78,6 +81,16 @@ KINDS = {
         "distilbert", "DistilBertForMaskedLM",
         CONFIGS["distilbert"] | dict(vocab_size=60, activation="relu"),
     ),
+    "mpnet": ("mpnet", "MPNetForMaskedLM", OFFSET),
+    "xlm-roberta-xl": ("xlm_roberta_xl", "XLMRobertaXLForMaskedLM", OFFSET),
+    "eurobert": ("eurobert", "EuroBertForMaskedLM", EUROBERT),
+    "eurobert-biased": (
+        "eurobert", "EuroBertForMaskedLM",
+        EUROBERT | dict(
+            attention_bias=True, mlp_bias=True, tie_word_embeddings=True, num_key_value_heads=4,
+            rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=500.0),
+        ),
+    ),
     "v1-plain": ("deberta", "DebertaForMaskedLM", SIZES | dict(legacy=False)),
 }  # fmt: skip
 
@@ -94,15 +107,24 @@ folder = pair_fixture(save)
 
 def draw_batch(config, side="right"):
     types = config.get("type_vocab_size") or 1
-    return make_batch(draw_tokens(config["vocab_size"], side, (11, 7, 1), 11, seed=3, types=types))
+    tokens = draw_tokens(
+        config["vocab_size"], side, (11, 7, 1), 11, seed=3, types=types, pad=pad_of(config)
+    )
+    return make_batch(tokens)
+
+
+def pad_of(config):
+    return config.get("pad_token_id") or 0
 
 
 def expect(model, batch):
     types = torch.tensor(batch.encoder.types).long()
-    has_types = model.config.model_type not in ("modernbert", "distilbert")
-    return run_torch(
-        model, batch.encoder, use_cache=None, token_type_ids=types if has_types else None
-    )
+    inputs = dict(use_cache=None, token_type_ids=types)
+    if model.config.model_type in ("modernbert", "distilbert", "mpnet", "eurobert"):
+        inputs["token_type_ids"] = None
+    if model.config.model_type in ("mpnet", "xlm-roberta-xl"):
+        inputs["position_ids"] = None
+    return run_torch(model, batch.encoder, **inputs)
 
 
 def scores(module, batch):
@@ -116,7 +138,9 @@ def states(module, batch, injection):
     return module(batch, injection, deterministic=True)
 
 
-@pytest.mark.default_cases("v3", "v2-xlarge", "albert", "modernbert", "distilbert")
+@pytest.mark.default_cases(
+    "v3", "v2-xlarge", "albert", "modernbert", "distilbert", "mpnet", "xlm-roberta-xl", "eurobert"
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_logits_and_gradients(folder, tmp_path, kind):
     where, (family, name, _) = folder(kind), KINDS[kind]
@@ -142,8 +166,9 @@ def test_states_logits_and_gradients(folder, tmp_path, kind):
     loss = lambda p: (pair.module.apply({"params": p}, batch, method=scores)[1] * weigh).sum()
     gradients = jit(jax.grad(loss))(pair.params)
     # The padding's row has no gradient in torch.
-    gradients["embed"]["word"]["table"] = gradients["embed"]["word"]["table"].at[0].set(0.0)
-    expected["embed"]["word"]["table"][0] = 0.0
+    pad = pad_of(pair.config)
+    gradients["embed"]["word"]["table"] = gradients["embed"]["word"]["table"].at[pad].set(0.0)
+    expected["embed"]["word"]["table"][pad] = 0.0
     # A key's bias moves all scores of a query alike: by distances apart, its gradient is rounding.
     gradients, expected = flatten(gradients), flatten(expected)
     assert gradients.keys() == expected.keys()

@@ -40,13 +40,17 @@ CAUSAL = {
     "olmo2": transformers.Olmo2ForCausalLM, "olmo3": transformers.Olmo3ForCausalLM,
     "smollm3": transformers.SmolLM3ForCausalLM, "granite": transformers.GraniteForCausalLM,
     "cohere2": transformers.Cohere2ForCausalLM, "glm4": transformers.Glm4ForCausalLM,
-    "gpt_neox": transformers.GPTNeoXForCausalLM,
+    "gpt_neox": transformers.GPTNeoXForCausalLM, "mixtral": transformers.MixtralForCausalLM,
+    "qwen3_moe": transformers.Qwen3MoeForCausalLM, "gpt_oss": transformers.GptOssForCausalLM,
 }  # fmt: skip
 _LONGROPE = dict(
     rope_type="longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0], rope_theta=100.0,
     partial_rotary_factor=0.75,
 )  # fmt: skip
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+# Weights with which the experts move the logits as much as the attention does.
+_EXPERTS = dict(num_experts_per_tok=2, initializer_range=0.2)
+_QWEN3_MOE = _EXPERTS | dict(num_experts=5, moe_intermediate_size=20)
 # kind -> model type, changes
 KINDS = {
     "llama": ("llama", dict(tie_word_embeddings=True)),
@@ -78,6 +82,21 @@ KINDS = {
         "gemma2", dict(attn_logit_softcapping=None, final_logit_softcapping=None),
     ),
     "gemma3": ("gemma3", dict(sliding_window=4, sliding_window_pattern=2)),
+    "mixtral": ("mixtral", _EXPERTS | dict(num_local_experts=4, rope_theta=100.0)),
+    "mixtral local": ("mixtral", _EXPERTS | dict(num_local_experts=3, sliding_window=4)),
+    "qwen3_moe": ("qwen3_moe", _QWEN3_MOE | dict(attention_bias=True)),
+    "qwen3_moe normalized": (
+        "qwen3_moe",
+        _QWEN3_MOE | dict(norm_topk_prob=True, use_sliding_window=True, sliding_window=5),
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        _EXPERTS | dict(num_local_experts=4, sliding_window=5, swiglu_alpha=1.3, swiglu_limit=0.4,
+                        rope_parameters=_YARN),
+    ),
+    "gpt_oss unbiased": (
+        "gpt_oss", _EXPERTS | dict(num_local_experts=3, attention_bias=False),
+    ),
     "gemma3 capped": ("gemma3", dict(sliding_window=4, final_logit_softcapping=2.0)),
     "ministral": ("ministral", dict(sliding_window=4, layer_types=_ALTERNATING)),
     # Four of six dimensions rotate, and the text is shorter than the trained length.
@@ -129,7 +148,8 @@ pairs = pair_fixture(make_pair)
 # Of the model types with other blocks, "phi3", "olmo3" and "cohere2" have most of what differs.
 @pytest.mark.long_cases(
     "left-*", "right-ministral", "right-phi3 local", "right-olmo2", "right-smollm3*",
-    "right-granite", "right-glm4", "right-gpt_neox*",
+    "right-granite", "right-glm4", "right-gpt_neox*", "right-mixtral local", "right-qwen3_moe*",
+    "right-gpt_oss unbiased",
 )  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -149,7 +169,7 @@ def test_model(pairs, kind, side):
     "kind",
     [
         "llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3", "cohere2", "olmo3", "phi3",
-        "smollm3 local", "glm4", "granite", "gpt_neox",
+        "smollm3 local", "glm4", "granite", "gpt_neox", "mixtral local", "qwen3_moe", "gpt_oss",
     ],
 )  # fmt: skip
 def test_prefix(pairs, kind):

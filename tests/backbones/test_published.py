@@ -27,6 +27,12 @@ LLAMAS = {
     "Qwen/Qwen2.5-1.5B": 1_543_714_304,
     "Qwen/Qwen2.5-7B": 7_615_616_512,
     "Qwen/Qwen3-0.6B": 596_049_920,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/gpt-oss-120b": 116_829_156_672,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
     "Qwen/Qwen3-8B": 8_190_735_360,
     "google/gemma-2b": 2_506_172_416,
     "google/gemma-7b": 8_537_680_896,
@@ -86,6 +92,8 @@ PARAMETERS = (
         "google/mt5-large": 1_229_581_312,
         "google/mt5-xl": 3_742_619_648,
         "google/mt5-xxl": 12_921_057_280,
+        "google/t5gemma-2b-2b-ul2": 5_596_853_760,
+        "google/t5gemma-9b-9b-prefixlm": 20_333_401_088,
         "openai-community/gpt2": 124_439_808,
         "openai-community/gpt2-medium": 354_823_168,
         "openai-community/gpt2-large": 774_030_080,
@@ -97,6 +105,12 @@ PARAMETERS = (
         "microsoft/deberta-v3-base": 184_551_780,
         "albert/albert-xxlarge-v2": 206_368_944,
         "answerdotai/ModernBERT-large": 395_881_664,
+        "facebook/xlm-roberta-xl": 3_482_741_760,
+        "facebook/xlm-roberta-xxl": 10_712_994_816,
+        "microsoft/mpnet-base": 109_518_527,
+        "EuroBERT/EuroBERT-210m": 310_266_624,
+        "EuroBERT/EuroBERT-610m": 755_625_600,
+        "EuroBERT/EuroBERT-2.1B": 2_403_092_736,
         "THUDM/glm-2b": 1_920_122_880,
         "THUDM/glm-10b": 9_880_682_496,
     }
@@ -119,14 +133,17 @@ TORCH = {
     "deberta-v2": ("DebertaV2Config", "DebertaV2ForMaskedLM"),
     "albert": ("AlbertConfig", "AlbertForMaskedLM"),
     "modernbert": ("ModernBertConfig", "ModernBertForMaskedLM"),
+    "mpnet": ("MPNetConfig", "MPNetForMaskedLM"),
+    "xlm-roberta-xl": ("XLMRobertaXLConfig", "XLMRobertaXLForMaskedLM"),
+    "eurobert": ("EuroBertConfig", "EuroBertForMaskedLM"),
+    "t5gemma": ("T5GemmaConfig", "T5GemmaForConditionalGeneration"),
 }
 
 
 def shapes_of(name, stack="scan"):
     """Returns the shapes of a backbone's parameters; nothing is computed."""
     hf = published_checkpoints()[name].hf
-    has_mlm = hf["model_type"] in ("deberta", "deberta-v2", "albert", "modernbert")
-    heads = ("mlm",) if has_mlm else ("lm",)
+    heads = tuple(head for head in published_checkpoints()[name].heads if head != "pooler")
     return backbone_shapes(make_backbone(model_family(hf["model_type"]), hf, heads, stack=stack))
 
 
@@ -137,10 +154,9 @@ def counted_by_torch(hf):
     with torch.device("meta"):
         model = model_class(config_class(**fields))
     total = sum(parameter.numel() for parameter in model.parameters())
-    if "d_model" not in hf:
-        return total
     # Today's transformers ties on making a model what the checkpoints hold untied.
-    return total + hf["vocab_size"] * hf["d_model"] if "tie_word_embeddings" in hf else total
+    is_untied = hf["model_type"] in ("t5", "mt5") and "tie_word_embeddings" in hf
+    return total + hf["vocab_size"] * hf["d_model"] if is_untied else total
 
 
 def test_every_llama_is_counted():

@@ -22,6 +22,8 @@ AUTO = {
     "mt5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM",
     "phi3": "AutoModelForCausalLM", "gpt_neox": "AutoModelForCausalLM",
     "opt": "AutoModelForCausalLM",
+    "mixtral": "AutoModelForCausalLM", "qwen3-moe": "AutoModelForCausalLM",
+    "gpt-oss": "AutoModelForCausalLM", "t5gemma": "AutoModelForSeq2SeqLM",
 }  # fmt: skip
 
 
@@ -70,7 +72,15 @@ def round_trip(source, out, family):
 
 
 @pytest.mark.default_cases(
-    "bert-untied", "roberta", "xlm-roberta", "albert", "deberta-v2", "mt5", "bart", "gpt2"
+    "bert-untied",
+    "roberta",
+    "xlm-roberta",
+    "albert",
+    "deberta-v2",
+    "mt5",
+    "bart",
+    "gpt2",
+    "gpt-oss",
 )
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bert-both"])
 def test_torch_loads_and_scores_it_alike(tmp_path, kind):
@@ -79,7 +89,7 @@ def test_torch_loads_and_scores_it_alike(tmp_path, kind):
     save_model(tmp_path / "in", kind)
     round_trip(tmp_path / "in", tmp_path / "out", family)
     tokens = lambda seed: draw_tokens(53, lengths=(9, 9, 9), seed=seed)
-    batch = make_batch(tokens(0), tokens(1) if family in ("t5", "bart") else None)
+    batch = make_batch(tokens(0), tokens(1) if family in ("t5", "t5gemma", "bart") else None)
     before, _ = read_torch(tmp_path / "in", name)
     after, astray = read_torch(tmp_path / "out", AUTO.get(kind, "AutoModelForMaskedLM"))
     assert type(after) is type(before) and not astray

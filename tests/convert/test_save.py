@@ -43,6 +43,10 @@ def write(folder, source, loaded, family="bert", **options):
     return save_backbone(folder, family, read_config(source), loaded.params, **options_of_save)
 
 
+@pytest.mark.long_cases(
+    "mpnet-*", "xlm-roberta-xl-*", "eurobert-*", "qwen3-moe-*", "mixtral-None", "mixtral-mesh1",
+    "gpt-oss-None", "gpt-oss-mesh1", "t5gemma-*",
+)  # fmt: skip
 @pytest.mark.parametrize("mesh", [None, (1, 1), (2, 4)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_saved_is_what_was_loaded(saved, tmp_path, kind, mesh):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import assert_close, draw_params, exact_jit
 
-from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp, Mlp, activate, gelu, tanh_gelu
+from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp, MixtureMlp, Mlp, activate, gelu, tanh_gelu
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 
 torch = pytest.importorskip("torch")
@@ -54,18 +54,27 @@ def test_gelu_keeps_one_array_for_the_backward_pass(gelu):
     assert len(arrays) == 1
 
 
-@pytest.mark.parametrize("module", [Mlp(32, "gelu"), GatedMlp(32, "silu", gated=True)])
+WIDE = [
+    Mlp(32, "gelu"),
+    GatedMlp(32, "silu", gated=True),
+    MixtureMlp(4, 2, False, 0.0, 0.0, 32, "silu"),
+    MixtureMlp(4, 2, True, 1.7, 0.5, 32, "silu"),
+]
+
+
+@pytest.mark.parametrize("module", WIDE)
 def test_wide_activations_are_recomputed(module):
     """The gradients stay; of the arrays [..., F], the frozen block stores none."""
     x = np.random.default_rng(0).normal(size=(5, 3, 8)).astype(np.float32)
-    flags = dict(deterministic=True) if isinstance(module, GatedMlp) else {}
+    flags = {} if isinstance(module, Mlp) else dict(deterministic=True)
     params = draw_params(module, x, **flags)
 
     def grads_and_wide(module):
         run = lambda params, x: module.apply({"params": params}, x, **flags)
         y, backward = jax.vjp(run, params, x)
         stored = jax.tree.leaves(jax.vjp(lambda x: run(params, x), x)[1])
-        return (y, backward(y)), [a for a in stored if a.shape == (5, 3, 32)]
+        is_wide = lambda a: a.shape[:2] == (5, 3) and a.shape[-1] in (32, 64)
+        return (y, backward(y)), list(filter(is_wide, stored))
 
     expected, stored = grads_and_wide(module)
     actual, stored_again = grads_and_wide(module.clone(recomputed=True))

@@ -85,6 +85,11 @@ KINDS = {
         "Granite", 5,
         LLAMA | dict(embedding_multiplier=2.0, residual_multiplier=0.7, logits_scaling=0.5),
     ),
+    "gpt_oss": (
+        "GptOss", 5,
+        LLAMA | dict(sliding_window=4, num_local_experts=4, num_experts_per_tok=2, head_dim=8,
+                     hidden_size=24, intermediate_size=32),
+    ),
     # A token of every other layer sees five.
     "gemma2": ("Gemma2", 6, LLAMA | dict(sliding_window=5, query_pre_attn_scalar=8)),
 }  # fmt: skip
@@ -273,7 +278,7 @@ RULES = [
 CASES = [("t5", *rule) for rule in RULES] + [
     (kind, *rule) for kind in ("t5-v1.1", "gpt2") for rule in RULES[1::3]
 ]
-CASES += [(kind, *RULES[1]) for kind in ("mistral", "qwen3", "gemma3")]
+CASES += [(kind, *RULES[1]) for kind in ("mistral", "qwen3", "gemma3", "gpt_oss")]
 
 
 @pytest.mark.default_cases("gpt2-4-0.6-True", "gemma3-4-0.6-True")

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
-from tiny import CONFIGS, QUICK, assert_close, make_batch, make_params, make_tiny
+from tiny import CONFIGS, MIXTURE, QUICK, assert_close, make_batch, make_params, make_tiny
 
 from jaxprompt.config.run import Schedule
 from jaxprompt.errors import InputError
@@ -67,8 +67,10 @@ class Case(NamedTuple):
     batch: object
 
 
-def make_case(family, method, *, stack="scan", remat="none", patterns=None, accumulate=1):
-    backbone, weights = make_tiny(family, stack=stack, remat=remat, **HEADS[family])
+def make_case(
+    family, method, *, stack="scan", remat="none", patterns=None, accumulate=1, **changes
+):
+    backbone, weights = make_tiny(family, stack=stack, remat=remat, **HEADS[family], **changes)
     more = dict(decoder=2, cross=2) if family == "t5" and method == "prefix" else {}
     prompt = make_prompt(method, backbone.dims, length=3, **more)
     words = np.arange(3)
@@ -152,6 +154,26 @@ def test_loss_and_gradients_are_those_of_one_device(family, method, mesh):
         assert leaf.sharding.is_fully_replicated
     if data == 1 or not fsdp:
         check_collectives(program.as_text(), mesh)
+
+
+@pytest.mark.default_cases("both")
+@pytest.mark.parametrize("mesh", ["model", "both", "all"])
+def test_experts_are_divided_over_the_model_axis(mesh):
+    data, model, fsdp = MESHES[mesh]
+    placement = make_placement(data, model, fsdp=fsdp)
+    case = make_case("llama", "prefix", **MIXTURE)
+    state, metrics = run_alone(case)
+    program, args = compile_on(on_mesh(case, placement), placement)
+    result, result_metrics = program(*args)
+    assert_close(result_metrics, metrics)
+    assert_close(result.opt_state[0].trace, state.opt_state[0].trace)
+    shared = r".*/(key|value)/kernel" if model == 4 else "none"
+    check_bytes(args[1], data, model, fsdp, shared)
+    if not fsdp:  # besides sums, only the gradients of the router's weights, [B, T, E]
+        text = program.as_text()
+        gathered = re.findall(r"= \w+\[([\d,]+)\]\S* all-gather\(", text)
+        assert {shape.split(",")[-1] for shape in gathered} == {"4"}
+        check_collectives(text.replace(" all-gather(", " all-reduce("), mesh)
 
 
 # Tensors that are sharded over the model axis, and with FSDP over the data axis.
@@ -490,6 +512,8 @@ def test_invalid_meshes(sizes, words):
          "mesh.model=2 does not divide the 3 of .*attention/key/.*; use 1 or 3$"),
         ("llama", dict(num_attention_heads=3, num_key_value_heads=1, head_dim=4), (1, 2, False),
          "mesh.model=2 does not divide the 3 of .*attention/.*; use 1 or 3$"),
+        ("llama", MIXTURE | dict(num_local_experts=6), (1, 4, False),
+         "mesh.model=4 does not divide the 6 of .*mlp/experts/.*; use 1 or 2 or 3 or 6$"),
     ],
 )  # fmt: skip
 def test_widths_that_do_not_divide(family, changes, sizes, words):

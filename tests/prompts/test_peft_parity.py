@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import transformers
 from reference_peft import peft
-from tiny import jit
+from tiny import MIXTURE, jit
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.build.backbone import model_family
@@ -49,10 +49,12 @@ GPT2 = dict(vocab_size=VOCAB, n_embd=24, n_layer=3, n_head=4, n_positions=32)
 FAMILIES = {
     "bert": ("Bert", "Model", ENCODER),
     "roberta": ("Roberta", "Model", ENCODER),
+    "xlm-roberta-xl": ("XLMRobertaXL", "Model", ENCODER),
     "electra": ("Electra", "Model", ENCODER | {"embedding_size": 24}),
     "electra-narrow": ("Electra", "Model", ENCODER | {"embedding_size": 16}),
     "gpt2": ("GPT2", "LMHeadModel", GPT2),
     "llama": ("Llama", "ForCausalLM", LLAMA),
+    "mixtral": ("Mixtral", "ForCausalLM", LLAMA | MIXTURE),
     # It scales soft tokens too.
     "granite": ("Granite", "ForCausalLM", LLAMA | dict(embedding_multiplier=3.0)),
     "phi3": ("Phi3", "ForCausalLM", LLAMA | dict(pad_token_id=0)),
@@ -65,8 +67,8 @@ FAMILIES = {
     "t5": ("T5", "ForConditionalGeneration", T5),
     "bart": ("Bart", "ForConditionalGeneration", BART),
 }
-ENCODERS = ("bert", "roberta", "electra", "electra-narrow")
-KEY_HEADS = {"gpt2": 4, "llama": 2}
+ENCODERS = ("bert", "roberta", "xlm-roberta-xl", "electra", "electra-narrow")
+KEY_HEADS = {"gpt2": 4, "llama": 2, "mixtral": 2}
 LATER = {
     "granite": 2, "phi3": 2, "olmo3": 2, "smollm3": 2, "cohere2": 2, "glm4": 2, "gpt_neox": 4,
     "opt": 4,
@@ -181,7 +183,7 @@ def assert_agree(actual, expected, mask):
     assert np.abs(expected[mask]).max() > 0.3
 
 
-@pytest.mark.long_cases("bert-*")
+@pytest.mark.long_cases("bert-*", "xlm-roberta-xl-soft")
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
 @pytest.mark.parametrize("family", ENCODERS)
 def test_hidden_states(tmp_path, family, kind):
@@ -308,7 +310,9 @@ def test_a_decoder(tmp_path, family, kind):
     assert loaded.peft_config["default"].peft_type == adapter.config["peft_type"]
     one_task = dict(task_ids=torch.zeros(len(ids), dtype=torch.int64)) if is_multitask else {}
     actual = run_torch(loaded, ids, mask, **one_task).logits.numpy()
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 if is_multitask else 0)
+    # The sums of a Mixtral are not the same every time.
+    atol = 1e-5 if is_multitask or family == "mixtral" else 0
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.long
@@ -400,7 +404,7 @@ def test_prefix_of_an_encoder_decoder(tmp_path, family, layers, head_dim):
     assert (layers % 2 == 0) == np.array_equal(half, adapter.k)  # layers share rows in pairs
 
 
-@pytest.mark.parametrize("family", KEY_HEADS)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path, family):
     """Past keys of the first P tokens, as PEFT takes them over."""
     base = base_model(tmp_path / "base", family)

@@ -3,18 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.convert.llama_fields import read_biases, read_heads, read_type
+from jaxprompt.convert.hf_config import read_size
+from jaxprompt.convert.llama_fields import read_biases, read_experts, read_heads, read_type
 from jaxprompt.convert.tensors import Family, Tensor, make_decoder, make_table
 
 
 def _traits(hf: Mapping[str, Any]) -> set[str]:
-    model_type = read_type(hf)[1]
+    name, model_type = read_type(hf)
     norms, is_glm = model_type.norms, model_type.glm_names
     traits = {f"{name}_bias" for name in read_biases(hf)}
-    traits |= {
-        f"{'fused' if name in model_type.fused else 'separate'}_{name}"
-        for name in ("qkv", "gate_up")
-    }
+    traits.add("fused_qkv" if "qkv" in model_type.fused else "separate_qkv")
+    traits.add(name if model_type.experts else "one_mlp")
+    if not model_type.experts:
+        traits.add("fused_gate_up" if "gate_up" in model_type.fused else "separate_gate_up")
     if model_type.head_norms:
         traits.add(f"{model_type.head_norms}_norms")
     if norms != "post":
@@ -28,17 +29,19 @@ def _traits(hf: Mapping[str, Any]) -> set[str]:
 
 def _derive(hf: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
     heads, key_heads, size = read_heads(hf)
-    return {"G": key_heads, "D": size, "A": heads * size, "C": key_heads * size}
+    derived = {"G": key_heads, "D": size, "A": heads * size, "C": key_heads * size}
+    derived["F"] = read_size(hf, read_type(hf)[1].mlp_width)
+    if experts := read_experts(hf):
+        derived |= {"I": experts.num_experts, "U": 2 * derived["F"]}
+    return derived
 
 
 def _linear(
     path: str, source: str, into: str, out: str, bias: str, when: str = ""
 ) -> tuple[Tensor, ...]:
-    name = "layers.{i}." + source
+    name, kernel = "layers.{i}." + source, f"layers/{path}/kernel"
     return (
-        Tensor(
-            f"layers/{path}/kernel", (f"{name}.weight",), into + out, (out, into), True, when=when
-        ),
+        Tensor(kernel, (f"{name}.weight",), into + out, (out, into), True, when=when),
         Tensor(f"layers/{path}/bias", (f"{name}.bias",), out, (out,), when=f"{bias}_bias"),
     )
 
@@ -62,6 +65,42 @@ def _fused(source: str, paths: Mapping[str, str], when: str) -> tuple[Tensor, ..
 
 def _norm(path: str, source: str, axis: str = "H", when: str = "") -> Tensor:
     return Tensor(f"{path}/scale", (f"{source}.weight",), axis, (axis,), when=when)
+
+
+def _experts(source: str, gate: str, up: str, down: str, when: str) -> tuple[Tensor, ...]:
+    """Returns the names of a router and of the experts {i} in the layers {g}."""
+    router = "layers.{i}." + f"{source}.gate.weight"
+
+    def expert(path: str, name: str, into: str, out: str) -> Tensor:
+        source_name = "layers.{g}." + source + ".experts.{i}." + f"{name}.weight"
+        path = f"layers/mlp/experts/{path}/kernel"
+        return Tensor(path, (source_name,), into + out, (out, into), True, when=when)
+
+    return (
+        Tensor("layers/mlp/router/kernel", (router,), "HI", ("I", "H"), True, when=when),
+        expert("gate", gate, "H", "F"),
+        expert("up", up, "H", "F"),
+        expert("down", down, "F", "H"),
+    )
+
+
+def _clamped_experts(source: str, when: str) -> tuple[Tensor, ...]:
+    """Returns the names of a router and of experts that one tensor of a layer contains."""
+    linear = _linear("mlp/router", f"{source}.router", "H", "I", when, when)
+
+    def tensor(path: str, name: str, axes: str) -> Tensor:
+        name = "layers.{i}." + f"{source}.experts.{name}"
+        return Tensor(f"layers/mlp/experts/{path}", (name,), axes, tuple(axes), when=when)
+
+    return (
+        linear[0],
+        linear[1]._replace(when=when),
+        tensor("gate_up/kernel", "gate_up_proj", "IHU"),
+        tensor("gate_up/bias", "gate_up_proj_bias", "IU"),
+        tensor("down/kernel", "down_proj", "IFH"),
+        tensor("down/bias", "down_proj_bias", "IH"),
+        Tensor("layers/attention/sinks", ("layers.{i}.self_attn.sinks",), "N", ("N",), when=when),
+    )
 
 
 def _layers() -> tuple[Tensor, ...]:
@@ -95,7 +134,10 @@ def _layers() -> tuple[Tensor, ...]:
         *_linear("mlp/gate", "mlp.gate_proj", "H", "F", "mlp", "separate_gate_up"),
         *_linear("mlp/up", "mlp.up_proj", "H", "F", "mlp", "separate_gate_up"),
         *_fused("mlp.gate_up_proj", {"mlp/gate": "F", "mlp/up": "F"}, "fused_gate_up"),
-        *_linear("mlp/down", "mlp.down_proj", "F", "H", "mlp"),
+        *_linear("mlp/down", "mlp.down_proj", "F", "H", "mlp", "one_mlp"),
+        *_experts("block_sparse_moe", "w1", "w3", "w2", "mixtral"),
+        *_experts("mlp", "gate_proj", "up_proj", "down_proj", "qwen3_moe"),
+        *_clamped_experts("mlp", "gpt_oss"),
     )
 
 

@@ -4,11 +4,14 @@ from jaxprompt.convert.names.albert import ALBERT
 from jaxprompt.convert.names.bart import BART
 from jaxprompt.convert.names.deberta import DEBERTA, DEBERTA_V2
 from jaxprompt.convert.names.distilbert import DISTILBERT
+from jaxprompt.convert.names.eurobert import EUROBERT
 from jaxprompt.convert.names.glm import GLM
 from jaxprompt.convert.names.gpt_neox import GPT_NEOX
 from jaxprompt.convert.names.llama import LLAMA
 from jaxprompt.convert.names.modernbert import MODERNBERT
+from jaxprompt.convert.names.mpnet import MPNET
 from jaxprompt.convert.names.opt import OPT
+from jaxprompt.convert.names.t5gemma import T5GEMMA
 from jaxprompt.convert.tensors import (
     Family,
     Tensor,
@@ -36,6 +39,18 @@ def _encoder() -> tuple[Tensor, ...]:
         *make_linear("layers/mlp/up", layer + "intermediate.dense", "H", "F"),
         *make_linear("layers/mlp/down", layer + "output.dense", "F", "H"),
         *make_norm("layers/mlp_norm", layer + "output.LayerNorm", "H"),
+    )
+
+
+def _pre_norm_encoder() -> tuple[Tensor, ...]:
+    """Returns the names of a RoBERTa with the norms before the blocks."""
+    layer = "encoder.layer.{i}."
+    norms = ("embed/norm/", "layers/attention_norm/", "layers/mlp_norm/", "embed/project/")
+    return (
+        *(tensor for tensor in _encoder() if not tensor.path.startswith(norms)),
+        *make_norm("layers/attention_norm", layer + "attention.self_attn_layer_norm", "H"),
+        *make_norm("layers/mlp_norm", layer + "LayerNorm", "H"),
+        *make_norm("norm", "encoder.LayerNorm", "H"),
     )
 
 
@@ -168,6 +183,19 @@ _GPT2 = Family(
 _MASKED = {"mlm": "ForMaskedLM"}
 
 # Where decoder.bias and bias are both in a file, torch adds decoder.bias.
+_ROBERTA = Family(
+    prefix="roberta.",
+    trunk=_encoder(),
+    heads={
+        "pooler": _POOLER,
+        "mlm": make_mlm(
+            "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.bias", "lm_head.bias"
+        ),
+    },
+    decoder=make_decoder("lm_head.decoder.weight"),
+    sizes=_SIZES,
+    classes=_MASKED,
+)
 FAMILIES = {
     "bert": Family(
         prefix="bert.",
@@ -185,19 +213,8 @@ FAMILIES = {
         sizes=_SIZES,
         classes=_MASKED,
     ),
-    "roberta": Family(
-        prefix="roberta.",
-        trunk=_encoder(),
-        heads={
-            "pooler": _POOLER,
-            "mlm": make_mlm(
-                "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.bias", "lm_head.bias"
-            ),
-        },
-        decoder=make_decoder("lm_head.decoder.weight"),
-        sizes=_SIZES,
-        classes=_MASKED,
-    ),
+    "roberta": _ROBERTA,
+    "xlm_roberta_xl": _ROBERTA._replace(trunk=_pre_norm_encoder()),
     "distilbert": DISTILBERT,
     "electra": Family(
         prefix="electra.",
@@ -221,7 +238,10 @@ FAMILIES = {
     "deberta": DEBERTA,
     "deberta_v2": DEBERTA_V2,
     "modernbert": MODERNBERT,
+    "mpnet": MPNET,
+    "eurobert": EUROBERT,
     "t5": _T5,
+    "t5gemma": T5GEMMA,
     "bart": BART,
     "gpt2": _GPT2,
     "glm": GLM,

@@ -35,7 +35,10 @@ def read_specials(
     of the input if the template has none. Raises InputError if the vocabulary lacks a token.
     """
     if style == "masked":
-        cls, sep, pad = (special_id(tokenizer, name) for name in ("cls", "sep", "pad"))
+        # EuroBERT's text stands between the tokens of a Llama.
+        has_cls = tokenizer.cls_token_id is not None or tokenizer.bos_token_id is None
+        names = ("cls", "sep", "pad") if has_cls else ("bos", "eos", "pad")
+        cls, sep, pad = (special_id(tokenizer, name) for name in names)
         mask = (special_id(tokenizer, "mask"),) if num_masks else ()
         return Specials(style, (cls,), (sep,), (sep,) * _num_inner(tokenizer), mask, pad)
     # A GPT-2 or T5 with a BERT's tokenizer ends a text with [SEP].
