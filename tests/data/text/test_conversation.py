@@ -179,3 +179,13 @@ def test_rows_of_targets(tokenizer):
     assert short.cut == last - first - 1
     row, _ = rows(first)
     assert row.targets.tolist() == [-1] and row.label_pos.tolist() == [first - 1] and row.cut
+
+
+@pytest.mark.long
+def test_smollm2(smollm):
+    tokenizer = load_tokenizer(smollm)
+    chat = make_chat(*TURNS)
+    expected = tokenizer.apply_chat_template(chat.messages, return_dict=True)["input_ids"]
+    actual = encode(tokenizer, chat, bos=False)
+    assert actual.ids.tolist() == expected[:-1]  # without the line break after the last turn
+    assert texts_of(tokenizer, actual) == ["It sat.<|im_end|>", "good<|im_end|>"]
