@@ -30,6 +30,8 @@ VALUES: dict[str, Any] = {
     },
     "generate": {
         "max_new_tokens": 64, "num_beams": 1, "length_penalty": 1.0, "early_stopping": "false",
+        "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n": 1,
+        "repetition_penalty": 1.0, "stop": [], "seed": 0, "logprobs": False,
     },
     "metrics": {"dev": {"accuracy": 0.1 + 0.2}, "test": None},
     "seed": 13,
