@@ -246,6 +246,10 @@ _BLOCKS = {
     "t5": dict(d_model=32, d_kv=32, d_ff=64),
     "llama": dict(hidden_size=128, intermediate_size=64),
     "eurobert": dict(hidden_size=128, intermediate_size=64),
+    "t5gemma": {
+        name: CONFIGS["t5gemma"][name] | dict(hidden_size=128, head_dim=32, intermediate_size=64)
+        for name in ("encoder", "decoder")
+    },
 }  # fmt: skip
 
 

@@ -39,14 +39,12 @@ def attend(
 
     Args:
       q: queries.
-      k: keys; with fewer heads, [B, S, G, D], each serves N / G query heads, in order.
-      v: values, like k.
+      k, v: keys and values; with G < N heads, each serves N / G query heads, in order.
       mask: the mask.
       bias: [B|1, N, T, S], added to the scores.
       scale: of the scores; 1 / sqrt(D) by default.
       cap: c > 0 replaces a score x by c tanh(x / c).
-      sinks: [N], the score of one more key of each head, whose value is 0 (Xiao et al. 2024). No
-        kernel supports them: `kernel` must be "einsum".
+      sinks: [N], scores of one more key of each head, of value 0; `kernel` must be "einsum".
       kernel: see layers/kernels.py.
       dropout: the dropout rate of the probabilities.
       key: turns dropout on.
@@ -78,8 +76,7 @@ def attend(
         q = _fold_query_heads(q, key_heads)
         visible = _repeat_mask(visible, shape[2] // key_heads)
 
-    def probabilities(q, k, visible, bias):
-        return _probabilities(q, k, visible, bias, scale, cap, sinks)
+    probabilities = functools.partial(_probabilities, scale=scale, cap=cap, sinks=sinks)
 
     def weighted_sum(v, *inputs):
         return einsum("bnts,bsnd->btnd", probabilities(*inputs), v)

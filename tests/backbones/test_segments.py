@@ -37,7 +37,9 @@ def make_batch(rows, family, *, separate=True, prompt="none", side="right") -> B
         )
         nothing = np.zeros(1, np.int32)
         return encode_sample(
-            Sample(encoder, nothing, nothing, decoder if family in ("t5", "bart") else None)
+            Sample(
+                encoder, nothing, nothing, decoder if family in ("t5", "t5gemma", "bart") else None
+            )
         )
 
     examples = [[lay(documents)] for documents in rows]
