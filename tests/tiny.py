@@ -251,6 +251,10 @@ _BLOCKS = {
     "gpt_neox": dict(hidden_size=128, intermediate_size=64),
     "opt": dict(hidden_size=64, num_attention_heads=2, ffn_dim=128),
     "eurobert": dict(hidden_size=128, intermediate_size=64),
+    "t5gemma": {
+        name: CONFIGS["t5gemma"][name] | dict(hidden_size=128, head_dim=32, intermediate_size=64)
+        for name in ("encoder", "decoder")
+    },
 }  # fmt: skip
 
 

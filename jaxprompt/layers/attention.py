@@ -40,8 +40,7 @@ def attend(
 
     Args:
       q: queries.
-      k: keys; with fewer heads, [B, S, G, D], each serves N / G query heads, in order.
-      v: values, like k.
+      k, v: keys and values; with G < N heads, each serves N / G query heads, in order.
       mask: the mask.
       bias: [B|1, N, T, S], added to the scores.
       scale: of the scores; 1 / sqrt(D) by default.

@@ -209,20 +209,33 @@ _PYTHIAS = {
     )
     for size, (shape, vocab) in _PYTHIA.items()
 }
-_EUROBERTS = {
-    f"EuroBERT-{size}": _encoder(
-        "eurobert", (width, layers, heads), 128256, num_key_value_heads=key_heads,
-        intermediate_size=mlp, max_position_embeddings=8192, tie_word_embeddings=False,
-        rope_theta=250000,
-    )
-    for size, (width, layers, heads, key_heads, mlp) in _EUROBERT.items()
-}  # fmt: skip
 _OPTS = {
     f"facebook/opt-{size}": _encoder(
         "opt", shape, 50272, max_position_embeddings=2048, ffn_dim=4 * shape[0]
     )
     for size, shape in _OPT.items()
 }
+
+
+def _other_encoders() -> dict[str, tuple[dict[str, Any], str]]:
+    """Returns the fields of XLM-R XL, MPNet and EuroBERT, and the head, by hub id."""
+    mpnet = _encoder("mpnet", _BASE, 30527, max_position_embeddings=514)
+    encoders = {
+        "microsoft/mpnet-base": (mpnet, "mlm"),
+        "sentence-transformers/all-mpnet-base-v2": (mpnet, "pooler"),
+    }
+    offset = dict(max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
+    for size, shape in _XLM_R_XL.items():
+        hf = _encoder("xlm-roberta-xl", shape, 250880, **offset)
+        encoders[f"facebook/xlm-roberta-{size}"] = hf, "mlm"
+    for size, (width, layers, heads, key_heads, mlp) in _EUROBERT.items():
+        hf = _encoder(
+            "eurobert", (width, layers, heads), 128256, num_key_value_heads=key_heads,
+            intermediate_size=mlp, max_position_embeddings=8192, tie_word_embeddings=False,
+            rope_theta=250000,
+        )  # fmt: skip
+        encoders[f"EuroBERT/EuroBERT-{size}"] = hf, "mlm"
+    return encoders
 
 
 @functools.cache
@@ -253,14 +266,9 @@ def published_checkpoints() -> dict[str, PublishedCheckpoint]:
         add("FacebookAI", f"roberta-{size}", hf, "pooler", "mlm")
         hf = _encoder("xlm-roberta", shape, 250002, **offset)
         add("FacebookAI", f"xlm-roberta-{size}", hf, "pooler", "mlm")
-    for size, shape in _XLM_R_XL.items():
-        hf = _encoder("xlm-roberta-xl", shape, 250880, **offset)
-        add("facebook", f"xlm-roberta-{size}", hf, "mlm", bare=False)
-    hf = _encoder("mpnet", _BASE, 30527, max_position_embeddings=514)
-    add("microsoft", "mpnet-base", hf, "mlm", bare=False)
-    add("sentence-transformers", "all-mpnet-base-v2", hf, "pooler", bare=False)
-    for name, hf in _EUROBERTS.items():
-        add("EuroBERT", name, hf, "mlm", bare=False)
+    for name, (hf, head) in _other_encoders().items():
+        owner, _, repository = name.partition("/")
+        add(owner, repository, hf, head, bare=False)
     for name, vocab in _DISTILBERT_VOCABS.items():
         add("distilbert", name, _DISTILBERT | {"vocab_size": vocab}, "mlm")
     for size, shape in _ELECTRA.items():

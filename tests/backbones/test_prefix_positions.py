@@ -8,7 +8,7 @@ from jaxprompt.backbones import families
 from jaxprompt.types import Injection, Prefix, Stream
 
 # family, changes, whether it reads them
-CASES = {family: (family, {}, family == "t5") for family in families()}
+CASES = {family: (family, {}, family in ("t5", "t5gemma")) for family in families()}
 CASES["mistral"] = "llama", dict(model_type="mistral", sliding_window=4), True
 CASES["gemma3"] = (
     "llama", dict(model_type="gemma3_text", sliding_window=4, sliding_window_pattern=2), True,

@@ -36,9 +36,8 @@ def make_batch(rows, family, *, separate=True, prompt="none", side="right") -> B
             for stream in (0, 1)
         )
         nothing = np.zeros(1, np.int32)
-        return encode_sample(
-            Sample(encoder, nothing, nothing, decoder if family in ("t5", "bart") else None)
-        )
+        has_decoder = family in ("t5", "t5gemma", "bart")
+        return encode_sample(Sample(encoder, nothing, nothing, decoder if has_decoder else None))
 
     examples = [[lay(documents)] for documents in rows]
     longest = lambda stream: max(sum(len(d[stream]) for d in documents) for documents in rows)

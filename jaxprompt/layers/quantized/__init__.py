@@ -47,7 +47,7 @@ _INPUTS = (
     (_STACKED + r"(attention|cross)/out/kernel", (1, 2)),
     (_STACKED + r"mlp/(up|gate|down)/kernel", (1,)),
 )
-_TABLES = ((r"(embed/word|lm)/table", (1,)),)
+_TABLES = ((r"(embed/(decoder_)?word|lm)/table", (1,)),)
 
 
 def storage_of(quantize: str, path: Any) -> str:

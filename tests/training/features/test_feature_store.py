@@ -217,6 +217,8 @@ def prepare(family, part, stack="scan", rows=8, **fields):
     overrides, low = PARTS.get(part, ({}, 0))
     config_fields = CONFIGS.get(family, CONFIGS["bert"])
     deep = {name: value for name, value in DEEP.items() if name in config_fields}
+    if "encoder" in config_fields:  # a T5Gemma's
+        deep["encoder"] = config_fields["encoder"] | {"num_hidden_layers": LAYERS}
     backbone, weights = make_tiny(family, stack=stack, **deep)
     prompt = make_prompt("prefix", backbone.dims, **overrides | fields)
     model = Model(backbone, prompt, {"main": linear.Classifier(3, "cls", 0.2)})

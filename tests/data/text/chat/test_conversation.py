@@ -8,7 +8,7 @@ from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.data.tasks.conversation import MESSAGES, Conversation
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.conversation import ConversationEncoder
+from jaxprompt.data.text.chat.conversation import ConversationEncoder
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role

@@ -126,7 +126,7 @@ def _render(source: str, variables: str) -> list[str | ValueError]:
     chats = json.loads(variables)
     inputs = {**_LIMITS, "source": source, "variables": chats}
     process = subprocess.run(
-        [sys.executable, "-P", Path(__file__).with_name("chat_process.py")],
+        [sys.executable, "-P", Path(__file__).with_name("render_process.py")],
         input=json.dumps(inputs),
         capture_output=True,
         text=True,

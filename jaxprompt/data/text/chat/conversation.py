@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.data.tasks.conversation import Conversation
-from jaxprompt.data.text.chat import chat_template, render_chats, with_spaces
+from jaxprompt.data.text.chat.render import chat_template, render_chats, with_spaces
 from jaxprompt.data.text.tokenizer import (
     Tokenizer,
     encode_all_exact,

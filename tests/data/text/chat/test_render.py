@@ -10,7 +10,7 @@ from sentence_pieces import CHATS, ENDED_CHAT, KINDS, write_pieces
 
 from jaxprompt.data.tasks.conversation import MESSAGES, Conversation
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.chat import _LIMITS, in_chat
+from jaxprompt.data.text.chat.render import _LIMITS, in_chat
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
