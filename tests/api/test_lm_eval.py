@@ -130,7 +130,7 @@ def test_an_export_is_a_prompt_with_its_backbone(place, soft, tmp_path):
     assert without.max_length == by_export.max_length + 5
     assert without._loglikelihood_tokens(request) != by_export._loglikelihood_tokens(request)
     other = make_backbone(tmp_path / "other", "llama", seed=1)
-    with pytest.raises(InputError, match="trained on the weights .* force=True"):
+    with pytest.raises(InputError, match="trained on the weights .*force=True"):
         HarnessModel(str(other), str(tmp_path / "export"))
 
 
