@@ -9,8 +9,8 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.text.chat.render import in_chat
 from jaxprompt.data.text.chat.conversation import ConversationEncoder
+from jaxprompt.data.text.chat.render import in_chat
 from jaxprompt.data.text.demos import DemoLayout, Demonstrations
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.identity import check_id

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxprompt.data.tasks.conversation import MESSAGES
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.class_list import ClassList
 from jaxprompt.data.text.chat.conversation import ChatTokens, ConversationEncoder
+from jaxprompt.data.text.class_list import ClassList
 from jaxprompt.data.text.demos import DemoLayout, lay_out_demos
 from jaxprompt.data.text.encoded import Encoded, Row, make_row
 from jaxprompt.data.text.marking import default_markers, mark_entities
