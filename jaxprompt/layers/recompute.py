@@ -2,24 +2,47 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def recompute(function: Callable, *arrays):
     """Computes a function of arrays, and computes it again in the backward pass.
 
+    Arrays that are frozen are frozen there too, so that a kernel can leave their gradients out.
     Unlike jax.checkpoint, this also works inside another jax.checkpoint: there, a policy that saves
     results would save copies of the arrays for each nested one.
     """
     return function(*arrays)
 
 
-def _backward(function, arrays, grads):
+def _forward(function: Callable, *args: Any):
+    leaves, tree = jax.tree.flatten(args, is_leaf=lambda x: hasattr(x, "perturbed"))
+    arrays = tree.unflatten([x.value for x in leaves])
+    # Sizes say what trains, because residuals must be arrays.
+    trains = [jnp.zeros(int(x.perturbed)) for x in leaves]
+    return function(*arrays), (arrays, trains)
+
+
+def _backward(function: Callable, residuals: Any, grads: Any):
+    arrays, trains = residuals
     # Otherwise the compiler would merge both computations and store the results.
-    arrays = jax.lax.optimization_barrier(arrays)
-    return jax.vjp(function, *arrays)[1](grads)
+    leaves, tree = jax.tree.flatten(jax.lax.optimization_barrier(arrays))
+    trainable = {i: leaf for i, leaf in enumerate(leaves) if trains[i].size}
+
+    def compute(trainable: dict[int, Any]):
+        return function(*tree.unflatten([trainable.get(i, x) for i, x in enumerate(leaves)]))
+
+    is_zero = lambda x: isinstance(x, SymbolicZero)
+    grads = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if is_zero(x) else x, grads, is_leaf=is_zero
+    )
+    (trained,) = jax.vjp(compute, trainable)[1](grads)
+    return tuple(tree.unflatten([trained.get(i) for i in range(len(leaves))]))
 
 
-recompute.defvjp(lambda function, *arrays: (function(*arrays), arrays), _backward)
+recompute.defvjp(_forward, _backward, symbolic_zeros=True)

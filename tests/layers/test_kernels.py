@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas
+from jax.experimental.pallas.ops.tpu import flash_attention
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, bidirectional_mask, causal_mask, prepend_prefix
@@ -173,6 +174,7 @@ def test_tpus_kernel(name, interpreted):
 def test_tpus_kernel_with_a_frozen_bias(name, interpreted, monkeypatch):
     """Its backward pass is not JAX's. Blocks of 128 are several already here."""
     monkeypatch.setattr(tpu, "_BLOCK_SIZES", (128,))
+    monkeypatch.setattr(flash_attention, "_flash_attention_bwd_dq", None)
 
     def with_frozen_bias(kernel):
         return lambda q, k, v, mask, bias, scale: kernel(

@@ -70,7 +70,7 @@ def test_likelihoods_are_per_token():
     assert metrics.selection_score({"exact_match": 0.5, "loss": 2.0}, "loss") == -2.0
 
 
-@pytest.mark.parametrize("name", set(metrics.TEXT_METRICS) - set(metrics.LIKELIHOODS))
+@pytest.mark.parametrize("name", ["exact_match", "rouge_l", "bleu"])
 def test_bounds(name):
     gold = [["one two three four five"], ["six seven eight nine ten"]]
     right = [texts[0] for texts in gold]
