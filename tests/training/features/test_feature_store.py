@@ -208,8 +208,10 @@ OLDER = ("bert", "electra", "gpt2", "roberta", "t5")
 CASES = [(family, "upper") for family in OLDER]
 CASES += [("bert", "middle"), ("gpt2", "middle"), ("t5", "middle"), ("t5", "decoder")]
 # What a GLM writes reads every layer of its input: none is kept.
-CASES += [(family, "upper") for family in families() if family not in (*OLDER, "bart", "glm")]
-CASES += [("bart", "upper"), ("bart", "decoder")]
+NEWER = ("eurobert", "mpnet", "t5gemma", "xlm_roberta_xl")  # last: what each case is stays the same
+LISTED = (*OLDER, *NEWER, "bart", "glm")
+CASES += [(family, "upper") for family in families() if family not in LISTED]
+CASES += [("bart", "upper"), ("bart", "decoder"), *((family, "upper") for family in NEWER)]
 
 
 def prepare(family, part, stack="scan", rows=8, **fields):
