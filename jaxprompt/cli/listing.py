@@ -216,7 +216,7 @@ def family_of_checkpoint(checkpoint: PublishedCheckpoint) -> str:
 
 
 def _sizes(checkpoint: PublishedCheckpoint) -> dict[str, object]:
-    hf = checkpoint.hf
+    hf = checkpoint.hf.get("encoder", checkpoint.hf)  # T5Gemma has a block for each part
 
     def first(*names: str) -> object:
         return next((hf[name] for name in names if name in hf), "")

@@ -125,6 +125,7 @@ def _t5gemma(width: int, layers: int, heads: int, key_heads: int, mlp: int) -> d
         num_key_value_heads=key_heads,
         intermediate_size=mlp,
         head_dim=256,
+        max_position_embeddings=8192,
     )
     return dict(model_type="t5gemma", encoder=block, decoder=block)
 

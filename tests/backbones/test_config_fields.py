@@ -262,6 +262,15 @@ BAD = [  # family, changes, what the message names
 ]
 
 
+def test_what_experts_and_sinks_do_not_support_is_refused():
+    hf = CONFIGS["llama"] | MIXTURE
+    config = BackboneConfig(family="llama", quantize="int8")
+    with pytest.raises(InputError, match="backbone.quantize=int8 is not supported .* experts"):
+        backbone_from_config(config, Path("config.json"), hf, ("lm",))
+    with pytest.raises(InputError, match="attention=fused is not supported for gpt_oss"):
+        make_backbone("llama", hf | dict(model_type="gpt_oss"), ("lm",), attention="fused")
+
+
 @pytest.mark.parametrize("family, changes, words", BAD)
 def test_what_is_not_supported_is_refused_by_name(family, changes, words):
     with pytest.raises(InputError, match=words):

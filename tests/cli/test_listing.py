@@ -21,8 +21,8 @@ from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.training.run_folder import lock_workdir, read_result
 
 FAMILIES = (
-    "albert bart bert deberta deberta_v2 distilbert electra glm gpt2 gpt_neox llama modernbert opt "
-    "roberta t5"
+    "albert bart bert deberta deberta_v2 distilbert electra eurobert glm gpt2 gpt_neox llama "
+    "modernbert mpnet opt roberta t5 t5gemma xlm_roberta_xl"
 ).split()
 
 
