@@ -34,7 +34,8 @@ class HarnessModel:
       max_length: maximum tokens of an input without the prompt; 0 = as many as the model has.
       mesh: device mesh, DATAxMODEL; the batch size is rounded up to a multiple of DATA.
       force: accept a backbone with other weights than those that the prompt was trained on.
-      max_batch_size, device: not supported; the harness passes them.
+      max_batch_size: not supported; the harness passes it.
+      device: not used, since JAX chooses its devices; the harness passes cuda:0 by default.
       **fields: fields of the config block `backbone`, e.g. dtype="bfloat16".
     """
 
@@ -52,11 +53,6 @@ class HarnessModel:
         **fields: Any,
     ):
         super().__init__()
-        if device is not None:
-            raise InputError(
-                f"device={device} is not a device of JAX; leave it out, and set JAX_PLATFORMS=cpu "
-                "to use the CPU"
-            )
         if max_batch_size is not None or not re.fullmatch(r"[1-9]\d{0,8}", str(batch_size)):
             raise InputError(
                 f"batch_size={batch_size} must be a whole number above 0, without max_batch_size; "

@@ -174,8 +174,8 @@ def test_generation_options_that_are_refused(options, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({}, "backbone is missing"),
-        ({"device": "cuda:0"}, "device=cuda:0"),
+        ({"device": "cuda:0"}, "backbone is missing"),  # which the harness passes by default
+        ({"max_batch_size": 64}, "without max_batch_size"),
         ({"batch_size": "auto"}, "batch_size=auto"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"mesh": "2"}, "mesh='2'"),
