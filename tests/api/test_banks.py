@@ -43,7 +43,12 @@ def make_models(backbone):
     def draw(*shape):
         return rng.normal(0, 0.7, shape).astype(np.float32)
 
+    def soft(length):
+        return attach(backbone, {"prompt/slots": draw(length, dims.embed)}, slots=length)
+
     def prefix(length, first, **fields):
+        if backbone.backbone.family == "glm":  # whose adapters have no prefix
+            return soft(length)
         tensors = {}
         for part in parts:
             shape = layers - first, length, dims.heads, dims.head_dim
@@ -53,7 +58,7 @@ def make_models(backbone):
 
     shift = "shift_decoder" if dims.decoder_layers else "shift"
     return {
-        "soft": attach(backbone, {"prompt/slots": draw(3, dims.embed)}, slots=3),
+        "soft": soft(3),
         "prefix": prefix(5, 0, **{shift: 5}),
         "upper": prefix(2, layers - 1, **{shift: 2}),
         "none": attach(backbone),
