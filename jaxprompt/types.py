@@ -69,6 +69,8 @@ class Batch(NamedTuple):
     cached: Array | None = None  # [B*K, T, H] states of frozen layers, computed before
     counts: Array | None = None  # int32 [B] choices of each example; None = all have all classes
     prompt: Array | None = None  # int32 [B] index of each example's prompt in a bank
+    number: Array | None = None  # int32 [B] row's number among those of its prompt, for the keys of
+    # samples; None = index
 
     @property
     def read(self) -> Tokens:

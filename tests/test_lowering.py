@@ -28,6 +28,7 @@ from lowering import (
     lower,
     lower_on,
     make_model,
+    make_refill_step,
     make_shapes,
     place_for,
     products,
@@ -43,7 +44,15 @@ from jaxprompt.layers import kernels
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import as_matrices
 from jaxprompt.layers.reading import GreedyScores
-from jaxprompt.models.bank import Bank, group_heads, stack_injections
+from jaxprompt.models.bank import (
+    Bank,
+    group_heads,
+    stack_injections,
+    writing_model,
+    writing_params,
+)
+from jaxprompt.models.generation import Search
+from jaxprompt.models.sampling import Sampling, make_row_keys
 from jaxprompt.models.scorer import Backbone
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel import row_exchange
@@ -56,7 +65,7 @@ from jaxprompt.runs.grid.batched_steps import (
     make_group_step,
 )
 from jaxprompt.runs.shared_steps import TaskBatch, make_shared_step
-from jaxprompt.training.evaluation import shared_prefix_fn
+from jaxprompt.training.evaluation import generation_step, shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import flatten
@@ -473,6 +482,31 @@ def test_a_bank_of_prompts(target, family):
         return scores
 
     check_alone(lower_on(place, run, jax.random.key(0), batch))
+
+
+@pytest.mark.long_cases("target1-t5-make1-mesh1")
+@pytest.mark.parametrize(
+    "target, family, make, mesh",
+    [(H100, "llama", make_refill_step, MESHES[0]), (TPU, "t5", generation_step, MESHES[1])],
+)
+def test_a_bank_that_generates(target, family, make, mesh):
+    """Samples of soft tokens and a prefix: rows that are replaced, and whole texts on a mesh."""
+    models = [
+        make_model(Case(family, "generate", method, length, target=target))[0]
+        for method, length in (("soft", 3), ("prefix", 5))
+    ]
+    batch = make_batch(rows=4, family=family)._replace(prompt=jnp.array([0, 1, 1, 0]))
+    search, keys = Search(4, (1,), 0, sampling=Sampling(1.0, 20)), make_row_keys(0)
+
+    def run(key, batch):
+        backbone = models[0].backbone.init(key, batch, method="init_all")["params"]
+        params = [model._init_params(key, backbone, 1) | {"backbone": backbone} for model in models]
+        injections = [model.inject(p, batch) for model, p in zip(models, params, strict=True)]
+        step = make(writing_model(models[0].backbone), search)
+        bank_params = writing_params(params[0], stack_injections(injections))
+        return step({}, bank_params, batch._replace(number=batch.index), None, keys)
+
+    check_alone(lower_on(place_for(target, mesh), run, jax.random.key(0), batch))
 
 
 @pytest.mark.parametrize("target, task", [(H100, "a"), (TPU, "b")])

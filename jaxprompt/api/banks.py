@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxprompt.api.choices import change_generation
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, to_rows
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.data.sources.records import Record, from_rows
-from jaxprompt.errors import InputError, check_type
+from jaxprompt.errors import InputError, brief, check_type
 from jaxprompt.scoring.metrics import check_package
 from jaxprompt.serving.bank import (
     Export,
@@ -54,20 +55,50 @@ class BankedModel:
                 raise InputError(record.error)
         return requests
 
-    def predict(self, rows: AnyRows) -> list[dict[str, Any]]:
+    def predict(self, rows: AnyRows, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Answers rows, see `jaxprompt.predict`."""
-        requests = self.read(rows)
-        return list(in_order(requests, answer_requests(self.bank, requests)))
+        return self._answer(self.writing(options), rows)
 
-    def evaluate(self, rows: AnyRows) -> dict[str, dict[str, float]]:
+    def generate(self, rows: AnyRows, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Generates texts with all prompts, see `jaxprompt.generate`."""
+        generations = [change_generation(x, options) for x in self.bank.generations]
+        return self._answer(self.bank.writing(generations, every=True), rows)
+
+    def writing(self, options: Mapping[str, Any]) -> PromptBank:
+        """Returns the bank with some fields of its generation configs changed.
+
+        Raises InputError for options if no prompt generates texts.
+        """
+        if not options:
+            return self.bank
+        if not self.bank.writes:
+            name, value = next(iter(options.items()))
+            raise InputError(
+                f"{name}={brief(value)} is an option of generated texts, which none of the prompts "
+                "predicts; remove it, or call jp.generate"
+            )
+        return self.bank.writing([change_generation(x, options) for x in self.bank.generations])
+
+    def _answer(self, bank: PromptBank, rows: AnyRows) -> list[dict[str, Any]]:
+        """Answers rows; a text comes with the name of its prompt."""
+        requests = self.read(rows)
+        answered = (record.prompt for record in requests if record.example)
+        answers = in_order(requests, answer_requests(bank, requests))
+        return [
+            {self.by: self.names[prompt], **answer} if bank.scorers[prompt].head.WRITES else answer
+            for prompt, answer in zip(answered, answers, strict=True)
+        ]
+
+    def evaluate(self, rows: AnyRows, options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """Measures the answers to rows with labels, see `jaxprompt.evaluate`."""
+        bank = self.writing(options)
         for scorer in self.bank.scorers:
             check_package(scorer.task.metric, scorer.task.kind)
         requests = self.read(rows)
-        answers = answer_requests(self.bank, requests)
+        answers = answer_requests(bank, requests)
         metrics: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}
         for index, answered in answers.items():
-            measured, count = self.bank.scorers[index].measure_labelled([answered.labelled])
+            measured, count = bank.scorers[index].measure_labelled([answered.labelled])
             metrics[self.names[index]] = measured | {"examples": count}
         num_known = sum(int(values["examples"]) for values in metrics.values())
         if not num_known:

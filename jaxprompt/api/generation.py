@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxprompt.api.banks import BankedModel
 from jaxprompt.api.models import PromptedModel
 from jaxprompt.api.rows import AnyRows, as_conversations
 from jaxprompt.data.tasks.conversation import MESSAGES, Conversation
@@ -13,27 +14,33 @@ Messages = Sequence[Mapping[str, Any]]  # each with a role and a content
 
 
 def generate(
-    model: PromptedModel, rows: AnyRows | Sequence[str] | Sequence[Messages], **options: Any
+    model: PromptedModel | BankedModel,
+    rows: AnyRows | Sequence[str] | Sequence[Messages],
+    **options: Any,
 ) -> list[Any]:
     """Generates a text for each text, row or conversation, whatever the task of the prompt is.
 
     Args:
-      model: result of `attach` with one prompt.
+      model: result of `attach`.
       rows: texts or rows, which the prompt's template is applied to; or conversations, lists of
         messages such as {"role": "user", "content": "Hello"}, which the tokenizer's chat template
-        is applied to, after the soft tokens of the prompt. One conversation may be given alone.
+        is applied to, after the soft tokens of the prompt. One conversation may be given alone. For
+        several prompts: rows, each with the name of its prompt.
       **options: fields of the config block `generate`: max_new_tokens, temperature, top_k, top_p,
         min_p, n, repetition_penalty, stop, seed, logprobs, num_beams, length_penalty,
-        early_stopping; by default as in the prompt's metadata.
+        early_stopping; by default as in the metadata of each prompt.
 
     Returns:
       A text for each row; with n > 1 a list of n texts; with logprobs=True a dict with the columns
-      generated, tokens and logprobs.
+      generated, tokens and logprobs. For several prompts always a dict, with the name of the row's
+      prompt.
 
     Raises:
       InputError: for a backbone that cannot generate text, and for invalid options or messages.
     """
-    check_type("model", model, PromptedModel, "the result of attach with one prompt")
+    if isinstance(model, BankedModel):
+        return model.generate(rows, options)
+    check_type("model", model, PromptedModel, "the result of attach")
     conversations = as_conversations(rows, model.scorer.task.fields)
     generation = model.generation(options)
     if conversations is None:

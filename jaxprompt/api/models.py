@@ -259,26 +259,17 @@ def predict(
     Returns:
       For each row, in order, the columns that the command `predict` writes: prediction, score and
       scores for classes; prediction and entities for tags; prediction, score, start and end for
-      spans; generated for texts, and with logprobs=True also tokens and logprobs.
+      spans; generated for texts, and with logprobs=True also tokens and logprobs. With several
+      prompts, a generated text comes with the name of its prompt.
 
     Raises:
       InputError: for a row that is not an example of the task.
     """
     if isinstance(model, BankedModel):
-        _refuse_options(options)
-        return model.predict(rows)
+        return model.predict(rows, options)
     check_type("model", model, PromptedModel, "the result of jp.attach")
     examples = model.read(rows)
     return model.answer_with(examples, options).columns if examples else []
-
-
-def _refuse_options(options: Mapping[str, Any]) -> None:
-    """Raises InputError for options of generated texts, since a bank predicts no texts."""
-    for name, value in options.items():
-        raise InputError(
-            f"{name}={brief(value)} is an option of generated texts, which several prompts do not "
-            "support; remove it, or attach one prompt"
-        )
 
 
 def evaluate(model: PromptedModel | BankedModel, rows: AnyRows, **options: Any) -> dict[str, Any]:
@@ -301,8 +292,7 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows, **options: Any) 
       InputError: if no row has a known label.
     """
     if isinstance(model, BankedModel):
-        _refuse_options(options)
-        return model.evaluate(rows)
+        return model.evaluate(rows, options)
     check_type("model", model, PromptedModel, "the result of jp.attach")
     check_package(model.scorer.task.metric, model.scorer.task.kind)
     # Plain texts have no labels, so a string is the path of a file, as in `train`.

@@ -68,13 +68,24 @@ def check_serving_flags(args: Namespace) -> None:
     at_least("--batch", args.batch, 1)
 
 
-def open_bank(args: Namespace) -> "PromptBank":
-    """Loads the backbone and the prompts of a command line."""
+def open_bank(
+    args: Namespace, overrides: Sequence[tuple[str, str]], *, generate: bool = False
+) -> "PromptBank":
+    """Loads the backbone and the prompts of a command line.
+
+    Args:
+      args: the flags.
+      overrides: fields of --config.generate, for all prompts that generate texts.
+      generate: whether all prompts do, whatever their heads.
+    """
     from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
+    from jaxprompt.build.layers import separates_layers
+    from jaxprompt.build.method import cached_head
     from jaxprompt.build.prompt_artifact import backbone_from_metadata, read_export
     from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.serving import bank
 
+    check_overrides(overrides, "an export")
     pairs = [_split_name(value) for value in args.prompt]
     paths = [path for _, path in pairs]
     names = [name or bank.name_of(path) for name, path in pairs]
@@ -82,14 +93,26 @@ def open_bank(args: Namespace) -> "PromptBank":
     exports = {
         name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
     }
+    heads = [cached_head(export.metadata.head) for export in exports.values()]
+    writes = generate or any(head.WRITES for head in heads)
+    generations = [
+        read_generation(
+            export.metadata.generate, overrides, f"prompt {name}", "" if writes else head.OF
+        )
+        for (name, export), head in zip(exports.items(), heads, strict=True)
+    ]
     config = backbone_config(args)
     enable_compilation_cache()
     placement = make_mesh(args.mesh, args.batch)
     # One prompt names the backbone, and make_bank refuses those of other weights.
     first = next(iter(exports.values()))
     opened = open_backbone(backbone_from_metadata(first.metadata.backbone, config))
-    backbone = LoadedBackbone(*load_weights(opened, placement), placement)
-    return bank.make_bank(backbone, exports, batch=args.batch, force=args.force)
+    separate_layers = separates_layers(opened, placement, writes=writes)
+    weights = load_weights(opened, placement, separate_layers=separate_layers)
+    prompts = bank.make_bank(
+        LoadedBackbone(*weights, placement), exports, batch=args.batch, force=args.force
+    )
+    return prompts.writing(generations, every=generate)
 
 
 def open_export(
@@ -136,6 +159,16 @@ def _split_name(value: str) -> tuple[str, str]:
     return ("", value) if is_path else (name, path)
 
 
+def check_overrides(overrides: Sequence[tuple[str, str]], prompt: str) -> None:
+    """Raises InputError for a field that is not of --config.generate."""
+    for field, value in overrides:
+        if not field.startswith("generate."):
+            raise InputError(
+                f"--config.{field}={value}: {prompt} contains its config, of which only fields of "
+                "--config.generate can be changed; remove it"
+            )
+
+
 def read_generation(
     generation: GenerateConfig, overrides: Sequence[tuple[str, str]], prompt: str, answers: str = ""
 ) -> GenerateConfig:
@@ -143,12 +176,8 @@ def read_generation(
 
     `answers` is what the prompt predicts if that is no text; then there may be no overrides.
     """
+    check_overrides(overrides, prompt)
     for field, value in overrides:
-        if not field.startswith("generate."):
-            raise InputError(
-                f"--config.{field}={value}: {prompt} contains its config, of which only fields of "
-                "--config.generate can be changed; remove it"
-            )
         if answers:
             raise InputError(
                 f"--config.{field}={value} is only valid for generated texts, and {prompt} "

@@ -137,13 +137,8 @@ def evaluate_exports(args: Namespace, overrides: Sequence[tuple[str, str]]) -> d
     if not (args.prompt and args.input):
         raise InputError("--prompt and --input must be given together; give both")
     bank.check_serving_flags(args)
-
-    if args.column and overrides:
-        raise InputError(
-            f"--column={args.column} scores several exports, which contain their config; remove "
-            f"--config.{overrides[0][0]}"
-        )
-    metrics = _measure_bank(args) if args.column else _measure_export(args, overrides)
+    measure = _measure_bank if args.column else _measure_export
+    metrics = measure(args, overrides)
     if not metrics:
         raise InputError(
             f"{args.input}: no row has a known label of its prompt's task; add labelled rows"
@@ -157,11 +152,12 @@ def _read_input(args: Namespace, columns: Sequence[str] = ()) -> Iterator[Record
     return itertools.chain(list(itertools.islice(records, 1)), records)
 
 
-def _measure_bank(args: Namespace) -> dict[str, Any]:
+def _measure_bank(args: Namespace, overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     from jaxprompt.serving.stream import several_prompts
 
     inputs = _read_input(args)
-    metrics = _measure(args, several_prompts(bank.open_bank(args), args.column), inputs)
+    prompts = bank.open_bank(args, overrides)
+    metrics = _measure(args, several_prompts(prompts, args.column), inputs)
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 
 

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 from jaxprompt.cli import bank, log
 from jaxprompt.cli.options import Parser, path
 from jaxprompt.cli.results import check_single
+from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.sources import records, submissions
 from jaxprompt.data.sources.records import Record
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, check_known
 from jaxprompt.files import check_output, make_folder, write_output
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 # Flags that --column does not take.
 _ONE_PROMPT = (
-    "generate", "text", "sentence_encoder", "pretrained", "workdir", "format",
+    "text", "sentence_encoder", "pretrained", "workdir", "format",
 )  # fmt: skip
 
 
@@ -42,12 +44,7 @@ def main(argv: Sequence[str]) -> int:
     _check_flags(args)
     if not args.column:
         return _predict(args, overrides)
-    for field, value in overrides:
-        raise InputError(
-            f"--config.{field}={value} is only valid for one prompt, and --column={args.column} "
-            "selects among several; remove it"
-        )
-    return _predict_by_bank(parser, args)
+    return _predict_by_bank(parser, args, overrides)
 
 
 def _make_parser() -> Parser:
@@ -121,8 +118,7 @@ def _predict(args: Namespace, overrides: Sequence[tuple[str, str]]) -> int:
         name = submissions.submission_file_name(args.format, task, head.columns(task))
     # Before the weights are loaded, so that errors in the output or input are reported at once.
     output = _check_output(args, name)
-    columns = head.columns(task) + _error_columns(args)
-    columns += ("tokens", "logprobs") if generation.logprobs else ()
+    columns = _new_columns(args, head, task, generation)
     columns = () if _is_submission(args) else columns
     inputs = _read_inputs(args, output, task.input_columns, task.columns, columns)
     exported, placement = bank.open_export(
@@ -218,7 +214,7 @@ def _make_head(args: Namespace, metadata: PromptMetadata) -> "Kind":
     return make_head(metadata.head.name, **metadata.head.fields)
 
 
-def _predict_by_bank(parser: Parser, args: Namespace) -> int:
+def _predict_by_bank(parser: Parser, args: Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     """Answers the input with several prompts, each for the rows that name it."""
     from jaxprompt.serving.stream import several_prompts
 
@@ -230,7 +226,8 @@ def _predict_by_bank(parser: Parser, args: Namespace) -> int:
     )
     output = _check_output(args)
     inputs = _read_inputs(args, output, ())
-    predictor = several_prompts(bank.open_bank(args), args.column)
+    prompts = bank.open_bank(args, overrides, generate=args.generate)
+    predictor = several_prompts(prompts, args.column)
     rows = _check_bank_columns(args, predictor, predictor.read(inputs))
     _write(output, _answer(args, predictor, rows))
     return 0
@@ -242,12 +239,18 @@ def _check_bank_columns(
     """Yields rows; raises InputError if the columns of a row's prompt would overwrite its own."""
     for row in rows:
         scorer = predictor.scorers[row.prompt]
-        columns = scorer.head.columns(scorer.task) if row.example else ()
-        yield from records.check_columns([row], columns + _error_columns(args), args.prefix)
+        generation = predictor.generations[row.prompt]
+        columns = _new_columns(args, scorer.head if row.example else None, scorer.task, generation)
+        yield from records.check_columns([row], columns, args.prefix)
 
 
-def _error_columns(args: Namespace) -> tuple[str, ...]:
-    return ("error",) if args.on_error == "skip" else ()
+def _new_columns(
+    args: Namespace, head: "Kind | None", task: Task, generation: GenerateConfig
+) -> tuple[str, ...]:
+    """Returns the names of the output columns; without a head only that of errors."""
+    columns = head.columns(task) if head else ()
+    columns += ("tokens", "logprobs") if head and head.WRITES and generation.logprobs else ()
+    return columns + (("error",) if args.on_error == "skip" else ())
 
 
 def _check_output(args: Namespace, name: str = "") -> Path | None:

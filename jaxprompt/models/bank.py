@@ -7,7 +7,7 @@ the longest.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.reading import separate_arrays
-from jaxprompt.models.model import EqualByKey, positions_read, renumber_reads
+from jaxprompt.models.model import EqualByKey, Model, positions_read, renumber_reads
+from jaxprompt.prompts import Method
 from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
@@ -63,6 +64,31 @@ class Bank(EqualByKey):
         bound = self.backbone.bind(variables)
         pairs = zip(self.heads, head_params, strict=True)
         return tuple(_score(head, bound, group, hidden, batch) for head, group in pairs)
+
+
+class StackedPrompts(Method):
+    """Returns the injection of each row's prompt.
+
+    Its only parameter, `stacked`, is the result of `stack_injections`. The positions of the rows
+    are already shifted, since prompts may shift them by different numbers.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("prompt",)
+
+    @nn.compact
+    def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
+        """Selects the injections of the rows."""
+        return select_injections(self.get_variable("params", "stacked"), batch.prompt)
+
+
+def writing_model(backbone: nn.Module) -> Model:
+    """Returns the model of prompts that generate texts; its parameters: `writing_params`."""
+    return Model(backbone, StackedPrompts(backbone.dims), {})
+
+
+def writing_params(params: Params, stacked: Injection) -> dict[str, Any]:
+    """Adds the result of `stack_injections` to the parameters of the backbone."""
+    return {"backbone": params["backbone"], "prompt": {"stacked": stacked}}
 
 
 def _score(

@@ -257,7 +257,8 @@ class _Sequences(NamedTuple):
         keys = seen = None
         if search.sampling.temperature:
             assert row_keys is not None, "sampling needs row_keys"
-            keys = derive_keys(row_keys, batch.index)
+            numbers = batch.index if batch.number is None else batch.number
+            keys = derive_keys(row_keys, numbers)
         if search.sampling.repetition_penalty != 1:
             seen = read_tokens(batch.read, model.shared_prefix, model.backbone.dims.vocab)
         return cls(ids, none, jnp.zeros(shape), idle, keys, seen)

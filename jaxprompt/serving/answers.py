@@ -87,11 +87,11 @@ def collect_answers(
 
 
 def mark_errors(
-    scorers: Sequence[Scorer], records: Sequence[Record], generation: GenerateConfig | None = None
+    scorers: Sequence[Scorer], records: Sequence[Record], generations: Sequence[GenerateConfig] = ()
 ) -> list[Record]:
     """Replaces each example that the scorer of its prompt cannot encode with the error.
 
-    With `generation` also each example that leaves no room for generated text.
+    With `generations`, one for each prompt, also each that leaves no room for generated text.
     """
     checked = []
     for record in records:
@@ -100,8 +100,8 @@ def mark_errors(
             if record.example:
                 split = scorer.encode([record.example])
                 batches = EvalBatches(split.rows, split.labels, scorer.layout)
-                if generation is not None and scorer.head.WRITES:
-                    search = make_search(generation, scorer.layout)
+                if generations and scorer.head.WRITES:
+                    search = make_search(generations[record.prompt], scorer.layout)
                     check_generation(scorer.model, next(iter(batches)), search)
         except InputError as error:
             record = record._replace(example=None, error=f"{record.origin}: {error}")

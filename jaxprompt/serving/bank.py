@@ -3,23 +3,27 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.prompt_artifact import encode_any, join_params, scorer_from_metadata
 from jaxprompt.build.tuned_backbone import tuned_names
+from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.cells import describe_non_text, missing_column, spelling
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encoded import Encoded, Split
-from jaxprompt.data.text.tokenizer import load_tokenizer
+from jaxprompt.data.text.encoded import Encoded, Predictions, Split
+from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.heads import make_text_head
 from jaxprompt.models.bank import (
     Bank,
     HeadParams,
@@ -27,12 +31,21 @@ from jaxprompt.models.bank import (
     prefix_positions,
     stack_injections,
     without_positions,
+    writing_model,
+    writing_params,
 )
+from jaxprompt.models.generation import check_generation
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.serving.answers import Answers, collect_answers, mark_errors
-from jaxprompt.training.evaluation import StartPass, compile_step, dispatch_ahead
+from jaxprompt.training.evaluation import (
+    StartPass,
+    TextWriter,
+    compile_step,
+    dispatch_ahead,
+    make_answer_fn,
+)
 from jaxprompt.types import NO_LIMIT, Batch, Injection
 
 
@@ -50,6 +63,7 @@ class PromptGroup(NamedTuple):
     members: list[int]  # indices of the prompts
     bank: Bank
     injections: Injection
+    # Heads that score; a prompt that generates texts has none.
     head_groups: list[HeadParams]
     head_indices: list[int]  # index of each member's head in the bank
     step: StartPass  # see `bank_step`
@@ -63,6 +77,29 @@ class PromptBank(NamedTuple):
     groups: list[PromptGroup]
     backbone: Mapping[str, Any]  # its parameters
     placement: Placement
+    generations: Sequence[GenerateConfig] = ()  # of each prompt
+
+    @property
+    def writes(self) -> bool:
+        """Whether a prompt generates texts."""
+        return any(scorer.head.WRITES for scorer in self.scorers)
+
+    def writing(
+        self, generations: Sequence[GenerateConfig], *, every: bool = False
+    ) -> "PromptBank":
+        """Returns a bank whose prompts generate texts by these configs.
+
+        Only those with a head that does, or with `every` all. Raises InputError, with the name of
+        the prompt, if the backbone cannot.
+        """
+        scorers = list(self.scorers)
+        for index, (name, scorer) in enumerate(zip(self.names, scorers, strict=True)):
+            if every or scorer.head.WRITES:
+                try:
+                    scorers[index] = scorer.writing(generations[index].max_new_tokens)
+                except InputError as error:
+                    raise InputError(f"prompt {name}: {error}") from error
+        return self._replace(scorers=scorers, generations=generations)
 
     def find(self, name: Any, where: str) -> int:
         """Returns the index of a prompt. Raises InputError, with `where`, for an unknown name."""
@@ -102,8 +139,8 @@ def make_bank(
       force: accept prompts that were trained on other weights.
 
     Raises:
-      InputError: with the name of the prompt, for one that was trained on other weights, generates
-        text, is computed from each text, or has tuned backbone weights. Serve these separately.
+      InputError: with the name of the prompt, for one that was trained on other weights, is
+        computed from each text, or has tuned backbone weights. Serve these separately.
     """
     opened = backbone.backbone
     opened = opened._replace(tokenizer=opened.tokenizer or load_tokenizer(opened.folder))
@@ -136,7 +173,11 @@ def make_bank(
     by_shape: dict[Any, list[int]] = {}
     for index, scorer in enumerate(scorers):
         # Heads with label words may have a backbone with other last layers.
-        shape = scorer.model.backbone.cfg, *_batch_key(scorer.layout, injections[index])
+        shape = (
+            scorer.model.backbone.cfg,
+            scorer.head.WRITES,
+            *_batch_key(scorer.layout, injections[index]),
+        )
         by_shape.setdefault(shape, []).append(index)
     groups = [
         _make_group(
@@ -149,12 +190,13 @@ def make_bank(
         for members in by_shape.values()
     ]
     params = {"backbone": backbone.loaded.params}
-    return PromptBank(tuple(prompts), scorers, groups, params, backbone.placement)
+    generations = [export.metadata.generate for export in prompts.values()]
+    bank = PromptBank(tuple(prompts), scorers, groups, params, backbone.placement)
+    return bank.writing(generations)
 
 
 def _check_supported(name: str, export: Export, scorer: Scorer) -> None:
     problems = {
-        "generates text": scorer.head.WRITES,
         "is computed from each text": scorer.model.prompt.reads,
         "has tuned backbone weights": bool(tuned_names(export.tensors)),
     }
@@ -186,10 +228,12 @@ def _make_group(
     params: Sequence[Mapping[str, Any]],
     injections: Sequence[Injection],
 ) -> PromptGroup:
-    heads = [scorer.model.heads["main"] for scorer in scorers]
-    head_params = [prompt_params.get("head", {}).get("main", {}) for prompt_params in params]
+    # All members generate texts, or none.
+    scoring = [] if scorers[0].head.WRITES else range(len(scorers))
     kinds, head_groups, head_indices = group_heads(
-        heads, head_params, [injection.rows for injection in injections]
+        [scorers[i].model.heads["main"] for i in scoring],
+        [params[i].get("head", {}).get("main", {}) for i in scoring],
+        [injections[i].rows for i in scoring],
     )
     bank = Bank(scorers[0].model.backbone, kinds, scorers[0].layout.num_rows)
     return PromptGroup(
@@ -232,32 +276,52 @@ def read_requests(bank: PromptBank, records: Iterable[Record], column: str) -> I
         yield from with_examples(bank.scorers[index].task, [record._replace(prompt=index)])
 
 
-def answer_requests(bank: PromptBank, requests: Sequence[Record]) -> dict[int, Answers]:
-    """Answers the records of `read_requests` in shared batches; those without an example are left
-    out.
+def answer_requests(
+    bank: PromptBank,
+    requests: Sequence[Record],
+    num_earlier: Mapping[int, int] = MappingProxyType({}),
+) -> dict[int, Answers]:
+    """Answers the records of `read_requests` in shared batches.
+
+    Args:
+      bank: the prompts.
+      requests: the records; those without an example are left out.
+      num_earlier: by the index of a prompt, the number of its examples in earlier requests, which
+        sampled texts depend on.
 
     Returns:
       By the index of each prompt, its answers in the order of its examples.
+
+    Raises:
+      InputError: for an example that cannot be encoded, or that leaves no room for a text.
     """
     records: dict[int, list[Record]] = {}
     for record in requests:
         if record.example is not None:
             records.setdefault(record.prompt, []).append(record)
     splits: dict[int, Split] = {}
-    scores_by_prompt: dict[int, np.ndarray] = {}
+    outputs: dict[int, Predictions] = {}
     for index, scorer in enumerate(bank.scorers):
         if prompt_records := records.get(index):
             splits[index] = _encode(scorer, prompt_records)
     for group in bank.groups:
-        indices = [index for index in group.members if index in splits]
-        if indices:
-            scores_by_prompt |= _score_group(
-                bank, group, {index: splits[index] for index in indices}
-            )
+        # Texts by different configs are generated one config after the other.
+        passes: dict[_Writing | None, dict[int, Split]] = {}
+        for index in group.members:
+            if index in splits:
+                scorer = bank.scorers[index]
+                writes = scorer.head.WRITES
+                key = _Writing(bank.generations[index], scorer.layout.ends) if writes else None
+                passes.setdefault(key, {})[index] = splits[index]
+        for writing, parts in passes.items():
+            if writing is None:
+                outputs |= _score_group(bank, group, parts)
+            else:
+                outputs |= _write_group(bank, group, writing, parts, num_earlier)
     answers = {}
     for index, split in splits.items():
         answers[index] = collect_answers(
-            bank.scorers[index], _examples(records[index]), split, scores_by_prompt[index]
+            bank.scorers[index], _examples(records[index]), split, outputs[index]
         )
     return answers
 
@@ -279,8 +343,106 @@ def _encode(scorer: Scorer, records: Sequence[Record]) -> Split:
 
 def _score_group(
     bank: PromptBank, group: PromptGroup, splits: Mapping[int, Split]
-) -> dict[int, np.ndarray]:
+) -> dict[int, Predictions]:
     """Scores the units of some prompts in shared batches. Returns for each prompt [units, ...]."""
+    batches, unit_members = _share_batches(bank, group, splits)
+    bank_params = group.injections, group.head_groups
+    scores_by_head: dict[int, np.ndarray] = {}  # by kind of head
+    score_batch = group.step(bank_params, bank.backbone)
+    for indices, scores_of_heads in dispatch_ahead(score_batch(b) for b in batches):
+        unit_indices = np.asarray(indices)
+        # Padding rows of the batch have index -1.
+        is_example = unit_indices >= 0
+        for head_index, scores in enumerate(scores_of_heads):
+            if head_index not in scores_by_head:
+                shape = len(unit_members), *scores.shape[1:]
+                scores_by_head[head_index] = np.full(shape, np.nan, np.float32)
+            head_scores = np.asarray(scores, np.float32)
+            scores_by_head[head_index][unit_indices[is_example]] = head_scores[is_example]
+    scores_by_prompt: dict[int, Predictions] = {}
+    for index in splits:
+        member = group.members.index(index)
+        # Every head has scored every row; only the scores of the prompt's own head are used.
+        scores_by_prompt[index] = scores_by_head[group.head_indices[member]][unit_members == member]
+    return scores_by_prompt
+
+
+class _Writing(NamedTuple):
+    """How texts are generated that can share a pass."""
+
+    generation: GenerateConfig
+    ends: tuple[int, ...]  # end ids of the model
+
+
+@cached_factory
+def bank_writer(
+    placement: Placement,
+    backbone: nn.Module,
+    writing: _Writing,
+    tokenizer: Tokenizer,
+    layout: Layout,
+) -> TextWriter:
+    """Makes the writer of prompts on a backbone, once for all equal ones of a process."""
+    layout = dataclasses.replace(layout, ends=writing.ends)
+    model, head = writing_model(backbone), make_text_head()
+    writer = make_answer_fn(head, placement, model, writing.generation, tokenizer, layout)
+    assert isinstance(writer, TextWriter)
+    return writer
+
+
+def _write_group(
+    bank: PromptBank,
+    group: PromptGroup,
+    writing: _Writing,
+    splits: Mapping[int, Split],
+    num_earlier: Mapping[int, int],
+) -> dict[int, Predictions]:
+    """Generates the texts of some prompts in shared batches. Returns for each prompt its texts.
+
+    A row has the random key that it has if its prompt is served alone.
+    """
+    scorer, samples = bank.scorers[group.members[0]], writing.generation.n
+    writer = bank_writer(
+        bank.placement, group.bank.backbone, writing, scorer.tokenizer, scorer.layout
+    )
+    for index, split in splits.items():
+        # The positions of each prompt alone, since prompts shift them by different numbers.
+        longest = max(split.rows, key=lambda unit: len(unit[0].ids))
+        try:
+            model, batch = bank.scorers[index].model, bank.scorers[index].one_batch([longest])
+            check_generation(model, batch, writer.search)
+        except InputError as error:
+            raise InputError(f"prompt {bank.names[index]}: {error}") from error
+    units = {index: split.repeat(samples) for index, split in splits.items()}
+    numbers = [num_earlier.get(i, 0) * samples + np.arange(len(x.rows)) for i, x in units.items()]
+    batches, unit_members = _share_batches(bank, group, units, np.concatenate(numbers))
+    params = writing_params(bank.backbone, group.injections)
+    texts = writer({}, params, batches, len(unit_members))
+    ends = np.cumsum([len(split.rows) for split in splits.values()]).tolist()
+    return {
+        index: texts[end - len(split.rows) : end]
+        for end, (index, split) in zip(ends, splits.items(), strict=True)
+    }
+
+
+def _share_batches(
+    bank: PromptBank,
+    group: PromptGroup,
+    splits: Mapping[int, Split],
+    numbers: np.ndarray | None = None,
+) -> tuple[Iterator[Batch], np.ndarray]:
+    """Puts the units of some prompts into shared batches.
+
+    Args:
+      bank: the prompts.
+      group: the group of these prompts.
+      splits: the units by the index of the prompt.
+      numbers: `Batch.number` of all units, int [units].
+
+    Returns:
+      The batches, whose indices count the units of all prompts, and the member of the group that
+      each unit belongs to, int32 [units].
+    """
     rows, member_indices = [], []
     for index, split in splits.items():
         layout = bank.scorers[index].layout
@@ -303,32 +465,15 @@ def _score_group(
     batches = EvalBatches(rows, [-1] * len(rows), layout)
     # By unit, in the order of `rows`; a batch selects from it by index.
     unit_members = np.array(member_indices, np.int32)
-    bank_params = group.injections, group.head_groups
-    scores_by_head: dict[int, np.ndarray] = {}  # by kind of head
-    score_batch = group.step(bank_params, bank.backbone)
-    for indices, scores_of_heads in dispatch_ahead(
-        score_batch(_with_prompts(batch, unit_members)) for batch in batches
-    ):
-        unit_indices = np.asarray(indices)
-        # Padding rows of the batch have index -1.
-        is_example = unit_indices >= 0
-        for head_index, scores in enumerate(scores_of_heads):
-            if head_index not in scores_by_head:
-                shape = len(rows), *scores.shape[1:]
-                scores_by_head[head_index] = np.full(shape, np.nan, np.float32)
-            head_scores = np.asarray(scores, np.float32)
-            scores_by_head[head_index][unit_indices[is_example]] = head_scores[is_example]
-    scores_by_prompt = {}
-    for index in splits:
-        member = group.members.index(index)
-        # Every head has scored every row; only the scores of the prompt's own head are used.
-        scores_by_prompt[index] = scores_by_head[group.head_indices[member]][unit_members == member]
-    return scores_by_prompt
 
+    def select(values: np.ndarray, batch: Batch) -> np.ndarray:
+        # Padding rows of the batch have the prompt and the number 0.
+        return np.where(batch.index >= 0, values[batch.index], 0).astype(np.int32)
 
-def _with_prompts(batch: Batch, prompts: np.ndarray) -> Batch:
-    """Sets the prompt of each example; padding rows of the batch use the first prompt."""
-    return batch._replace(prompt=np.where(batch.index >= 0, prompts[batch.index], 0))
+    shared = (batch._replace(prompt=select(unit_members, batch)) for batch in batches)
+    if numbers is not None:
+        shared = (batch._replace(number=select(numbers, batch)) for batch in shared)
+    return shared, unit_members
 
 
 def _shift(row: Encoded, layout: Layout) -> Encoded:

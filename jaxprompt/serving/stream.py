@@ -1,5 +1,6 @@
 """Predictions for any number of records, a chunk at a time, so that memory does not grow."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -26,9 +27,10 @@ class Predictor(NamedTuple):
     names: Sequence[str]  # of the prompts; "" = there is only one
     scorers: Sequence[Scorer]
     read: Callable[[Iterable[Record]], Iterator[Record]]  # adds the examples
-    # Answers the records with an example; the second argument is the number of earlier examples.
-    answer: Callable[[Sequence[Record], int], ChunkAnswers]
-    generation: GenerateConfig | None = None  # None = no prompt generates text
+    # Answers the records with an example; the second argument are the numbers of earlier examples
+    # of each prompt.
+    answer: Callable[[Sequence[Record], Mapping[int, int]], ChunkAnswers]
+    generations: Sequence[GenerateConfig] = ()  # of each prompt; () = none generates text
 
 
 def one_prompt(
@@ -37,11 +39,11 @@ def one_prompt(
     """Makes the predictor of one prompt."""
     answer_examples = make_answers(scorer, generation=generation, placement=placement)
 
-    def answer(records: Sequence[Record], first: int) -> ChunkAnswers:
+    def answer(records: Sequence[Record], num_earlier: Mapping[int, int]) -> ChunkAnswers:
         examples = [record.example for record in records if record.example]
-        return {0: answer_examples(params, examples, first)} if examples else {}
+        return {0: answer_examples(params, examples, num_earlier[0])} if examples else {}
 
-    return Predictor([""], [scorer], partial(with_examples, scorer.task), answer, generation)
+    return Predictor([""], [scorer], partial(with_examples, scorer.task), answer, [generation])
 
 
 def several_prompts(bank: PromptBank, column: str) -> Predictor:
@@ -50,10 +52,9 @@ def several_prompts(bank: PromptBank, column: str) -> Predictor:
     def read(records: Iterable[Record]) -> Iterator[Record]:
         return read_requests(bank, records, column)
 
-    def answer(records: Sequence[Record], first: int) -> ChunkAnswers:
-        return answer_requests(bank, records)
-
-    return Predictor(bank.names, bank.scorers, read, answer)
+    return Predictor(
+        bank.names, bank.scorers, read, partial(answer_requests, bank), bank.generations
+    )
 
 
 def stop_at_errors(records: Iterable[Record], on_error: str = "") -> Iterator[Record]:
@@ -96,12 +97,12 @@ def answer_chunks(
     Raises:
       InputError: for a record with an error, after those before it; see `stop_at_errors`.
     """
-    num_examples = 0
+    num_examples: Counter[int] = Counter()  # by prompt
     for chunk in in_chunks(stop_at_errors(records, on_error), size):
         try:
             answers = predictor.answer(chunk, num_examples)
         except InputError as error:
-            marked = mark_errors(predictor.scorers, chunk, predictor.generation)
+            marked = mark_errors(predictor.scorers, chunk, predictor.generations)
             if marked == chunk:
                 # The message may count examples, which are those of this chunk.
                 raise InputError(f"{chunk[0].origin} to {chunk[-1].origin}: {error}") from error
@@ -110,7 +111,7 @@ def answer_chunks(
             chunk = marked
         else:
             yield chunk, answers
-        num_examples += sum(record.example is not None for record in chunk)
+        num_examples.update(record.prompt for record in chunk if record.example is not None)
 
 
 def in_order(records: Iterable[Record], answers: ChunkAnswers) -> Iterator[dict[str, object]]:

@@ -192,7 +192,8 @@ def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path,
         ("evaluate", "--workdir=a --input=b.jsonl", "--input=b.jsonl is only valid with --prompt"),
         ("evaluate", "--workdir=a --dtype=bfloat16", "--dtype=bfloat16 is only valid with"),
         ("evaluate", "--prompt=a --column=t --split=test", "--split=test is only valid for runs"),
-        ("evaluate", "--prompt=a --column=t --config.seed=1", "remove --config.*"),
+        ("evaluate", "--prompt=a --column=t --config.seed=1 --input={}", "--config.seed=1: an"),
+        ("predict", "--prompt=a --column=t --config.seed=1 --input={}", "--config.seed=1: an"),
     ],
 )
 def test_flags_that_do_not_go_together(command, flags, message, tmp_path, capsys):
@@ -244,16 +245,14 @@ def test_what_makes_no_bank_is_named(backbone, prompts, rows):
 
 
 @pytest.mark.parametrize(
-    "writes, reads, tensors, message",
+    "reads, tensors, message",
     [
-        (True, False, {}, "prompt a generates text, which a bank does not support"),
-        (False, True, {}, "prompt a is computed from each text"),
-        (False, False, {"backbone/norm/scale": 1}, "prompt a has tuned backbone weights"),
+        (True, {}, "prompt a is computed from each text"),
+        (False, {"backbone/norm/scale": 1}, "prompt a has tuned backbone weights"),
     ],
 )
-def test_what_a_bank_does_not_support_is_named(writes, reads, tensors, message):
-    model = SimpleNamespace(prompt=SimpleNamespace(reads=reads))
-    scorer = SimpleNamespace(head=SimpleNamespace(WRITES=writes), model=model)
+def test_what_a_bank_does_not_support_is_named(reads, tensors, message):
+    scorer = SimpleNamespace(model=SimpleNamespace(prompt=SimpleNamespace(reads=reads)))
     with pytest.raises(InputError, match=message):
         _check_supported("a", SimpleNamespace(tensors=tensors), scorer)
 
