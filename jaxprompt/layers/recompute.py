@@ -22,7 +22,7 @@ def recompute(function: Callable, *arrays):
 
 def _forward(function: Callable, *args: Any):
     leaves, tree = jax.tree.flatten(args, is_leaf=lambda x: hasattr(x, "perturbed"))
-    arrays = tree.unflatten([x.value for x in leaves])
+    arrays = jax.tree.unflatten(tree, [x.value for x in leaves])
     # Sizes say what trains, because residuals must be arrays.
     trains = [jnp.zeros(int(x.perturbed)) for x in leaves]
     return function(*arrays), (arrays, trains)
@@ -35,14 +35,15 @@ def _backward(function: Callable, residuals: Any, grads: Any):
     trainable = {i: leaf for i, leaf in enumerate(leaves) if trains[i].size}
 
     def compute(trainable: dict[int, Any]):
-        return function(*tree.unflatten([trainable.get(i, x) for i, x in enumerate(leaves)]))
+        arguments = [trainable.get(i, leaf) for i, leaf in enumerate(leaves)]
+        return function(*jax.tree.unflatten(tree, arguments))
 
     is_zero = lambda x: isinstance(x, SymbolicZero)
     grads = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype) if is_zero(x) else x, grads, is_leaf=is_zero
     )
     (trained,) = jax.vjp(compute, trainable)[1](grads)
-    return tuple(tree.unflatten([trained.get(i) for i in range(len(leaves))]))
+    return jax.tree.unflatten(tree, [trained.get(i) for i in range(len(leaves))])
 
 
 recompute.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -23,7 +23,6 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import Encoded, Predictions, Split
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.heads import make_text_head
 from jaxprompt.models.bank import (
     Bank,
     HeadParams,
@@ -384,8 +383,8 @@ def bank_writer(
 ) -> TextWriter:
     """Makes the writer of prompts on a backbone, once for all equal ones of a process."""
     layout = dataclasses.replace(layout, ends=writing.ends)
-    model, head = writing_model(backbone), make_text_head()
-    writer = make_answer_fn(head, placement, model, writing.generation, tokenizer, layout)
+    model = writing_model(backbone)
+    writer = make_answer_fn(True, placement, model, writing.generation, tokenizer, layout)
     assert isinstance(writer, TextWriter)
     return writer
 
