@@ -77,6 +77,8 @@ def full_config(family: str) -> dict:
         "bert": "Bert", "roberta": "Roberta", "electra": "Electra", "gpt2": "GPT2", "t5": "T5",
         "deberta": "Deberta", "deberta_v2": "DebertaV2", "albert": "Albert",
         "modernbert": "ModernBert", "llama": "Llama", "distilbert": "DistilBert", "bart": "Bart",
+        "mpnet": "MPNet", "xlm_roberta_xl": "XLMRobertaXL", "eurobert": "EuroBert",
+        "gpt_neox": "GPTNeoX", "opt": "OPT", "t5gemma": "T5Gemma",
     }  # fmt: skip
     hf = getattr(transformers, f"{names[family]}Config")(**CONFIGS[family]).to_dict()
     return hf | {"decoder_start_token_id": 0} if family == "t5" else hf

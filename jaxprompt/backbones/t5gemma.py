@@ -16,8 +16,8 @@ from flax import linen as nn
 from jaxprompt.backbones import llama
 from jaxprompt.backbones.llama import LlamaConfig, LlamaLayerInputs
 from jaxprompt.backbones.t5 import EncoderDecoder
-from jaxprompt.convert.hf_config import read_dropout, read_flag, read_id
-from jaxprompt.errors import InputError, brief
+from jaxprompt.convert.hf_config import read_block, read_dropout, read_flag, read_id
+from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import (
     Attention,
     bidirectional_mask,
@@ -362,7 +362,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5GemmaConfig:
     fields |= dict(
         decoder_layers=decoder.layers,
         decoder_is_local=decoder.is_local,
-        start=read_id(hf["decoder"], "bos_token_id", _START),
+        start=read_id(read_block(hf, "decoder"), "bos_token_id", _START),
         dropout=dropout,
         embed_dropout=dropout,
         tied=read_flag(hf, "tie_word_embeddings", True),
@@ -372,11 +372,5 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5GemmaConfig:
 
 def _read_module(hf: Mapping[str, Any], name: str) -> LlamaConfig:
     """Reads the config of the encoder or the decoder, whose fields are those of a Gemma 2."""
-    block = hf.get(name)
-    if not isinstance(block, dict):
-        raise InputError(
-            f"{name}={brief(block)} must be the config of the {name}; give the config.json that "
-            "was saved with the weights"
-        )
     shared = {"model_type": "gemma2", "attention_dropout": hf.get("attention_dropout")}
-    return llama.make_config({**block, **shared})
+    return llama.make_config({**read_block(hf, name), **shared})

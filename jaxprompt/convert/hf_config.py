@@ -25,6 +25,14 @@ _LAYER_FIELDS = (
 )  # fmt: skip
 
 
+def read_block(hf: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Reads the config of a part of a model. Raises InputError if it is not a config."""
+    block = hf.get(name)
+    if not isinstance(block, Mapping):
+        raise InputError(f"{name}={brief(block)} must be the config of the {name}; {_ADVICE}")
+    return block
+
+
 def read_size(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
     """Reads a size, an integer above 0; it is required if there is no default."""
     limit = max_size(field)

@@ -144,6 +144,7 @@ def shapes_of(name, stack="scan"):
     """Returns the shapes of a backbone's parameters; nothing is computed."""
     hf = published_checkpoints()[name].hf
     heads = tuple(head for head in published_checkpoints()[name].heads if head != "pooler")
+    heads = heads or ("mlm",)  # DeBERTa v3
     return backbone_shapes(make_backbone(model_family(hf["model_type"]), hf, heads, stack=stack))
 
 

@@ -90,7 +90,7 @@ def test_the_tokenizer_may_be_in_another_folder(config, tmp_path):
 
 
 @pytest.mark.parametrize("change, head, message", [
-    (dict(model_type="opt"), "mlm", "small.json contains a model of type 'opt'"),
+    (dict(model_type="bloom"), "mlm", "small.json contains a model of type 'bloom'"),
     (dict(model_type=None), "mlm", "small.json contains a model of type ''"),
     (dict(hidden_size=None), "mlm", "small.json: the config has hidden_size=None"),
     (dict(hidden_act="swish2"), "mlm", "small.json: hidden_act='swish2'"),

@@ -160,7 +160,7 @@ def test_reading_a_config_starts_no_devices():
         ("optim.lr-scheduler", "optim.schedule.name"),
         ("attention_probs_dropout_prob", "backbone.attention_dropout"),
         ("train.lr", "optim.lr, runs.lr"),
-        ("runs.seed", "runs.seeds, data.seed, seed"),  # the same block first
+        ("runs.seed", "runs.seeds, data.seed, generate.seed, seed"),  # the same block first
         ("backbone.once", "backbone.cache_shared_prefix"),
         ("data.protocol.scarce", "data.protocol.on_shortage"),
     ],

@@ -351,7 +351,7 @@ def test_a_known_task_has_its_own_columns(train):
 
 def test_every_field_of_a_task_is_read_or_refused_for_a_known_one():
     read = {"name", "chat", "template", "words", "spaced", "option", "vocabulary", "metric"}
-    read |= {"markers", "form", "answer", "eos", "positive"}
+    read |= {"markers", "form", "answer", "answer_pattern", "eos", "positive"}
     assert set(TaskConfig.declared()) == {"fields", *read, *examples._CUSTOM_FIELDS}
 
 

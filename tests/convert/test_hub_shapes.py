@@ -62,4 +62,5 @@ def test_counts_are_those_of_the_checkpoints(name):
 def test_every_shape_makes_a_backbone(name):
     backbone, _ = open_or_published(BackboneConfig(path=name))
     dims = backbone.module.dims
-    assert dims.layers and dims.vocab == published_checkpoints()[name].hf["vocab_size"]
+    hf = published_checkpoints()[name].hf
+    assert dims.layers and dims.vocab == hf.get("encoder", hf)["vocab_size"]

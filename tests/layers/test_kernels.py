@@ -382,11 +382,11 @@ def test_mapped_over_runs_every_array_has_the_axis_in_front():
         return x + y, True
 
     def one(x, y):
-        x, y = kernels._batch_all((x, y))
+        x, y = cudnn._batch_all((x, y))
         return kernel(x, y).sum()
 
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.ones(3)
-    grads = jax.vmap(jax.grad(lambda x, y: (kernels._batch_all((x, y))[0] * y).sum()), (0, None))
+    grads = jax.vmap(jax.grad(lambda x, y: (cudnn._batch_all((x, y))[0] * y).sum()), (0, None))
     np.testing.assert_array_equal(grads(x, y), np.ones((2, 3)))
     actual = jax.vmap(one, (0, None))(x, y)
     np.testing.assert_array_equal(actual, (x + 1).sum(1))

@@ -16,6 +16,7 @@ torch.set_num_threads(1)
 X = np.linspace(-9, 9, 1001, dtype=np.float32)
 TORCH = {
     "gelu": torch.nn.functional.gelu,
+    "gelu_fast": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "relu": torch.relu,

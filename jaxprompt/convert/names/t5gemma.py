@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.convert.hf_config import read_flag, read_size
+from jaxprompt.convert.hf_config import read_block, read_flag, read_size
 from jaxprompt.convert.llama_fields import read_heads
 from jaxprompt.convert.tensors import Family, Tensor, make_decoder, make_table
 
 
 def _derive(hf: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
     # The backbone refuses a decoder with other sizes.
-    encoder, decoder = hf["encoder"], hf["decoder"]
+    encoder, decoder = read_block(hf, "encoder"), read_block(hf, "decoder")
     heads, key_heads, head_dim = read_heads({**encoder, "model_type": "gemma2"})
     width = read_size(encoder, "hidden_size")
     return {
@@ -21,7 +21,7 @@ def _derive(hf: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _traits(hf: Mapping[str, Any]) -> set[str]:
-    return {"bias"} if read_flag(hf["encoder"], "attention_bias", False) else set()
+    return {"bias"} if read_flag(read_block(hf, "encoder"), "attention_bias", False) else set()
 
 
 def _norm(path: str, source: str) -> Tensor:

@@ -93,7 +93,7 @@ class Form:
             roles=row.roles.repeat(counts),
             label_pos=label_pos,
             positions=(row.positions + shift).repeat(counts) + within,
-            cut=lengths != full_lengths,
+            cut=sum(full_lengths) - sum(lengths),
         )
 
 

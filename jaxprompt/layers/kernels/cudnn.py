@@ -46,7 +46,7 @@ def cudnn_attention(q, k, v, mask: AttentionMask, bias, scale: float):
         # real keys. 2 * mask_value is still finite in float16.
         key_padding = [(0, 0), (0, 0), (0, 0), (0, padding[1])]
         bias = jnp.pad(bias.astype(q.dtype), key_padding, constant_values=2 * mask_value)
-        bias = jnp.pad(bias, [(0, 0), (0, 0), (0, padding[0]), (0, 0)])
+        bias = jnp.pad(bias, [(0, 0), (0, 0), (num_earlier, padding[0]), (0, 0)])
         if sharding.maps_runs():  # the kernel's rule for jax.vmap needs the whole array
             bias = jnp.broadcast_to(bias, (batch, heads, *bias.shape[2:]))
 
