@@ -484,7 +484,7 @@ def test_a_bank_of_prompts(target, family):
     check_alone(lower_on(place, run, jax.random.key(0), batch))
 
 
-@pytest.mark.long_cases("target1-t5-make1-mesh1")
+@pytest.mark.long_cases("target1-t5-*")
 @pytest.mark.parametrize(
     "target, family, make, mesh",
     [(H100, "llama", make_refill_step, MESHES[0]), (TPU, "t5", generation_step, MESHES[1])],

@@ -171,10 +171,11 @@ def as_conversations(
         if not isinstance(row, list | tuple) or not row or not all(map(_is_message, row)):
             raise InputError(
                 f"conversation {number}: {brief(row)} must be a list of messages, each a dict with "
-                "role and content; correct or remove it"
+                "role and content, both texts; correct or remove it"
             )
     return list(rows)
 
 
 def _is_message(row: Any) -> bool:
-    return isinstance(row, Mapping) and "role" in row and "content" in row
+    parts = (row.get("role"), row.get("content")) if isinstance(row, Mapping) else (None, None)
+    return all(isinstance(part, str) for part in parts)

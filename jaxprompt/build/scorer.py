@@ -196,6 +196,7 @@ def build_scorer(
         tokenizer, setup, head_kind, head_layout, facts, layout.max_len, slots, demos
     )
     batch_layout = _batch_layout(backbone, layout, method, head_layout, parsed_template, batch)
+    batch_layout = batch_layout.with_ends(encoder.turn_ends)
     if placement is not None:
         batch_layout = placed_layout(batch_layout, layout.multiple, placement)
     info = task_info(task, choices, head_layout.verbalizer, head_layout.specials)

@@ -147,10 +147,17 @@ def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatch
 
 def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
     """Encodes every split; with the target texts to train on, or to score."""
-    return {
+    splits = {
         name: scorer.encode(split, targets=name == "train" or scorer.scores_targets)
         for name, split in examples.splits.items()
     }
+    train = splits.get("train")
+    if train and train.rows and all(row.is_unlearned for rows in train.rows for row in rows):
+        raise InputError(
+            f"data.max_len={scorer.layout.max_len} leaves no token to learn in any training "
+            "example; raise it, or shorten the texts before the answers"
+        )
+    return splits
 
 
 def example_notes(

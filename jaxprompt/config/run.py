@@ -641,6 +641,7 @@ class CacheConfig(Block):
     )
 
 
+_MIN_TEMPERATURE = 1e-6
 # Fields of `generate` that exclude beam search.
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "n", "repetition_penalty", "stop", "logprobs",
@@ -674,8 +675,8 @@ class GenerateConfig(Block):
     )
     repetition_penalty: float = kinds.number(
         1.0,
-        "divisor of positive scores, and factor of negative ones, of tokens in the input or in the "
-        "text so far; 1 = off",
+        "divisor of positive scores, and factor of negative ones, of tokens in the input (of an "
+        "encoder-decoder: none of these) or in the text so far; 1 = off",
         "above 0",
     )
     stop: tuple[str, ...] = kinds.texts(
@@ -701,6 +702,11 @@ class GenerateConfig(Block):
                 f"generate.num_beams={self.num_beams} is a search for the most likely text, which "
                 f"excludes generate.{name}={getattr(self, name)}; set num_beams to 1, or "
                 f"{name} to {defaults[name]}"
+            )
+        if 0 < self.temperature < _MIN_TEMPERATURE:
+            raise InputError(
+                f"generate.temperature={self.temperature} is too small to divide by; set it to 0 "
+                f"(greedy) or to at least {_MIN_TEMPERATURE}"
             )
         for name in changed:
             if not self.temperature and name in ("top_k", "top_p", "min_p", "n"):

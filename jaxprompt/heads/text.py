@@ -67,11 +67,6 @@ class Head(Kind):
         """Encodes examples; with `targets`, including their target texts."""
         unknown, counts = np.full(len(examples), -1, np.int32), np.full(len(examples), classes)
         rows = encoder.encode_all(examples, targets=targets)
-        if targets and rows and all(row.is_unlearned for (row,) in rows):
-            raise InputError(
-                "no example has a token to learn within data.max_len; raise data.max_len, or "
-                "shorten the texts before the answers"
-            )
         return Split(rows, unknown, counts.astype(np.int32), [e.references for e in examples])
 
     def longest_example(self, task: Task, text: str, max_target: int) -> Example:

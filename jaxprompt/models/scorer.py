@@ -91,10 +91,11 @@ class Scorer(NamedTuple):
                 "or a Llama"
             )
         demos = self.demos and self.demos.single_sample()  # texts have no average
-        encoder = self.encoder.with_generation(tokens)
+        encoder, layout = self.encoder.with_generation(tokens), self.layout
         if reads_chat:
             encoder, demos = encoder.for_conversations(), None
-        return self._replace(head=make_text_head(), encoder=encoder, demos=demos)
+            layout = layout.with_ends(encoder.turn_ends)
+        return self._replace(head=make_text_head(), encoder=encoder, layout=layout, demos=demos)
 
     def fitted(self, dev: Mapping[str, float]) -> "Scorer":
         """Returns a scorer with the values that the head selected on dev."""

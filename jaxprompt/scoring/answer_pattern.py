@@ -13,6 +13,7 @@ _DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d+)?")
 _RATIO = re.compile(r"(-?)(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))")
 _BOXES = re.compile(r"\\(?:boxed|fbox)\s*")
 # Commands of formulas that do not change the value.
+_MAX_DIGITS = 1000  # of numbers that are compared by value; Python refuses to read very long ones
 _LOOKS = re.compile(r"\\(?:left|right|[!,;: ])|\\\$|\$|\s+")
 
 
@@ -51,6 +52,8 @@ def _normalize(answer: str) -> str:
     """Returns one spelling of equal numbers, and of formulas that only look different."""
     text = _LOOKS.sub("", answer.strip()).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = text.rstrip(".")
+    if len(text) > _MAX_DIGITS:
+        return text
     if ratio := _RATIO.fullmatch(text):
         sign, *parts = ratio.groups()
         numerator, denominator = (int(part) for part in parts if part is not None)

@@ -176,8 +176,8 @@ def score_samples(
     """Returns the metrics of generated texts; of n samples of each example their mean.
 
     With n > 1 also maj@n, the share of examples whose most frequent text is right, the first one of
-    several (Wang et al. 2023, self-consistency), and pass@n, of those with a right text among n
-    (Chen et al. 2021). A text is right as for exact_match.
+    several and not an empty one (Wang et al. 2023, self-consistency), and pass@n, of those with a
+    right text among n (Chen et al. 2021). A text is right as for exact_match.
 
     Args:
       name: the metric, as in `score_texts`.
@@ -190,7 +190,10 @@ def score_samples(
     scores = {metric: float(np.mean([x[metric] for x in by_sample])) for metric in by_sample[0]}
     if count == 1:
         return scores
-    most_frequent = [Counter(texts).most_common(1)[0][0] for texts in samples]
+    most_frequent = [
+        Counter(filter(None, texts) if any(texts) else texts).most_common(1)[0][0]
+        for texts in samples
+    ]
     right = [{text.strip() for text in texts} for texts in gold]
     votes = np.mean([text in texts for text, texts in zip(most_frequent, right, strict=True)])
     hits = np.mean([bool(texts & {*row}) for row, texts in zip(samples, right, strict=True)])

@@ -221,8 +221,7 @@ class TextWriter:
     @functools.cached_property
     def _whole(self) -> StartPass:
         """The step that generates the whole texts of a batch."""
-        step = generation_step(self.model, self.search)
-        return compile_step(self.placement, step, shared_prefix_fn(self.model))
+        return whole_program(self.placement, self.model, self.search)
 
     def __call__(
         self, trainable: Flat, frozen: Flat, batches: Iterable[Batch], size: int, *, first: int = 0
@@ -291,6 +290,12 @@ class TextWriter:
         generation = self.generation
         keys = make_row_keys(generation.seed, first, generation.n)
         return (keys,) if generation.temperature else ()
+
+
+@cached_factory
+def whole_program(placement: Placement, model: Model, search: Search) -> StartPass:
+    """Compiles the step that generates whole texts, once for all equal models."""
+    return compile_step(placement, generation_step(model, search), shared_prefix_fn(model))
 
 
 @cached_factory

@@ -78,6 +78,7 @@ def test_a_config_is_never_modified():
 
 GENERATE = {
     "temperature": ({"temperature": -1.0}, r"generate\.temperature=-1\.0 must be at least 0"),
+    "denormal": ({"temperature": 1e-40}, r"generate\.temperature=1e-40 is too small to divide by"),
     "no nucleus": ({"temperature": 1.0, "top_p": 0.0}, r"generate\.top_p=0\.0 must be in \(0, 1\]"),
     "over 1": ({"temperature": 1.0, "top_p": 1.5}, r"generate\.top_p=1\.5 must be in \(0, 1\]"),
     "an empty stop": ({"stop": ["a", ""]}, r"generate\.stop=\('a', ''\) has an empty string"),

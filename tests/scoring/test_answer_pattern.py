@@ -9,7 +9,7 @@ GSM8K = "He pays $1,200 for 3 beds, so 1,200 * 3 = <<1200*3=3600>>3,600 dollars.
 
 @pytest.mark.parametrize("text, answer", [
     (GSM8K, "3600"), ("It is 7.50.", "15/2"), ("$-4", "-4"), ("-$4.00 in all", "-4"),
-    ("no number", ""), (".5", "1/2"), ("from 3, 4", "4"), ("12,34", "34"),
+    ("no number", ""), (".5", "1/2"), ("from 3, 4", "4"), ("12,34", "34"), ("1" * 5000, "1" * 5000),
 ])  # fmt: skip
 def test_the_last_number(text, answer):
     assert find_answer("number", text) == answer

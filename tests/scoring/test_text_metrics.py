@@ -88,6 +88,11 @@ def test_several_samples_are_averaged_and_vote():
     assert one == metrics.score_texts("exact_match", gold, ["4", "1", "8"])
 
 
+def test_empty_texts_do_not_vote():
+    scores = metrics.score_samples("exact_match", [["4"], ["5"]], [["", "", "4"], ["", "", ""]])
+    assert scores["maj@3"] == 0.5
+
+
 def test_a_text_metric_is_the_mean_of_the_samples():
     gold, samples = [["a b"], ["c"]], [["a b", "a"], ["c", "d"]]
     scores = metrics.score_samples("rouge_l", gold, samples)

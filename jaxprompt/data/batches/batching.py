@@ -45,6 +45,10 @@ class Layout:
                 f"batch size {self.batch} is not a multiple of {self.hosts} hosts; use a multiple"
             )
 
+    def with_ends(self, ids: tuple[int, ...]) -> "Layout":
+        """Returns a layout whose generated texts also end at these tokens."""
+        return replace(self, ends=tuple(dict.fromkeys([*self.ends, *ids])))
+
     def single_host(self) -> "Layout":
         """Returns the layout with all rows of every batch on this host."""
         return replace(self, host=0, hosts=1)

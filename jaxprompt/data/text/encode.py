@@ -151,6 +151,11 @@ class ExampleEncoder:
         )
         return other
 
+    @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """The token ids that end a turn of a conversation."""
+        return () if self._conversations is None else self._conversations.end_ids()
+
     def with_list(self, index: int) -> "ExampleEncoder":
         """Returns an encoder whose [classes] writes the list `index`."""
         other = copy.copy(self)

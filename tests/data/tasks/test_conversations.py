@@ -54,6 +54,13 @@ def test_of_two_columns_the_second_is_learned():
     assert chat.messages == [HI] and references == ()
 
 
+@pytest.mark.parametrize("text", ['{"name": "Ann"}', '["a", "b"]', "[]", "[INST] a"])
+def test_a_text_that_looks_like_json_is_a_text(text):
+    chat, references = read(PAIR, prompt="Extract it.", completion=text, tools="")
+    assert chat.messages[1] == {"role": "assistant", "content": text} and references == (text,)
+    assert has_label(PAIR, {"prompt": "a", "completion": text})
+
+
 def test_an_input_may_end_in_a_question():
     chat, references = read(need_label=False, messages=[HI, HELLO, HI])
     assert len(chat.messages) == 3 and references == ()

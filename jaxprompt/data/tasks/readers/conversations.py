@@ -36,10 +36,13 @@ def read_conversation(task: Task, row: Mapping[str, Any], where: str, need_label
     not learned. With `need_label`, what follows the assistant's last message is dropped.
     """
     prompt, *completion = task.messages
-    messages = _read_column(row, prompt, "user", where, True)
+    has_texts = bool(completion)  # two columns may have texts in place of messages
+    messages = _read_column(row, prompt, "user", where, is_needed=True, may_be_text=has_texts)
     num_given = len(messages) if completion else 0
     for column in completion:
-        messages += _read_column(row, column, "assistant", where, need_label)
+        messages += _read_column(
+            row, column, "assistant", where, is_needed=need_label, may_be_text=True
+        )
     # A weight is not part of the message that the chat template writes.
     weights = [message.pop("weight", 1) for message in messages]
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -55,7 +58,7 @@ def read_conversation(task: Task, row: Mapping[str, Any], where: str, need_label
         messages = messages[: turns[-1] + 1]
     if not messages:
         raise InputError(f"{where}: column {prompt!r} has no messages; remove the example")
-    tools = _parse(row.get(_TOOLS))
+    tools = None if is_blank(row.get(_TOOLS)) else _parse(row.get(_TOOLS))
     if not isinstance(tools, list | tuple | None):
         raise InputError(
             f"{where}: column {_TOOLS!r} must be a list of functions, got {brief(tools)}; fix it, "
@@ -69,7 +72,7 @@ def read_conversation(task: Task, row: Mapping[str, Any], where: str, need_label
 
 def has_answer(task: Task, row: Mapping[str, Any]) -> bool:
     """Returns whether the messages of a row end in one of the assistant."""
-    value = _parse(row.get(task.messages[-1]))
+    value = _parse_messages(row.get(task.messages[-1]), len(task.messages) > 1)
     if isinstance(value, str):
         return len(task.messages) > 1 and bool(value.strip())
     messages = _as_list(value)
@@ -78,10 +81,16 @@ def has_answer(task: Task, row: Mapping[str, Any]) -> bool:
 
 
 def _read_column(
-    row: Mapping[str, Any], column: str, role: str, where: str, is_needed: bool
+    row: Mapping[str, Any],
+    column: str,
+    role: str,
+    where: str,
+    *,
+    is_needed: bool,
+    may_be_text: bool,
 ) -> list[dict[str, Any]]:
     value = get_cell(row, column, where) if is_needed else row.get(column)
-    value = _parse(value)
+    value = _parse_messages(value, may_be_text)
     if is_blank(value):
         if is_needed:
             raise InputError(f"{where}: column {column!r} is empty; write messages, or remove it")
@@ -95,6 +104,16 @@ def _read_column(
             f'"content": "Hi"}}], got {brief(value)}'
         )
     return [_read_message(x, f"{where}: message {i}") for i, x in enumerate(messages, 1)]
+
+
+def _parse_messages(value: Any, may_be_text: bool) -> Any:
+    """Parses messages in JSON. Other JSON is a text where a cell may be one."""
+    parsed = _parse(value)
+    if may_be_text and isinstance(value, str):
+        messages = _as_list(parsed)
+        if not messages or not all(isinstance(x, Mapping) and "role" in x for x in messages):
+            return value
+    return parsed
 
 
 def _read_message(value: Any, where: str) -> dict[str, Any]:

@@ -88,6 +88,15 @@ class ConversationEncoder:
         ids = dict(zip(unique, encode_all_exact(self._tokenizer, unique), strict=True))
         return [self._join(row, ids) for row in pieces]
 
+    def end_ids(self) -> tuple[int, ...]:
+        """Returns the token that ends a turn of the assistant; () if the template refuses one."""
+        messages = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+        try:
+            (chat,) = self.encode([Conversation(messages, [1], []).to_json()], targets=True)
+        except InputError:
+            return ()
+        return (int(chat.ids[-1]),)
+
     def _escape(self, match: re.Match[str]) -> str:
         return f"{_NAME}{self._names.index(match[0])}{_NAME_END}"
 

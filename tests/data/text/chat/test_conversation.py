@@ -36,6 +36,15 @@ def tokenizer(chat_tokenizer):
     return chat_tokenizer
 
 
+def test_a_text_ends_at_the_token_that_ends_a_turn(tokenizer, monkeypatch):
+    """Or else at the tokenizer's end token."""
+    plain = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    for template, end in ((MARKED, "<|end|>"), (plain, tokenizer.eos_token)):
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        encoder = ConversationEncoder(tokenizer, tokenizer.eos_token_id, True)
+        assert encoder.end_ids() == (tokenizer.convert_tokens_to_ids(end),)
+
+
 def make_chat(*turns, trained=None, tools=()):
     messages = [{"role": role, "content": content} for role, content in turns]
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
