@@ -96,6 +96,22 @@ class LlamaConfig(DecoderConfig):
             return LayerNorm(self.eps, "norm" in self.biases)
         return RMSNorm(self.eps, self.norm_offset)
 
+    def attention_options(self) -> dict[str, Any]:
+        """Returns the fields of any attention of a layer."""
+        return dict(
+            width=self.width,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            dropout=self.attention_dropout,
+            kernel=self.attention,
+            dtype=self.dtype,
+            scale=self.scale,
+            use_bias="qkv" in self.biases,
+            out_bias="out" in self.biases,
+            key_heads=self.key_heads,
+            cap=self.cap,
+        )
+
     def make_mlp(self) -> GatedMlp | MixtureMlp:
         """Makes a feed-forward block."""
         recomputed = self.remat == "mlp"
@@ -159,19 +175,7 @@ class Layer(nn.Module):
                 QKNormAttention, eps=cfg.eps, offset=cfg.norm_offset, norm_axes=axes
             )
         self.attention = make_attention(
-            cfg.width,
-            cfg.heads,
-            cfg.head_dim,
-            cfg.attention_dropout,
-            cfg.attention,
-            cfg.dtype,
-            cfg.scale,
-            use_bias="qkv" in cfg.biases,
-            out_bias="out" in cfg.biases,
-            key_heads=cfg.key_heads,
-            cap=cfg.cap,
-            interleaved=cfg.interleaved,
-            has_sinks=cfg.sinks,
+            **cfg.attention_options(), interleaved=cfg.interleaved, has_sinks=cfg.sinks
         )
         self.mlp = cfg.make_mlp()
         if cfg.norms != "post":

@@ -20,6 +20,7 @@ from jaxprompt.backbones.bert import Encoder, EncoderConfig
 from jaxprompt.convert.hf_config import (
     read_dropout,
     read_flag,
+    read_layer_types,
     read_positive,
     read_size,
     read_word,
@@ -287,17 +288,10 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
 
 def _read_kinds(hf: Mapping[str, Any], layers: int) -> list[str]:
     """Reads the type of each layer: a list, or a period in older configs."""
-    layer_types = hf.get("layer_types")
-    if layer_types is None:
-        period = read_size(hf, "global_attn_every_n_layers", 3)
-        return [_LAYER_TYPES[layer % period > 0] for layer in range(layers)]
-    fits = isinstance(layer_types, list) and len(layer_types) == layers
-    if not fits or any(x not in _LAYER_TYPES for x in layer_types):
-        raise InputError(
-            f"layer_types={brief(layer_types)} must be a list of {layers} entries "
-            f"({', '.join(_LAYER_TYPES)}), one for each of num_hidden_layers"
-        )
-    return layer_types
+    if (types := read_layer_types(hf, layers, _LAYER_TYPES)) is not None:
+        return types
+    period = read_size(hf, "global_attn_every_n_layers", 3)
+    return [_LAYER_TYPES[layer % period > 0] for layer in range(layers)]
 
 
 def _read_theta(hf: Mapping[str, Any], kind: str, field: str, default: float) -> float:

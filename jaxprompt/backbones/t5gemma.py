@@ -94,19 +94,7 @@ class DecoderLayer(llama.Layer):
         """Declares the parts."""
         super().setup()
         cfg = self.cfg
-        self.cross = Attention(
-            cfg.width,
-            cfg.heads,
-            cfg.head_dim,
-            cfg.attention_dropout,
-            cfg.attention,
-            cfg.dtype,
-            cfg.scale,
-            use_bias="qkv" in cfg.biases,
-            out_bias="out" in cfg.biases,
-            key_heads=cfg.key_heads,
-            cap=cfg.cap,
-        )
+        self.cross = Attention(**cfg.attention_options())
         self.cross_norm, self.behind_cross_norm = cfg.norm(), cfg.norm()
 
     def __call__(  # type: ignore[override]  # `run_stack` calls each kind as it is

@@ -41,8 +41,8 @@ def check_config(config: RunConfig) -> None:
     if config.data.packed and (config.ppt.task or config.shared.tasks):
         name = "ppt.task" if config.ppt.task else "shared.tasks"
         raise InputError(
-            f"data.packed=True is only valid for one task with its own head, not with {name}; set "
-            "it to False"
+            f"data.packed=True is only valid for the examples of one task, not with {name}; set it "
+            "to False"
         )
     if config.ppt.task:  # texts and words are defined by its pattern
         return

@@ -1,8 +1,8 @@
 """Scores a split with the best prompt of a workdir, zero-shot, or with the majority class.
 
 With --prompt it scores the rows of --input with an export instead, whose texts are generated as the
-fields of --config.generate say. With several prompts, --column
-selects the prompt of each row, and the prompts share batches.
+fields of --config.generate say. With several prompts, --column selects the prompt of each row, and
+the prompts share batches.
 """
 
 import itertools

@@ -25,6 +25,22 @@ _LAYER_FIELDS = (
 )  # fmt: skip
 
 
+def read_layer_types(
+    hf: Mapping[str, Any], layers: int, kinds: Collection[str]
+) -> list[str] | None:
+    """Reads the type of each layer, one of `kinds`."""
+    types = hf.get("layer_types")
+    if types is None:
+        return None
+    fits = isinstance(types, list) and len(types) == layers
+    if not fits or any(layer_type not in kinds for layer_type in types):
+        raise InputError(
+            f"layer_types={brief(types)} must be a list of {layers} entries ({', '.join(kinds)}), "
+            "one for each of num_hidden_layers"
+        )
+    return types
+
+
 def read_block(hf: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Reads the config of a part of a model. Raises InputError if it is not a config."""
     block = hf.get(name)

@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxprompt.convert.hf_config import read_flag, read_positive, read_size, read_word
+from jaxprompt.convert.hf_config import (
+    read_flag,
+    read_layer_types,
+    read_positive,
+    read_size,
+    read_word,
+)
 from jaxprompt.convert.rope import RotaryParams, read_rotary
 from jaxprompt.errors import InputError, brief, nearest
 from jaxprompt.layers.mlp import ACTIVATIONS
@@ -249,13 +255,7 @@ def _read_layer_types(hf: Mapping[str, Any], layers: int, window: int) -> list[s
     """Reads the type of each layer, by default as transformers' config class derives it."""
     full, sliding = LAYER_TYPES
     name, model_type = read_type(hf)
-    if (types := hf.get("layer_types")) is not None:
-        has_length = isinstance(types, list) and len(types) == layers
-        if not has_length or any(layer_type not in LAYER_TYPES for layer_type in types):
-            raise InputError(
-                f"layer_types={brief(types)} must be a list of {layers} entries "
-                f"({', '.join(LAYER_TYPES)}), one for each of num_hidden_layers"
-            )
+    if (types := read_layer_types(hf, layers, LAYER_TYPES)) is not None:
         return types
     if name.startswith("qwen"):
         # The first `max_window_layers` have full attention, as in Qwen2Config.

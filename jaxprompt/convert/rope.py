@@ -192,7 +192,7 @@ def _yarn(
 
 
 def _longrope(frequencies: np.ndarray, block: Mapping[str, Any], positions: int) -> RotaryParams:
-    """Divides each frequency by a factor of its own, scales both (Ding et al. 2024).
+    """Divides each frequency by another factor, scales both (Ding et al. 2024).
 
     The factors are those of texts within the trained length, `limit`. transformers changes to
     others with the length of the longest text in a batch.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxprompt.layers.capping import soft_cap
 from jaxprompt.layers.product import cast_matrix, einsum
+from jaxprompt.layers.recompute import instantiate_zeros
 from jaxprompt.parallel.sharding import constrain, num_shards
 from jaxprompt.types import ABSENT, Array
 
@@ -113,10 +114,9 @@ def _forward(cap, *args):
 def _backward(cap, residuals, grads):
     features, table, bias, targets, log_norms, (table_trains, bias_trains) = residuals
     devices, (vocab, width) = features.shape[1], table.shape
-    words, logp_grads = cast_matrix(table, features.dtype), grads[0]
+    words = cast_matrix(table, features.dtype)
     # A loss may read `hit` or `sampled` alone, which have no gradient.
-    if isinstance(logp_grads, jax.custom_derivatives.SymbolicZero):
-        logp_grads = jnp.zeros(logp_grads.shape, logp_grads.dtype)
+    logp_grads = instantiate_zeros(grads[0])
 
     def block_gradients(sums, block):
         x, target, log_norm, logp_grad = block

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen import dtypes
 
+from jaxprompt.layers.recompute import instantiate_zeros
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import Array
 
@@ -133,9 +134,8 @@ def _forward(equation, dtype, x, y):
 
 def _backward(equation, dtype, residuals, g):
     (x, y, empty_x), (left, right, result) = residuals, re.split(",|->", equation)
-    g = jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
     # `empty_x` has the dtype of x, which may not have been stored.
-    g, dtype_of_x = g.astype(empty_x.dtype), empty_x.dtype
+    g, dtype_of_x = instantiate_zeros(g).astype(empty_x.dtype), empty_x.dtype
     dx = None if y.size == 0 else _einsum_16_bit(f"{result},{right}->{left}", dtype_of_x, g, y)
     dy = None if x.size == 0 else _einsum_16_bit(f"{left},{result}->{right}", dtype_of_x, x, g)
     return dx, dy

@@ -9,6 +9,13 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 
+def instantiate_zeros(grads: Any) -> Any:
+    """Makes arrays of symbolic zeros, which jax.custom_vjp passes for results that are not read."""
+    is_zero = lambda x: isinstance(x, SymbolicZero)
+    fill = lambda x: jnp.zeros(x.shape, x.dtype) if is_zero(x) else x
+    return jax.tree.map(fill, grads, is_leaf=is_zero)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def recompute(function: Callable, *arrays):
     """Computes a function of arrays, and computes it again in the backward pass.
@@ -38,11 +45,7 @@ def _backward(function: Callable, residuals: Any, grads: Any):
         arguments = [trainable.get(i, leaf) for i, leaf in enumerate(leaves)]
         return function(*jax.tree.unflatten(tree, arguments))
 
-    is_zero = lambda x: isinstance(x, SymbolicZero)
-    grads = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if is_zero(x) else x, grads, is_leaf=is_zero
-    )
-    (trained,) = jax.vjp(compute, trainable)[1](grads)
+    (trained,) = jax.vjp(compute, trainable)[1](instantiate_zeros(grads))
     return jax.tree.unflatten(tree, [trained.get(i) for i in range(len(leaves))])
 
 

@@ -361,7 +361,7 @@ def _score_group(
     scores_by_prompt: dict[int, Predictions] = {}
     for index in splits:
         member = group.members.index(index)
-        # Every head has scored every row; only the scores of the prompt's own head are used.
+        # Every head has scored every row; only the scores of the prompt's head are used.
         scores_by_prompt[index] = scores_by_head[group.head_indices[member]][unit_members == member]
     return scores_by_prompt
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,20 +13,16 @@ from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.text.encoded import Encoded, Row, make_row
 from jaxprompt.errors import InputError
 from jaxprompt.layers.reading import GreedyScores
-from jaxprompt.models.generation import check_new_tokens, generate
-from jaxprompt.models.model import KeyValues, Model
+from jaxprompt.models.generation import Search, check_new_tokens
+from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
-from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import (
-    StartPass,
-    compile_step,
     dispatch_ahead,
     predict_scores,
     scoring_step,
-    shared_prefix_fn,
+    whole_program,
 )
-from jaxprompt.tree import Flat, merge
 from jaxprompt.types import NO_LIMIT, Batch, Role, SharedPrefix
 
 Ids = Sequence[int]
@@ -119,14 +115,12 @@ class LanguageModel:
             return []
         rows = [self._encode(_Input(tuple(ids[-room:])), _Reads([0], [0])) for ids in contexts]
         ends = tuple(sorted({*self.layout.ends, *stop}))
-        step = _generation_step(
-            self.placement, self.model, max_new_tokens, ends, self.layout.pad_id
-        )
-        run = step({}, dict(self.params))
+        search = Search(max_new_tokens, ends, self.layout.pad_id)
+        run = whole_program(self.placement, self.model, search)({}, dict(self.params))
         written: list[list[int]] = [[] for _ in rows]
-        results = (run(batch) for batch in self._checked(rows, max_new_tokens))
-        for index, ids in dispatch_ahead(results, 1):
-            for i, row in zip(np.asarray(index), np.asarray(ids), strict=True):
+        results: Iterable[Any] = (run(batch) for batch in self._checked(rows, max_new_tokens))
+        for index, texts in dispatch_ahead(results, 1):
+            for i, row in zip(np.asarray(index), np.asarray(texts.ids), strict=True):
                 if i >= 0:
                     (at,) = np.nonzero(np.isin(row, ends))
                     written[i] = row[: at[0] + 1 if len(at) else None].tolist()
@@ -209,27 +203,6 @@ def _widen(row: Encoded, width: int) -> Encoded:
         label_pos=np.pad(row.label_pos, padding, mode="edge"),
         targets=np.pad(row.targets, padding, constant_values=-1),  # type: ignore[arg-type]
     )
-
-
-@cached_factory
-def _generation_step(
-    placement: Placement, model: Model, max_new_tokens: int, ends: tuple[int, ...], pad: int
-) -> StartPass:
-    """Compiles greedy generation, ids [B, max_new_tokens]."""
-
-    def step(trainable: Flat, frozen: Flat, batch: Batch, shared_kv: KeyValues | None = None):
-        return generate(
-            model,
-            merge(trainable, frozen),
-            batch,
-            max_new_tokens=max_new_tokens,
-            eos=ends,
-            pad=pad,
-            shared_kv=shared_kv,
-            checked=True,
-        ).ids
-
-    return compile_step(placement, step, shared_prefix_fn(model))
 
 
 def make_language_model(

@@ -13,7 +13,7 @@ from jaxprompt.errors import InputError
 def plan_rows(lengths: Sequence[int] | np.ndarray, room: int) -> list[list[int]]:
     """Divides examples into rows of at most `room` tokens: best fit, the longest first.
 
-    Depends only on the lengths. An example longer than `room` is a row of its own.
+    Depends only on the lengths. An example longer than `room` fills a row alone.
 
     Returns:
       The examples of each row, in order; rows in the order of their first example.

@@ -476,8 +476,8 @@ class ExampleEncoder:
         before = [run for run in self._layout(0) if isinstance(run, TokenRun)]  # it comes last
         num_before = sum(len(run.ids) for run in before)
         room = self._max_len - num_before - (0 if targets else self._answer_tokens)
-        kept = slice(room) if targets else slice(max(len(chat.ids) - room, 0), None)
-        ids, is_trained = chat.ids[kept], np.flatnonzero(chat.is_trained[kept])
+        part = slice(room) if targets else slice(max(len(chat.ids) - room, 0), None)
+        ids, is_trained = chat.ids[part], np.flatnonzero(chat.is_trained[part])
         row = join_runs([*before, TokenRun(ids.tolist(), Role.TEXT, 0)])
         cut = len(chat.ids) - len(ids)
         if not targets:

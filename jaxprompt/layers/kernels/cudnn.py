@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.layers.kernels import score_mask
+from jaxprompt.layers.recompute import instantiate_zeros
 from jaxprompt.parallel import sharding
 from jaxprompt.types import AttentionMask, AttentionWindow
 
@@ -102,8 +103,7 @@ def _with_bias(attend: Callable) -> Callable:
             return jax.vjp(lambda q, k, v: attend(q, k, v, bias, lengths), q, k, v)
 
     def backward(vjp, g):
-        is_zero = isinstance(g, jax.custom_derivatives.SymbolicZero)
-        grads = vjp(jnp.zeros(g.shape, g.dtype) if is_zero else g)
+        grads = vjp(instantiate_zeros(g))
         return *grads, *[None] * (5 - len(grads))
 
     wrapped.defvjp(forward, backward, symbolic_zeros=True)

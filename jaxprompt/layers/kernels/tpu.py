@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.layers.kernels import fused_scope
-from jaxprompt.layers.recompute import recompute
+from jaxprompt.layers.recompute import instantiate_zeros, recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.types import AttentionMask, AttentionWindow
 
@@ -193,8 +193,7 @@ def _flash_rows(causal: bool) -> Callable:
         return y, jax.tree_util.Partial(functools.partial(_flash_grads, causal), *residuals)
 
     def backward(vjp, g):
-        is_zero = isinstance(g, jax.custom_derivatives.SymbolicZero)
-        grads = vjp(jnp.zeros(g.shape, g.dtype) if is_zero else g)
+        grads = vjp(instantiate_zeros(g))
         return *grads, *[None] * (6 - len(grads))
 
     attend.defvjp(forward, backward, symbolic_zeros=True)

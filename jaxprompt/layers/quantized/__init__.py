@@ -30,7 +30,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers.product import ScaledMatrix, StoredMatrix, cast_matrix, einsum
 from jaxprompt.layers.quantized import block_product
 from jaxprompt.layers.quantized.float8 import CODES, Float8Matrix
-from jaxprompt.layers.recompute import recompute
+from jaxprompt.layers.recompute import instantiate_zeros, recompute
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.tree import BLOCK
 from jaxprompt.types import Array
@@ -234,8 +234,7 @@ def _forward(equation, dtype, x, codes, scale):
 
 def _backward(equation, dtype, residuals, g):
     (codes, scale, empty_x), (left, right, result) = residuals, re.split(",|->", equation)
-    g = jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
-    g = g.astype(empty_x.dtype)
+    g = instantiate_zeros(g).astype(empty_x.dtype)
     return _scaled_einsum(f"{result},{right}->{left}", g.dtype, g, codes, scale), None, None
 
 
