@@ -234,7 +234,7 @@ def test_what_is_masked_changes_nothing(case):
 
 @pytest.mark.long_cases(
     *cases(
-        bert="bank compose constant dart ipt labels none p_tuning reading soft",
+        bert="bank compose constant dart dpt ipt labels none p_tuning prefix reading soft",
         t5="compose constant soft",
         albert="prefix",
         deberta_v2="prefix",
@@ -272,7 +272,7 @@ def test_positions_that_no_head_reads_are_left_out(case):
 @pytest.mark.long_cases(
     *cases(
         t5="compose constant prefix",
-        bert="none soft",
+        bert="bank compose constant dpt none soft",
         gpt2="prefix soft",
         albert="prefix",
         deberta_v2="prefix",
@@ -353,7 +353,7 @@ def train(case, place):
 
 @pytest.mark.long_cases(
     *cases(
-        bert="bank compose constant ipt labels none p_tuning reading soft",
+        bert="bank compose constant dart ipt labels none p_tuning reading soft",
         t5="compose constant prefix soft",
         albert="prefix",
         deberta_v2="prefix",

@@ -187,6 +187,7 @@ def test_prefixes_stand_in_all_attentions(pairs):
     assert (expected - stated).abs().numpy()[batch.decoder.mask].max() > 0.1
 
 
+@pytest.mark.long
 def test_a_bare_model_has_no_output_bias(pairs, tmp_path):
     """As facebook/bart-base: names without a prefix."""
     pair = pairs("plain")

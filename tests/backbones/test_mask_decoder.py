@@ -113,6 +113,7 @@ def test_the_positions_that_are_read_are_those_of_all(tmp_path, kind):
         assert_near(jit(run)(READS), whole[np.arange(3)[:, None], READS], 1e-5)
 
 
+@pytest.mark.long
 def test_states_that_are_kept_enter_it(tmp_path):
     make(tmp_path, "v3")
     module, params, _ = read_ours(tmp_path, "deberta_v2", stack="scan")

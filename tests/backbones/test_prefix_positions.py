@@ -15,7 +15,7 @@ CASES["gemma3"] = (
 )  # fmt: skip
 
 
-@pytest.mark.default_cases("bert", "gpt2", "llama", "t5")
+@pytest.mark.default_cases("bert", "t5")
 @pytest.mark.parametrize("case", CASES)
 def test_a_backbone_says_whether_it_reads_where_a_prefix_stands(case):
     family, changes, reads = CASES[case]

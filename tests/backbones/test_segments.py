@@ -154,7 +154,7 @@ def test_a_packed_document_reads_as_it_does_alone(of, prompt, side):
     assert_close(ravel_pytree(grads)[0], ravel_pytree(expected_grads)[0])
 
 
-@pytest.mark.default_cases("bert", "llama")
+@pytest.mark.default_cases("llama")
 def test_without_segments_documents_see_each_other(family):
     batch, _, hidden, _ = run(family, "none", "packed")
     mixed = run(family, "none", "mixed")[2]
@@ -217,7 +217,7 @@ def plainly_before(tokens):
     return AttentionMask(mask & sees)
 
 
-@pytest.mark.default_cases("bert", "glm")
+@pytest.mark.default_cases("glm")
 def test_a_row_that_is_one_text_has_the_program_without_segments(family, monkeypatch):
     """Their absence leaves no trace: neither an array of a batch nor an operation of a step."""
     batch = batch_of(family, "prefix", "alone")

@@ -142,6 +142,7 @@ def test_bfloat16(pairs, kind):
     assert_near_in_16_bits(hidden, expected, batch.decoder.mask)
 
 
+@pytest.mark.long
 def test_gradients_of_unrolled_layers_in_bfloat16():
     """The decoder is short, so its cross attention computes no keys: transposed products."""
     batch = make_tiny_batch(rows=2, family="t5")

@@ -163,7 +163,10 @@ def backbones(backbone, tmp_path_factory):
     return make
 
 
-@pytest.mark.long_cases("accuracy-sst2-full", "p_tuning/lama-")
+@pytest.mark.long_cases(
+    "accuracy-sst2-full", "p_tuning/lama-", "dart/lm_bff-*", "ipt/end_to_end-",
+    "ptuning_v2/verbalizer-", "ppt/t5_small-",
+)  # fmt: skip
 @pytest.mark.parametrize("path, argument", BUILDS)
 def test_it_builds_at_tiny_width(path, argument, backbones, rows_of):
     config = load(path, argument)

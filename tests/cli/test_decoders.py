@@ -122,6 +122,7 @@ def test_samples_do_not_depend_on_the_batch(folders, texts, tmp_path, capsys, re
     assert "generate.top_p=2.0 must be in (0, 1]" in refused(*command, "--config.generate.top_p=2")
 
 
+@pytest.mark.long
 def test_padding_takes_no_room_of_texts(folders, texts, tmp_path):
     """Of 66 positions 60 are read, 3 of them by what all rows share: 57, which are padded to 64."""
     rows = read_lines(texts / "dev.jsonl")

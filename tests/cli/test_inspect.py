@@ -182,7 +182,7 @@ def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
 
 
 def test_the_most_confident_errors_are_listed(runs, inspected):
-    (workdir, c), (out, report, page) = runs("dart"), inspected("dart")
+    (workdir, c), (out, report, page) = runs("head alone"), inspected("head alone")
     trained = restore_run(c, str(workdir), ["dev"])
     scorer, part, weights = trained.scorer, trained.splits["dev"], trained.weights
     step = scoring_step(trained.placement, scorer.model)

@@ -124,6 +124,7 @@ class Cut(Exception):
     """Ends a group as a kill would."""
 
 
+@pytest.mark.long
 def test_a_group_that_is_killed_resumes_bit_for_bit(config, grid, tmp_path, monkeypatch, capsys):
     folder, live = tmp_path / "grid", BatchedRuns.live
 

@@ -151,6 +151,7 @@ def table_of(backbone):
     return config["vocab_size"], config["hidden_size"]
 
 
+@pytest.mark.long
 def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
     evaluate, restore, counts = OneRun.evaluate, Checkpoints.restore, []
     count = counter(table_of(backbone))

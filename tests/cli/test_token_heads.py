@@ -148,7 +148,7 @@ LEAST = {"tags": ("entity_f1", 0.3), "words": ("accuracy", 0.6), "spans": ("exac
 COLUMNS = {"tags": ("entities",), "words": (), "spans": ("score", "start", "end")}
 
 
-@pytest.mark.long_cases("words")
+@pytest.mark.default_cases("tags")
 def test_it_learns_and_the_export_answers_as_the_run(trained, capsys):
     """By the threshold that was best on dev: it is read from the run, and not chosen again."""
     kind, folder, result = trained

@@ -48,6 +48,9 @@ def load(folder, family, **how):
     return load_backbone(folder / family, family, read_config(folder / family), **how)
 
 
+@pytest.mark.default_cases(
+    "bert-int4-both", "gpt2-int8-tensor", "modernbert-fp8-fsdp", "t5-int4-one"
+)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize(
     "family, quantize", [*zip(MODELS, ("int4", "int8", "int4", "fp8"), strict=True)]

@@ -142,6 +142,7 @@ def test_every_second_document_is_taken(tmp_path):
     assert {"aaaa", "bbbb"} < set(tokenizer.get_vocab()) and "c" not in tokenizer.get_vocab()
 
 
+@pytest.mark.long
 def test_chinese_characters_do_not_fill_the_vocabulary(shared, tmp_path):
     place = str(shared / "data/corpus_novels_zh/dev.jsonl.gz")
     text = "".join(DocumentSource(place, TextSettings()))[:20_000]

@@ -286,6 +286,7 @@ def test_a_tree_lists_children_of_one_parent():
     assert flat.lists == ((4, 3, 2), (1, 0)) and flat.lists_of(1) == [0, 1] and flat.depth == 2
 
 
+@pytest.mark.long
 def test_the_classes_of_all_groups_are_compared(backbone):
     scorer, params = make(backbone, group=2)
     split = scorer.encode(examples(), targets=True)

@@ -222,7 +222,7 @@ def windowed_keys(length, front, columns, out, local):
     return (abs(column - place) < columns) | (column < front * out) | (not local)
 
 
-@pytest.mark.default_cases("prefix in it-False", "shared keys, capped-True")
+@pytest.mark.default_cases("shared keys, capped-True")
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", WINDOWS)
 def test_tpus_kernel_of_windows(name, traced, interpreted):

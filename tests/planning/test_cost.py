@@ -54,6 +54,7 @@ def t5(make_run):
     return make_run(T5, data__batch=8, data__max_len=64, **VERBALIZER)
 
 
+@pytest.mark.long
 def test_flops_are_four_for_every_number_and_token(t5):
     # Forward 2 and backward through the activations 2; frozen weights have no gradient. The
     # decoder is so short that its cross attention computes no keys and values.

@@ -154,6 +154,9 @@ def named_as_ours(theirs, folder):
 
 @pytest.mark.long_cases(
     "class-restricted-0.0-None",
+    "class-full-0.0-counts2",
+    "word-full-0.0-counts2",
+    "word-full-2.5-None",
     "class-restricted-2.5-None",
     "class-full-0.0-None",
     "word-restricted-0.0-None",

@@ -107,7 +107,7 @@ def test_only_the_words_that_are_read_feed_the_prompt(fields):
         assert any(not np.array_equal(a, b) for a, b in pairs), place
 
 
-@pytest.mark.long_cases("fields1-prompt")
+@pytest.mark.default_cases("fields0-prompt", "fields2-prefix", "fields3-prompt")
 @pytest.mark.parametrize("on", ["prompt", "prefix"])
 @pytest.mark.parametrize("fields", [{}, ENCODES, LSTM, MLP])
 def test_a_short_text_has_a_short_prompt_and_an_empty_one_none(on, fields):
