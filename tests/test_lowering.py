@@ -40,10 +40,11 @@ from jaxprompt.backbones import families
 from jaxprompt.build.placement import kernel_notes
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
+from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers import kernels
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import as_matrices
-from jaxprompt.layers.reading import GreedyScores
+from jaxprompt.layers.reading import GreedyScores, States
 from jaxprompt.models.bank import (
     Bank,
     group_heads,
@@ -343,6 +344,17 @@ def test_the_front_of_a_pass(target):
     trainable, frozen, _ = make_shapes(case, model)
     place = place_for(target, (2, 2, True))
     text = lower_on(place, shared_prefix_fn(model), trainable, frozen)
+    check(case, text)
+
+
+@pytest.mark.parametrize("target, family", [(H100, "bert"), (TPU, "t5")])
+def test_the_states_of_a_router(target, family):
+    case = Case(family, "evaluate", "soft", 5, mesh=MESHES[1], target=target)
+    model, _ = make_model(case)
+    head = Classifier(2, "mean" if family == "bert" else "cls")
+    model = dataclasses.replace(model, heads={"main": States(head)})
+    trainable, frozen, batch = make_shapes(case, model)
+    text = lower_on(place_for(target, case.mesh), make_eval_step(model), trainable, frozen, batch)
     check(case, text)
 
 

@@ -43,6 +43,14 @@ from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 _SOFT_TOKENS = ("slots", "decoder_slots")  # arrays of soft tokens
 
 
+class Export(NamedTuple):
+    """An export in memory."""
+
+    path: str  # for messages
+    tensors: Mapping[str, np.ndarray]
+    metadata: PromptMetadata
+
+
 class LoadedPrompt(NamedTuple):
     """A prompt ready to score."""
 
