@@ -167,23 +167,23 @@ def train_router(
     prompts: Sequence[Prompt] | Mapping[str, Prompt],
     rows: Mapping[str, AnyRows],
     *,
-    kind: str = "linear",
-    accuracy: float = 0.99,
+    kind: str = "centroid",
+    accuracy: float = 0.95,
     max_len: int = 128,
     batch: int = 64,
 ) -> Prompt:
     """Trains a router, which chooses the prompt of a row by its text.
 
-    It reads the states of the frozen backbone, without a prompt. Four fifths of the rows fit it.
-    The others choose its threshold: the lowest probability from 0.5 on above which the share
-    `accuracy` of them is routed correctly. Below it, no prompt is chosen.
+    It reads the states of the frozen backbone in the middle layer, without a prompt. Five-fold
+    cross-validation chooses its threshold: the lowest probability from 0.5 on above which the
+    share `accuracy` of the held-out rows is routed correctly. Below it, no prompt is chosen.
 
     Args:
       backbone: result of `load_backbone`.
       prompts: the prompts, as for `attach`.
       rows: training examples of each prompt, by its name; 500 at most are used. Labels are not
         read.
-      kind: "linear" = logistic regression on the states, "centroid" = the nearest mean state.
+      kind: "centroid" = the nearest mean state, "linear" = logistic regression on the states.
       accuracy: share of the held-out rows that is to be routed correctly, in (0, 1].
       max_len: number of tokens that are read of a text.
       batch: texts per batch.

@@ -354,6 +354,10 @@ def join_params(
     Raises:
       InputError: if a tensor is missing, unknown or has another shape.
     """
+    if any(name.startswith("router/") for name in tensors):
+        raise InputError(
+            f"{path} is a router, which chooses among prompts; give it with --route (router=)"
+        )
     scorer = scorer.with_backbone(loaded_backbone.backbone)
     backbone_params = loaded_backbone.loaded.params
     flat = tree.flatten({"backbone": backbone_params})

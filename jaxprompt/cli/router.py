@@ -1,10 +1,10 @@
 """Trains a router, which chooses among several prompts for a row that names none.
 
 It reads the training examples of the prompts: of an export in the folder of its run, those of the
-run, else those that --examples names. Their texts go through the frozen backbone without a prompt,
-and a small layer on its states learns which prompt they belong to. Below a probability, which is
-chosen on held-out examples, no prompt is chosen. `predict --route=auto` and `evaluate --route=auto`
-use the router.
+run, else those that --examples names. Their texts go through the lower half of the frozen backbone
+without a prompt, and a small layer on its states learns which prompt they belong to. Below a
+probability, which is chosen by cross-validation, no prompt is chosen. `predict --route=auto` and
+`evaluate --route=auto` use the router.
 """
 
 import json
@@ -72,15 +72,15 @@ def _make_parser() -> Parser:
     )
     parser.add_argument(
         "--kind",
-        default="linear",
-        help="linear = logistic regression on the states (default), centroid = the nearest mean",
+        default="centroid",
+        help="centroid = the nearest mean state (default), linear = logistic regression on states",
     )
     parser.add_argument(
         "--accuracy",
         type=float,
-        default=0.99,
-        help="share of the held-out rows with a prompt that must have the right one; it sets the "
-        "threshold (default: 0.99)",
+        default=0.95,
+        help="share of the routed held-out rows that must have the right prompt; it sets the "
+        "threshold (default: 0.95)",
     )
     parser.add_argument(
         "--max-len", type=whole, default=128, help="tokens read of a text (default: 128)"

@@ -101,13 +101,13 @@ class OriginMetadata(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class RouterMetadata(Document):
-    """What a router needs beside its head, whose classes are the names of prompts."""
+    """What a router needs beside its layer; the classes of its task are the names of prompts."""
 
     kind: str
     columns: tuple[str, ...]  # the input columns of all prompts, whose texts are joined
     threshold: float  # of the probability below which no prompt is chosen
     prompts: Mapping[str, str]  # by name the SHA-256 of their tensors
-    # By prompt: how many of its held-out examples each prompt was chosen for; "" = none was.
+    # By prompt: how many of its held-out examples went to each prompt; "" = to none.
     held_out: Mapping[str, Mapping[str, int]]
 
 

@@ -65,22 +65,6 @@ def mask_absent(scores, counts, choice_of_score=None):
     return jnp.where(choice_of_score < counts[:, None], scores, ABSENT)
 
 
-class States(Scores):
-    """Returns the state that a head scores. [B*K, T, H] -> float32 [B*K, H]"""
-
-    head: Any  # a Scores
-
-    @property
-    def reads_all(self) -> bool:  # type: ignore[override]  # a ClassVar, to flax no field
-        """Whether the head reads every token."""
-        return self.head.reads_all
-
-    @nn.compact
-    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
-        """Returns the states."""
-        return self.head.state(hidden, batch).astype(jnp.float32)
-
-
 class TargetScores(Scores):
     """Scores `batch.targets`, token by token. [B, T, H] -> float32 [B, M], ABSENT = no target"""
 

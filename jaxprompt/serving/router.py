@@ -1,23 +1,23 @@
-"""A router: chooses the prompt of a row by its text, from the frozen backbone's states.
+"""A router: chooses the prompt of a row by its text, from states of the frozen backbone.
 
-It is an export without a prompt, with a linear head whose classes are the names of the prompts. The
-head reads the mean state of a text (of an encoder-decoder, the decoder's first state).
+The states are those of the middle layer, averaged over the tokens of the text: there, texts of
+different tasks differ most, and the layers above need not run. A linear layer scores the prompts.
 """
 
 import dataclasses
-import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 
 from jaxprompt.build.backbone import LoadedBackbone
-from jaxprompt.build.prompt_artifact import Export, join_params, scorer_from_metadata
+from jaxprompt.build.prompt_artifact import Export, scorer_from_metadata
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import DataConfig, RunConfig, TaskConfig
 from jaxprompt.convert.artifact import check_fingerprint, encode_tensors
@@ -27,29 +27,37 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.cells import is_blank, missing_column
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.specials import FED
-from jaxprompt.errors import InputError, check_known, list_differences
-from jaxprompt.layers.reading import States
+from jaxprompt.errors import InputError, check_known, list_differences, with_article
 from jaxprompt.models.scorer import Scorer
+from jaxprompt.parallel.compilation import cached_factory
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.serving.adapters import ImportedPrompt, make_imported_metadata
-from jaxprompt.serving.answers import Answers, make_answers
-from jaxprompt.training.evaluation import predict_scores, scoring_step
+from jaxprompt.training.evaluation import StartPass, compile_step, predict_scores
+from jaxprompt.tree import Flat, Params
+from jaxprompt.types import Batch, Role
 
-KINDS = ("linear", "centroid")
-MAX_ROWS = 500  # of a prompt; more hardly change a linear layer on frozen states
-_MIN_ROWS, _HELD_OUT = 5, 5  # rows of a prompt; every fifth is held out
+KINDS = ("centroid", "linear")
+_TENSORS = ("router/kernel", "router/bias")
+_MAX_ROWS = 500  # of a prompt
+_FOLDS = 5  # of the cross-validation; a prompt needs as many rows
 _MIN_THRESHOLD = 0.5  # a less likely prompt is more often wrong than right
-_DECAY, _RATE, _STEPS = 1e-3, 0.05, 500  # of the linear kind: weight decay, Adam's rate and steps
-_SCALES = np.logspace(-4, 0, 41)  # of the centroid kind's scores
+_SHRINKAGE = 0.2  # of the covariance of the centroid kind
+_SCALES = np.logspace(-3, 0, 61)  # of its scores
+_DECAY, _RATE, _STEPS = 0.03, 0.05, 500  # weight decay of the linear kind, and Adam's options
+
+LinearLayer = tuple[np.ndarray, np.ndarray]  # kernel [H, P], bias [P]
 
 
 class Router(NamedTuple):
     """A router on its backbone, for the prompts of a bank."""
 
-    scorer: Scorer
-    answer: Callable[[Sequence[Example]], Answers]  # of at least one example
+    scorer: Scorer  # encodes the texts
+    params: Params  # of the backbone
+    placement: Placement
+    layer: LinearLayer
     metadata: RouterMetadata
-    names: tuple[str, ...]  # of the prompts, in the order of the bank
+    names: tuple[str, ...]  # of the prompts of the layer
+    indices: Mapping[str, int]  # of the prompts of the bank
 
     def route(self, records: Sequence[Record], column: str) -> list[Record]:
         """Chooses the prompts of rows whose `column` is missing or blank.
@@ -60,33 +68,31 @@ class Router(NamedTuple):
         routed = list(records)
         texts: dict[int, str] = {}
         for index, record in enumerate(records):
-            row = record.row
-            if row is None or record.error or not is_blank(row.get(column)):
+            if record.row is None or record.error or not is_blank(record.row.get(column)):
                 continue
-            texts[index] = join_columns(row, self.metadata.columns)
-            if not texts[index]:
-                columns = ", ".join(self.metadata.columns)
-                message = missing_column(row, self.metadata.columns[0], record.origin)
-                message = f"{message}; the router reads {columns}, of which a row needs one"
-                routed[index] = record._replace(error=message)
-                del texts[index]
-        examples = [Example({"text": text}) for text in texts.values()]
-        answers = self.answer(examples).columns if examples else []
-        for index, answer in zip(texts, answers, strict=True):
-            routed[index] = self._choose(records[index], answer["prediction"], answer["score"])
+            if text := join_columns(record.row, self.metadata.columns):
+                texts[index] = text
+                continue
+            columns = ", ".join(self.metadata.columns)
+            message = missing_column(record.row, self.metadata.columns[0], record.origin)
+            message = f"{message}; the router reads {columns}, of which a row needs one"
+            routed[index] = record._replace(error=message)
+        if texts:
+            states = text_states(self.scorer, self.params, self.placement, list(texts.values()))
+            for index, probabilities in zip(texts, _probabilities(states, self.layer), strict=True):
+                routed[index] = self._choose(records[index], probabilities)
         return routed
 
-    def _choose(self, record: Record, name: str, confidence: float) -> Record:
+    def _choose(self, record: Record, probabilities: np.ndarray) -> Record:
+        name, confidence = self.names[probabilities.argmax()], float(probabilities.max())
         threshold, error = self.metadata.threshold, ""
         if confidence < threshold:
             error = (
                 f"{record.origin}: the router chose no prompt: the most likely, {name}, has a "
-                f"probability of {confidence:.3f}, below {threshold:.3f}; name the prompt of the "
+                f"probability of {confidence:.4f}, below {threshold:.4f}; name the prompt of the "
                 "row in a column"
             )
-        return record._replace(
-            prompt=self.names.index(name), confidence=confidence, error=error or record.error
-        )
+        return record._replace(prompt=self.indices[name], confidence=confidence, error=error)
 
 
 def route_columns(name: str, confidence: float) -> dict[str, Any]:
@@ -116,10 +122,19 @@ def make_router(
             f"{router.path} is a router of other prompts: {list_differences(*short)}; train a "
             "router for these prompts, or give its prompts"
         )
-    scorer, params = _load(backbone, router, batch, force)
-    generation = router.metadata.generate
-    answer = make_answers(scorer, generation=generation, placement=backbone.placement)
-    return Router(scorer, functools.partial(answer, params), metadata, tuple(prompts))
+    check_fingerprint(router.metadata.backbone, backbone.loaded.report.fingerprint, force=force)
+    scorer = _make_encoder(backbone, router, batch, force)
+    kernel, bias = (router.tensors[name] for name in _TENSORS)
+    indices = {name: index for index, name in enumerate(prompts)}
+    return Router(
+        scorer,
+        backbone.loaded.params,
+        backbone.placement,
+        (kernel, bias),
+        metadata,
+        router.metadata.task.labels,
+        indices,
+    )
 
 
 def router_metadata(router: Export) -> RouterMetadata:
@@ -131,18 +146,6 @@ def router_metadata(router: Export) -> RouterMetadata:
             "jaxprompt router` wrote"
         )
     return metadata
-
-
-def _load(
-    backbone: LoadedBackbone, export: Export, batch: int, force: bool
-) -> tuple[Scorer, dict[str, Any]]:
-    """Returns the scorer of an export on a backbone, and its parameters."""
-    metadata = export.metadata
-    check_fingerprint(metadata.backbone, backbone.loaded.report.fingerprint, force=force)
-    scorer = scorer_from_metadata(
-        backbone.backbone, metadata, batch, backbone.placement, force=force
-    ).with_backbone(backbone.backbone)
-    return scorer, join_params(export.path, export.tensors, scorer, backbone)
 
 
 def digests_of(prompts: Mapping[str, Export]) -> dict[str, str]:
@@ -167,6 +170,49 @@ def _cell_text(cell: Any) -> str:
     return "" if is_blank(cell) else str(cell).strip()
 
 
+# -- states ---------------------------------------------------------------------------------------
+
+
+def _make_encoder(backbone: LoadedBackbone, router: Export, batch: int, force: bool) -> Scorer:
+    """Returns a scorer that encodes texts for a router."""
+    scorer = scorer_from_metadata(
+        backbone.backbone, router.metadata, batch, backbone.placement, force=force
+    )
+    return scorer.with_backbone(backbone.backbone)
+
+
+def text_states(
+    scorer: Scorer, params: Params, placement: Placement, texts: Sequence[str]
+) -> np.ndarray:
+    """Computes the mean state of each text. -> float32 [texts, H]"""
+    split = scorer.encode([Example({"text": text}) for text in texts])
+    batches = EvalBatches(split.rows, split.labels, scorer.layout)
+    step = states_step(placement, scorer.model.backbone)
+    return predict_scores(step, {}, {"backbone": params}, batches, len(split.rows))
+
+
+@cached_factory
+def states_step(placement: Placement, backbone: nn.Module) -> StartPass:
+    """Compiles the states of texts, once for all equal backbones of a process."""
+
+    def step(trainable: Flat, frozen: Flat, batch: Batch) -> jax.Array:
+        return mean_states(backbone, frozen["backbone"], batch)
+
+    return compile_step(placement, step)
+
+
+def mean_states(backbone: nn.Module, params: Params, batch: Batch) -> jax.Array:
+    """Averages the states of texts in the middle layer, of an encoder-decoder in its encoder.
+
+    -> float32 [B, H]
+    """
+    layer = (backbone.dims.layers + 1) // 2
+    hidden: Any = backbone.apply({"params": params}, batch, layer, method="enter")  # [B, T, H]
+    is_text = (batch.encoder.roles == Role.TEXT)[..., None]
+    total = jnp.where(is_text, hidden.astype(jnp.float32), 0.0).sum(1)
+    return total / jnp.maximum(is_text.sum(1), 1)
+
+
 # -- training -------------------------------------------------------------------------------------
 
 
@@ -175,21 +221,21 @@ def train_router(
     prompts: Mapping[str, Export],
     rows: Mapping[str, Rows],
     *,
-    kind: str = "linear",
-    accuracy: float = 0.99,
+    kind: str = "centroid",
+    accuracy: float = 0.95,
     max_len: int = 128,
     batch: int = 64,
 ) -> Export:
     """Trains a router on examples of its prompts.
 
-    Four fifths of the rows fit the head. The others choose the threshold: the lowest probability
-    from 0.5 on above which this share of them is routed correctly.
+    Five-fold cross-validation gives a probability of every row. From these the threshold is
+    chosen: the lowest from 0.5 on above which this share of the rows is routed correctly.
 
     Args:
       backbone: the backbone of the prompts.
       prompts: by name.
       rows: examples of each prompt, by its name; labels are not read.
-      kind: linear = multinomial logistic regression, centroid = the nearest mean state.
+      kind: centroid = the nearest mean state, linear = multinomial logistic regression.
       accuracy: share of correctly routed rows, in (0, 1].
       max_len: tokens of a text.
       batch: texts per batch.
@@ -199,159 +245,146 @@ def train_router(
     """
     check_known("kind", kind, KINDS)
     if not 0 < accuracy <= 1:
-        raise InputError(f"accuracy={accuracy} must be in (0, 1]; use e.g. 0.99")
+        raise InputError(f"accuracy={accuracy} must be in (0, 1]; use e.g. 0.95")
     if len(prompts) < 2:
         raise InputError(f"a router needs at least 2 prompts, not {len(prompts)}; give more")
     names = tuple(prompts)
     inputs = [name for export in prompts.values() for name in export.metadata.task.input_columns]
     columns = tuple(dict.fromkeys(inputs))
-    texts, labels, is_held_out = _collect(prompts, rows, columns)
+    texts, labels, folds = _collect(prompts, rows, columns)
     export = _empty_router(backbone, names, max_len)
-    states = _pooled_states(*_load(backbone, export, batch, False), backbone, texts)
+    scorer = _make_encoder(backbone, export, batch, False)
+    states = text_states(scorer, backbone.loaded.params, backbone.placement, texts)
     fit = fit_linear if kind == "linear" else fit_centroids
-    kernel, bias = fit(states[~is_held_out], labels[~is_held_out], len(names))
-    states, labels = states[is_held_out], labels[is_held_out]
-    if kind == "centroid":
-        scale = best_scale(states @ kernel + bias, labels)
-        kernel, bias = kernel * scale, bias * scale
-    probabilities = np.exp(_log_softmax(states @ kernel + bias))
+    scores = np.zeros((len(labels), len(names)))
+    for fold in range(_FOLDS):
+        others, mine = folds != fold, folds == fold
+        kernel, bias = fit(states[others], labels[others], len(names))
+        scores[mine] = states[mine] @ kernel + bias
+    scale = best_scale(scores, labels) if kind == "centroid" else 1.0
+    kernel, bias = fit(states, labels, len(names))
+    probabilities = _softmax(scores * scale)
     chosen, confidences = probabilities.argmax(1), probabilities.max(1)
-    is_right = chosen == labels
-    threshold = choose_threshold(confidences, is_right, accuracy)
-    is_routed = confidences >= threshold
-    held_out: dict[str, Counter[str]] = {name: Counter() for name in names}
-    for label, choice, sure in zip(labels, chosen, is_routed, strict=True):
-        held_out[names[label]][names[choice] if sure else ""] += 1
+    threshold = choose_threshold(confidences, chosen == labels, accuracy)
+    is_routed, is_right = confidences >= threshold, chosen == labels
+    counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for label, choice, routed in zip(labels, chosen, is_routed, strict=True):
+        counts[names[label]][names[choice] if routed else ""] += 1
     metrics = {
         "accuracy": float(is_right.mean()),
         "routed": float(is_routed.mean()),
         "routed_accuracy": float(is_right[is_routed].mean()),
     }
+    digests = digests_of(prompts)
     router = RouterMetadata(
-        kind=kind,
-        columns=columns,
-        threshold=threshold,
-        prompts=digests_of(prompts),
-        held_out=held_out,
+        kind=kind, columns=columns, threshold=threshold, prompts=digests, held_out=counts
     )
     metadata = dataclasses.replace(export.metadata, metrics={"held_out": metrics}, router=router)
-    return Export("the router", _head_tensors(kernel, bias), metadata)
+    tensors = (x.astype(np.float32) for x in (kernel * scale, bias * scale))
+    return Export("the router", dict(zip(_TENSORS, tensors, strict=True)), metadata)
 
 
 def _collect(
     prompts: Mapping[str, Export], rows: Mapping[str, Rows], columns: Sequence[str]
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Returns the texts of all prompts, their prompts int [N], and which are held out bool [N].
+    """Returns the texts of all prompts, their prompts and their folds, int [N] each.
 
-    Of a prompt with more rows, MAX_ROWS are sampled.
+    Of a prompt with more rows, _MAX_ROWS are sampled.
     """
     texts: list[str] = []
     labels: list[int] = []
-    held_out: list[bool] = []
+    folds: list[int] = []
     rng = np.random.default_rng(0)
     for index, (name, export) in enumerate(prompts.items()):
         if name not in rows:
             raise InputError(f"prompt {name} has no examples to train the router; give its rows")
-        inputs = export.metadata.task.input_columns
-        examples, own_columns = rows[name], [x for x in columns if x in inputs]
-        if len(examples) < _MIN_ROWS:
+        examples = rows[name]
+        inputs = [x for x in columns if x in export.metadata.task.input_columns]
+        if len(examples) < _FOLDS:
             raise InputError(
                 f"prompt {name} has {len(examples)} examples in {examples.path}, and a router "
-                f"needs at least {_MIN_ROWS}; add rows"
+                f"needs at least {_FOLDS}; add rows"
             )
-        for count, number in enumerate(rng.permutation(len(examples))[:MAX_ROWS]):
+        for count, number in enumerate(rng.permutation(len(examples))[:_MAX_ROWS]):
             row = examples[number]
-            text = join_columns(row, own_columns)
+            text = join_columns(row, inputs)
             if not text:
-                where = examples.origin(int(number))
                 remark = f" of prompt {name} with a text"
-                message = missing_column(row, own_columns[0], where, remark)
+                message = missing_column(row, inputs[0], examples.origin(int(number)), remark)
                 raise InputError(f"{message}; add it, or remove the row")
             texts.append(text)
             labels.append(index)
-            held_out.append(count % _HELD_OUT == 0)
-    return texts, np.array(labels), np.array(held_out)
-
-
-def _head_tensors(kernel: np.ndarray, bias: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the tensors of the linear head. [H, P], [P]"""
-    tensors = {"kernel": kernel, "bias": bias}
-    return {f"head/main/out/{name}": x.astype(np.float32) for name, x in tensors.items()}
+            folds.append(count % _FOLDS)
+    return texts, np.array(labels), np.array(folds)
 
 
 def _empty_router(backbone: LoadedBackbone, names: tuple[str, ...], max_len: int) -> Export:
-    """Returns an export whose classes are the names of the prompts, with a head of zeros."""
+    """Returns an export without tensors whose classes are the names of the prompts.
+
+    Raises InputError for a backbone whose layers cannot be computed by themselves.
+    """
     opened = backbone.backbone
-    # The output of an encoder-decoder has no text to average.
-    pooler = "cls" if opened.module.STYLE in FED else "mean"
+    if not hasattr(opened.module, "enter"):
+        raise InputError(
+            f"a router is not supported for {with_article(opened.family)}; name the prompt of "
+            "each row in a column"
+        )
     config = RunConfig(
         backbone=opened.config,
         task=TaskConfig(name="custom", fields=("text",), label="label", labels=names),
         data=DataConfig(max_len=max_len),
         prompt=OpenBlock("none"),
-        head=OpenBlock("linear", {"pooler": pooler, "dropout": 0.0}),
+        head=OpenBlock("linear", {"pooler": "cls"}),
     )
     imported = ImportedPrompt({}, {"name": "none"}, {})
-    metadata = make_imported_metadata(config, "the router", imported, backbone)
-    width = opened.module.dims.width
-    tensors = _head_tensors(np.zeros((width, len(names))), np.zeros(len(names)))
-    return Export("the router", tensors, metadata)
+    return Export(
+        "the router", {}, make_imported_metadata(config, "the router", imported, backbone)
+    )
 
 
-def _pooled_states(
-    scorer: Scorer, params: Mapping[str, Any], backbone: LoadedBackbone, texts: Sequence[str]
-) -> np.ndarray:
-    """Computes the states that the head of a router reads. -> float32 [texts, H]"""
-    split = scorer.encode([Example({"text": text}) for text in texts])
-    states = States(scorer.model.heads["main"])
-    model = dataclasses.replace(scorer.model, heads={"main": states})
-    params = {name: params[name] for name in params if name != "head"}
-    batches = EvalBatches(split.rows, split.labels, scorer.layout)
-    step = scoring_step(backbone.placement, model)
-    return predict_scores(step, {}, params, batches, len(split.rows))
-
-
-def _standardise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean and the standard deviation of each dimension. [N, H] -> [H], [H]"""
-    return states.mean(0), np.maximum(states.std(0), 1e-6)
+def _standardise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns standardised states [N, H], and the mean and standard deviation [H] before."""
+    mean, std = states.mean(0), np.maximum(states.std(0), 1e-6)
+    return (states - mean) / std, mean, std
 
 
 def _of_raw_states(
     kernel: np.ndarray, bias: np.ndarray, mean: np.ndarray, std: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Converts a linear layer on standardised states to one on states. [H, P], [P]"""
+) -> LinearLayer:
+    """Converts a linear layer on standardised states to one on states."""
     kernel = kernel / std[:, None]
     return kernel, bias - mean @ kernel
 
 
-def fit_centroids(
-    states: np.ndarray, labels: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a linear layer that scores prompts by their distance from a state.
+def fit_centroids(states: np.ndarray, labels: np.ndarray, count: int) -> LinearLayer:
+    """Returns a linear layer that is greatest for the prompt with the nearest mean state.
 
-    The distance is Euclidean, of standardised states to the mean state c of each prompt. It is
-    least where c s - |c|^2 / 2 is greatest.
+    The distance is Mahalanobis': states are whitened by the covariance within prompts, which is
+    shrunk towards a multiple of the identity (linear discriminant analysis with equal priors).
 
     Args:
       states: float [N, H].
       labels: prompts, int [N].
       count: number P of prompts.
-
-    Returns:
-      Kernel [H, P] and bias [P].
     """
-    mean, std = _standardise(states)
-    centroids = np.stack([((states - mean) / std)[labels == i].mean(0) for i in range(count)])
-    return _of_raw_states(centroids.T, -(centroids**2).sum(1) / 2, mean, std)
+    scaled, mean, std = _standardise(states.astype(np.float64))
+    centroids = np.stack([scaled[labels == index].mean(0) for index in range(count)])
+    residuals = scaled - centroids[labels]
+    covariance = residuals.T @ residuals / len(states)
+    size = len(covariance)
+    identity = np.eye(size) * (np.trace(covariance) / size + 1e-6)
+    covariance = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * identity
+    # -|s - c|^2 / 2 without the part of s alone.
+    kernel = np.linalg.solve(covariance, centroids.T)
+    return _of_raw_states(kernel, -(centroids.T * kernel).sum(0) / 2, mean, std)
 
 
-def fit_linear(states: np.ndarray, labels: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def fit_linear(states: np.ndarray, labels: np.ndarray, count: int) -> LinearLayer:
     """Fits a multinomial logistic regression on standardised states, with weight decay.
 
-    Every prompt has the same weight, however many rows it has. Arguments and result as those of
-    `fit_centroids`.
+    Every prompt has the same weight, however many rows it has. Arguments as in `fit_centroids`.
     """
-    mean, std = _standardise(states)
+    scaled, mean, std = _standardise(states)
     weights = 1 / np.bincount(labels, minlength=count)[labels] / count
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, _STEPS))
 
@@ -370,19 +403,28 @@ def fit_linear(states: np.ndarray, labels: np.ndarray, count: int) -> tuple[np.n
         return jax.lax.scan(step, (params, optimizer.init(params)), length=_STEPS)[0][0]
 
     zeros = {"kernel": jnp.zeros((states.shape[1], count)), "bias": jnp.zeros(count)}
-    params = jax.tree.map(np.asarray, fit(zeros, jnp.asarray((states - mean) / std)))
+    params = jax.tree.map(np.asarray, fit(zeros, jnp.asarray(scaled)))
     return _of_raw_states(params["kernel"], params["bias"], mean, std)
 
 
+def _probabilities(states: np.ndarray, layer: LinearLayer) -> np.ndarray:
+    kernel, bias = (x.astype(np.float64) for x in layer)
+    return _softmax(states @ kernel + bias)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    return scores / scores.sum(-1, keepdims=True)
+
+
 def best_scale(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the factor of scores whose softmax is the best likelihood. [N, P], [N]"""
+    """Returns the factor of scores whose softmax is the most likely. [N, P], [N]"""
     rows = np.arange(len(labels))
-    return float(max(_SCALES, key=lambda scale: _log_softmax(scores * scale)[rows, labels].sum()))
 
+    def likelihood(scale: float) -> float:
+        return np.log(_softmax(scores * scale)[rows, labels] + 1e-30).sum()
 
-def _log_softmax(scores: np.ndarray) -> np.ndarray:
-    scores = scores - scores.max(-1, keepdims=True)
-    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    return float(max(_SCALES, key=likelihood))
 
 
 def choose_threshold(confidences: np.ndarray, is_right: np.ndarray, accuracy: float) -> float:

@@ -22,7 +22,7 @@ def test_the_training_examples_of_a_run_are_read(run, two, data, tmp_path, capsy
     assert json.loads(out)["router"] == str(run / "router")
     counts = json.loads((run / "router" / "prompt.json").read_text())["router"]["held_out"]
     train = read_lines(data / "train.jsonl")
-    assert sum(counts["first"].values()) == -(-min(500, len(train)) // 5)
+    assert sum(counts["first"].values()) == len(train)
     assert "prompt second: " in refused("router", *two)
     # Of a run whose data have changed since.
     config = json.loads((run / "config.json").read_text())
