@@ -1,6 +1,7 @@
 """Texts per second of many prompts on MiniLM: rows of all in shared batches, and task by task.
 
-With --tokens, SmolLM2 generates texts of so many tokens at most, instead of predicting classes. The prompts are copies of one with noise added; texts are TREC's, dealt to the prompts in turns.
+With --tokens, SmolLM2 generates texts of so many tokens at most, instead of predicting classes.
+The prompts are copies of one with noise added; texts are TREC's, dealt to the prompts in turns.
 Each side divides its texts into equal batches of 64 rows at most, so that filling favours neither.
 """
 
