@@ -28,6 +28,7 @@ PUBLIC = {
     "save_prompt": "api.saving",
     "TrainedPrompt": "api.training",
     "train": "api.training",
+    "train_router": "api.banks",
     "InputError": "errors",
 }
 
@@ -50,6 +51,7 @@ __all__ = [
     "stream",
     "task",
     "train",
+    "train_router",
 ]
 
 

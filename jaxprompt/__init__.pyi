@@ -5,6 +5,7 @@ from typing import Literal
 
 from jaxprompt.api.backbones import load_backbone as load_backbone
 from jaxprompt.api.banks import BankedModel as BankedModel
+from jaxprompt.api.banks import train_router as train_router
 from jaxprompt.api.choices import Choice as Choice
 from jaxprompt.api.choices import task as task
 from jaxprompt.api.generation import generate as generate

@@ -26,7 +26,7 @@ _CLI = cli.__name__
 _GROUPS = {  # of the commands, for --help
     "train a prompt": ["train", "sweep", "pretrain", "validate", "plan"],
     "look at runs": ["show", "inspect", "evaluate"],
-    "use a prompt": ["export", "predict", "lm_eval"],
+    "use a prompt": ["export", "predict", "router", "lm_eval"],
     "list what is available": ["methods", "heads", "backbones", "tasks"],
     "backbones and corpora": ["adapt", "convert", "tokenizer", "annotate"],
 }

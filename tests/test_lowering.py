@@ -65,10 +65,11 @@ from jaxprompt.runs.grid.batched_steps import (
     make_group_step,
 )
 from jaxprompt.runs.shared_steps import TaskBatch, make_shared_step
+from jaxprompt.serving.router import mean_states
 from jaxprompt.training.evaluation import generation_step, shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
-from jaxprompt.tree import flatten
+from jaxprompt.tree import flatten, unflatten
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
@@ -344,6 +345,15 @@ def test_the_front_of_a_pass(target):
     place = place_for(target, (2, 2, True))
     text = lower_on(place, shared_prefix_fn(model), trainable, frozen)
     check(case, text)
+
+
+@pytest.mark.parametrize("target, family", [(H100, "bert"), (TPU, "t5")])
+def test_the_states_of_a_router(target, family):
+    case = Case(family, "evaluate", mesh=MESHES[1], target=target)
+    model, _ = make_model(case)
+    _, frozen, batch = make_shapes(case, model)
+    step = lambda frozen, batch: mean_states(model.backbone, frozen["backbone"], batch)
+    check(case, lower_on(place_for(target, case.mesh), step, unflatten(frozen), batch))
 
 
 @pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)

@@ -7,13 +7,13 @@ from typing import Any
 
 from jaxprompt.api.choices import change_generation
 from jaxprompt.api.prompts import Prompt
-from jaxprompt.api.rows import AnyRows, to_rows
+from jaxprompt.api.rows import AnyRows, read_records, to_rows
 from jaxprompt.build.backbone import LoadedBackbone
+from jaxprompt.build.prompt_artifact import Export
 from jaxprompt.data.sources.records import Record, from_rows
 from jaxprompt.errors import InputError, brief, check_type
 from jaxprompt.scoring.metrics import check_package
 from jaxprompt.serving.bank import (
-    Export,
     PromptBank,
     answer_requests,
     check_names,
@@ -21,6 +21,7 @@ from jaxprompt.serving.bank import (
     name_of,
     read_requests,
 )
+from jaxprompt.serving.router import train_router as fit_router
 from jaxprompt.serving.stream import in_order
 
 _NAMING = "a dict, e.g. {'first': prompt}"
@@ -42,24 +43,36 @@ class BankedModel:
         """The names of the prompts."""
         return self.bank.names
 
-    def read(self, rows: AnyRows) -> list[Record]:
+    def read(self, rows: AnyRows | Sequence[str]) -> list[Record]:
         """Reads rows as records, each with the number of its prompt.
 
+        A router chooses the prompts of rows that name none. Then texts are rows, too.
+
         Raises:
-          InputError: for the first row that is not an example of its prompt's task.
+          InputError: for the first row that is not an example of its prompt's task; but a row
+            whose prompt a router chose, or did not choose, is a record with an error.
         """
-        # Rows without column names have no prompt names.
-        requests = list(read_requests(self.bank, from_rows(to_rows(rows, "rows")), self.by))
+        router = self.bank.router
+        if router is None:
+            # Rows without column names have no prompt names.
+            records = from_rows(to_rows(rows, "rows"))
+        else:
+            records = router.route(read_records(rows, router.metadata.columns), self.by)
+        requests = list(read_requests(self.bank, records, self.by))
         for record in requests:
-            if record.error:
+            if record.error and record.confidence is None:
                 raise InputError(record.error)
         return requests
 
-    def predict(self, rows: AnyRows, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def predict(
+        self, rows: AnyRows | Sequence[str], options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """Answers rows, see `jaxprompt.predict`."""
         return self._answer(self.writing(options), rows)
 
-    def generate(self, rows: AnyRows, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def generate(
+        self, rows: AnyRows | Sequence[str], options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """Generates texts with all prompts, see `jaxprompt.generate`."""
         generations = [change_generation(x, options) for x in self.bank.generations]
         return self._answer(self.bank.writing(generations, every=True), rows)
@@ -79,15 +92,22 @@ class BankedModel:
             )
         return self.bank.writing([change_generation(x, options) for x in self.bank.generations])
 
-    def _answer(self, bank: PromptBank, rows: AnyRows) -> list[dict[str, Any]]:
+    def _answer(self, bank: PromptBank, rows: AnyRows | Sequence[str]) -> list[dict[str, Any]]:
         """Answers rows; a text comes with the name of its prompt."""
         requests = self.read(rows)
-        answered = (record.prompt for record in requests if record.example)
         answers = in_order(requests, answer_requests(bank, requests))
         return [
-            {self.by: self.names[prompt], **answer} if bank.scorers[prompt].head.WRITES else answer
-            for prompt, answer in zip(answered, answers, strict=True)
+            {"error": record.error} if record.error else self._named(bank, record, next(answers))
+            for record in requests
         ]
+
+    def _named(
+        self, bank: PromptBank, record: Record, answer: dict[str, object]
+    ) -> dict[str, object]:
+        """Adds the name of the prompt to a text, unless a router has added it."""
+        if record.confidence is not None or not bank.scorers[record.prompt].head.WRITES:
+            return answer
+        return {self.by: self.names[record.prompt], **answer}
 
     def evaluate(self, rows: AnyRows, options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """Measures the answers to rows with labels, see `jaxprompt.evaluate`."""
@@ -100,12 +120,18 @@ class BankedModel:
         for index, answered in answers.items():
             measured, count = bank.scorers[index].measure_labelled([answered.labelled])
             metrics[self.names[index]] = measured | {"examples": count}
+        undecided = [record.error for record in requests if record.error]
+        if undecided:
+            warnings.warn(
+                f"{len(undecided)} of {len(requests)} rows are left out, the first: {undecided[0]}",
+                stacklevel=3,
+            )
         num_known = sum(int(values["examples"]) for values in metrics.values())
         if not num_known:
             raise InputError(
                 "no row has a known label of its prompt's task; give rows with such labels"
             )
-        warn_unlabelled(num_known, len(requests), stacklevel=4)
+        warn_unlabelled(num_known, len(requests) - len(undecided), stacklevel=4)
         return metrics
 
 
@@ -125,8 +151,65 @@ def attach_several(
     by: str,
     batch: int,
     force: bool,
+    router: Prompt | None,
 ) -> BankedModel:
     """Attaches several prompts to a backbone, see `attach`."""
+    exports, chooser = _to_exports(prompts), None
+    if router is not None:
+        check_type("router", router, Prompt, "the result of jp.train_router or jp.load_prompt")
+        chooser = Export(router.path, router.tensors, router.metadata)
+    bank = make_bank(backbone, exports, batch=batch, force=force, router=chooser)
+    return BankedModel(bank, by)
+
+
+def train_router(
+    backbone: LoadedBackbone,
+    prompts: Sequence[Prompt] | Mapping[str, Prompt],
+    rows: Mapping[str, AnyRows],
+    *,
+    kind: str = "centroid",
+    accuracy: float = 0.95,
+    max_len: int = 128,
+    batch: int = 64,
+) -> Prompt:
+    """Trains a router, which chooses the prompt of a row by its text.
+
+    It reads the states of the frozen backbone in the middle layer, without a prompt. Five-fold
+    cross-validation chooses its threshold: the lowest probability from 0.5 on above which the
+    share `accuracy` of the held-out rows is routed correctly. Below it, no prompt is chosen.
+
+    Args:
+      backbone: result of `load_backbone`.
+      prompts: the prompts, as for `attach`.
+      rows: training examples of each prompt, by its name; 500 at most are used. Labels are not
+        read.
+      kind: "centroid" = the nearest mean state, "linear" = logistic regression on the states.
+      accuracy: share of the held-out rows that is to be routed correctly, in (0, 1].
+      max_len: number of tokens that are read of a text.
+      batch: texts per batch.
+
+    Returns:
+      The router, for `attach(backbone, prompts, router=...)` and `save_prompt`. Its scores on
+      held-out rows are in `card["metrics"]`, and for each prompt in `card["router"]`.
+
+    Raises:
+      InputError: for prompts or rows that do not fit, and an accuracy that is not reached.
+    """
+    check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
+    exports = _to_exports(prompts)
+    examples = {
+        name: to_rows(rows[name], f"rows of {name}", export.metadata.task.columns)
+        for name, export in exports.items()
+        if name in rows
+    }
+    router = fit_router(
+        backbone, exports, examples, kind=kind, accuracy=accuracy, max_len=max_len, batch=batch
+    )
+    return Prompt(router.tensors, router.metadata.to_json(), router.path)
+
+
+def _to_exports(prompts: Sequence[Prompt] | Mapping[str, Prompt]) -> dict[str, Export]:
+    """Returns prompts by name. Raises InputError for one that is no export or has no name."""
     if not prompts:
         raise InputError("attach needs at least one prompt; give one")
     for prompt in prompts.values() if isinstance(prompts, Mapping) else prompts:
@@ -148,4 +231,4 @@ def attach_several(
                 f"{prompt.path} has no metadata of its task; attach it separately, with task="
             )
         exports[name] = Export(prompt.path, prompt.tensors, prompt.metadata)
-    return BankedModel(make_bank(backbone, exports, batch=batch, force=force), by)
+    return exports

@@ -137,6 +137,7 @@ def attach(
     batch: int = 64,
     force: bool = False,
     by: str = "prompt",
+    router: Prompt | None = None,
 ) -> BankedModel: ...
 
 
@@ -151,6 +152,7 @@ def attach(
     sentence_encoder: str = "",
     pretrained: str = "",
     by: str = "prompt",
+    router: Prompt | None = None,
     **fields: Any,
 ) -> PromptedModel | BankedModel:
     """Attaches one prompt or several to a backbone.
@@ -168,6 +170,8 @@ def attach(
             the export.
         pretrained: path of the export that the prompt depends on, by default as in the export.
         by: for several prompts, the column with the name of each row's prompt.
+        router: for several prompts, chooses the prompts of rows that name none, by their texts;
+            from `train_router` or `load_prompt`.
         **fields: config fields as in `train`, with `task` and `head`.
 
     Returns:
@@ -188,12 +192,13 @@ def attach(
                 "several prompts must be exports, which contain their tasks and heads; remove "
                 "task, head, sentence_encoder, pretrained and fields"
             )
-        return attach_several(backbone, prompt, by, batch, force)
+        return attach_several(backbone, prompt, by, batch, force, router)
     check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path), or run.prompt")
-    if by != "prompt":
+    if by != "prompt" or router is not None:
+        argument = f"by={brief(by)}" if by != "prompt" else "router"
         raise InputError(
-            f"by={brief(by)} is only valid for several prompts, and one is given; remove it, or "
-            "give a list or a dict of prompts"
+            f"{argument} is only valid for several prompts, and one is given; remove it, or give "
+            "a list or a dict of prompts"
         )
     if prompt.imported is not None:
         prompt = _add_metadata(prompt, prompt.imported, backbone, task, head, fields)
@@ -260,7 +265,8 @@ def predict(
       For each row, in order, the columns that the command `predict` writes: prediction, score and
       scores for classes; prediction and entities for tags; prediction, score, start and end for
       spans; generated for texts, and with logprobs=True also tokens and logprobs. With several
-      prompts, a generated text comes with the name of its prompt.
+      prompts, a generated text comes with the name of its prompt. A prompt that a router chose
+      comes as route, with its probability as confidence; where it chose none, there is only error.
 
     Raises:
       InputError: for a row that is not an example of the task.

@@ -125,6 +125,23 @@ def make_records(data: AnyRows | Sequence[str], task: Task) -> list[Record]:
     Raises:
       InputError: for the first row that is not an example of the task.
     """
+    records = list(with_examples(task, read_records(data, task.input_columns, task.columns)))
+    for record in records:
+        if record.error:
+            raise InputError(record.error)
+    return records
+
+
+def read_records(
+    data: AnyRows | Sequence[str], fields: Sequence[str], columns: Sequence[str] = ()
+) -> list[Record]:
+    """Reads texts or rows to predict as records without examples.
+
+    Args:
+      data: texts, for tasks with one field, or rows.
+      fields: the fields of the task.
+      columns: column names for files without a header.
+    """
     # A lone string is a text here, not the path of a file.
     if isinstance(data, str) and data.endswith(SUFFIXES) and os.path.isfile(data):
         raise InputError(
@@ -140,14 +157,8 @@ def make_records(data: AnyRows | Sequence[str], task: Task) -> list[Record]:
                 raise InputError(
                     f"text {index}: {brief(text)} is not a string; replace or remove it"
                 )
-        records = from_texts(texts, task.input_columns, "text")
-    else:
-        records = from_rows(to_rows(data, "rows", task.columns, "a list of texts, "))
-    records = list(with_examples(task, records))
-    for record in records:
-        if record.error:
-            raise InputError(record.error)
-    return records
+        return from_texts(texts, fields, "text")
+    return from_rows(to_rows(data, "rows", columns, "a list of texts, "))
 
 
 def as_conversations(

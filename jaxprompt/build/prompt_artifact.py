@@ -43,6 +43,14 @@ from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 _SOFT_TOKENS = ("slots", "decoder_slots")  # arrays of soft tokens
 
 
+class Export(NamedTuple):
+    """An export in memory."""
+
+    path: str  # for messages
+    tensors: Mapping[str, np.ndarray]
+    metadata: PromptMetadata
+
+
 class LoadedPrompt(NamedTuple):
     """A prompt ready to score."""
 
@@ -346,6 +354,10 @@ def join_params(
     Raises:
       InputError: if a tensor is missing, unknown or has another shape.
     """
+    if any(name.startswith("router/") for name in tensors):
+        raise InputError(
+            f"{path} is a router, which chooses among prompts; give it with --route (router=)"
+        )
     scorer = scorer.with_backbone(loaded_backbone.backbone)
     backbone_params = loaded_backbone.loaded.params
     flat = tree.flatten({"backbone": backbone_params})

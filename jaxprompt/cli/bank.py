@@ -3,7 +3,8 @@
 import os
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxprompt.cli.options import Parser, path, whole
@@ -12,23 +13,26 @@ from jaxprompt.config.run import BackboneConfig, GenerateConfig
 from jaxprompt.errors import InputError, at_least, brief
 
 if TYPE_CHECKING:
-    from jaxprompt.build.prompt_artifact import LoadedPrompt
+    from jaxprompt.build.backbone import LoadedBackbone
+    from jaxprompt.build.prompt_artifact import Export, LoadedPrompt
     from jaxprompt.parallel.sharding import Placement
     from jaxprompt.serving.bank import PromptBank
 
-SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags beside the prompts
+# Flags beside the prompts.
+SERVING = ("input", "route", "backbone", "dtype", "batch", "mesh", "force")
 _PROMPT_FLAG = "--prompt=NAME=PATH"
 
 
 def add_serving_flags(parser: Parser, default: str = "") -> None:
-    """Adds the flags for prompts and their backbone; `default` is shown in the help."""
+    """Adds the flags for prompts, their backbone and an input.
+
+    `default` is shown in the help.
+    """
     shown_default = f" (default: {default})" if default else ""
-    parser.add_argument(
-        "--prompt",
-        type=path,
-        action="append",
-        help=f"folder of an export, or hub:owner/name{shown_default}; "
-        "may be repeated, also as NAME=PATH: --column then selects the prompt of each row",
+    add_prompt_flags(
+        parser,
+        f"folder of an export, or hub:owner/name{shown_default}; may be repeated, also as "
+        "NAME=PATH: --column or --route then selects the prompt of each row",
     )
     parser.add_argument(
         "--input",
@@ -36,6 +40,17 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
         help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin: JSON lines, or a text per line",
     )
     parser.add_argument("--column", default="", help="column with the name of each row's prompt")
+    parser.add_argument(
+        "--route",
+        type=path,
+        help="folder of a router, which chooses the prompts of rows that name none; auto = the one "
+        "that `jaxprompt router` wrote beside the first prompt",
+    )
+
+
+def add_prompt_flags(parser: Parser, prompt_help: str) -> None:
+    """Adds the flags for prompts and their backbone."""
+    parser.add_argument("--prompt", type=path, action="append", help=prompt_help)
     parser.add_argument(
         "--backbone", type=path, help="path of the backbone (default: as in the export)"
     )
@@ -56,51 +71,71 @@ def add_serving_flags(parser: Parser, default: str = "") -> None:
 
 def check_serving_flags(args: Namespace) -> None:
     """Raises InputError for flags that cannot be combined."""
-    if len(args.prompt or ()) > 1 and not args.column:
+    if len(args.prompt or ()) > 1 and not selects_prompts(args):
         raise InputError(
             f"--prompt is given {len(args.prompt)} times, and --column is missing; give the column "
-            "with the name of each row's prompt"
+            "with the name of each row's prompt, or a router with --route"
         )
-    if args.column and not args.prompt:
+    if selects_prompts(args) and not args.prompt:
         raise InputError(
-            f"--column={args.column} selects one of several prompts; give them with --prompt"
+            f"{selects_prompts(args)} selects one of several prompts; give them with --prompt"
         )
     at_least("--batch", args.batch, 1)
 
 
-def open_bank(
-    args: Namespace, overrides: Sequence[tuple[str, str]], *, generate: bool = False
-) -> "PromptBank":
-    """Loads the backbone and the prompts of a command line.
+def selects_prompts(args: Namespace) -> str:
+    """Returns the flag, with its value, that selects the prompts of rows; "" if there is none."""
+    names = (name for name in ("column", "route") if getattr(args, name))
+    return next((f"--{name}={getattr(args, name)}" for name in names), "")
 
-    Args:
-      args: the flags.
-      overrides: fields of --config.generate, for all prompts that generate texts.
-      generate: whether all prompts do, whatever their heads.
-    """
-    from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
-    from jaxprompt.build.layers import separates_layers
-    from jaxprompt.build.method import cached_head
-    from jaxprompt.build.prompt_artifact import backbone_from_metadata, read_export
-    from jaxprompt.parallel.compilation import enable_compilation_cache
-    from jaxprompt.serving import bank
 
-    check_overrides(overrides, "an export")
+def read_exports(args: Namespace) -> "dict[str, Export]":
+    """Reads the exports of --prompt, by name."""
+    from jaxprompt.build.prompt_artifact import Export, read_export
+    from jaxprompt.serving.bank import check_names, name_of
+
     pairs = [_split_name(value) for value in args.prompt]
     paths = [path for _, path in pairs]
-    names = [name or bank.name_of(path) for name, path in pairs]
-    bank.check_names(names, paths, _PROMPT_FLAG)
-    exports = {
-        name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
-    }
-    heads = [cached_head(export.metadata.head) for export in exports.values()]
-    writes = generate or any(head.WRITES for head in heads)
-    generations = [
-        read_generation(
-            export.metadata.generate, overrides, f"prompt {name}", "" if writes else head.OF
+    names = [name or name_of(path) for name, path in pairs]
+    check_names(names, paths, _PROMPT_FLAG)
+    return {name: Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)}
+
+
+def router_path(args: Namespace) -> str:
+    """Returns the path of the router beside the first prompt.
+
+    Raises InputError for a prompt of the hub.
+    """
+    from jaxprompt.convert.hub import SCHEME
+
+    _, first = _split_name(args.prompt[0])
+    if first.startswith(SCHEME):
+        raise InputError(
+            f"--prompt={first} is on the hub, where there is no router beside it; give the folder "
+            "of the router"
         )
-        for (name, export), head in zip(exports.items(), heads, strict=True)
-    ]
+    return str(Path(first).parent / "router")
+
+
+def read_router(args: Namespace) -> "Export | None":
+    """Reads the router of --route."""
+    from jaxprompt.build.prompt_artifact import Export, read_export
+
+    if not args.route:
+        return None
+    folder = router_path(args) if args.route == "auto" else args.route
+    return Export(folder, *read_export(folder))
+
+
+def load_shared_backbone(
+    args: Namespace, exports: "Mapping[str, Export]", *, writes: bool = False
+) -> "LoadedBackbone":
+    """Loads the backbone of exports; `writes`: it generates texts."""
+    from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
+    from jaxprompt.build.layers import separates_layers
+    from jaxprompt.build.prompt_artifact import backbone_from_metadata
+    from jaxprompt.parallel.compilation import enable_compilation_cache
+
     config = backbone_config(args)
     enable_compilation_cache()
     placement = make_mesh(args.mesh, args.batch)
@@ -109,9 +144,39 @@ def open_bank(
     opened = open_backbone(backbone_from_metadata(first.metadata.backbone, config))
     separate_layers = separates_layers(opened, placement, writes=writes)
     weights = load_weights(opened, placement, separate_layers=separate_layers)
-    prompts = bank.make_bank(
-        LoadedBackbone(*weights, placement), exports, batch=args.batch, force=args.force
-    )
+    return LoadedBackbone(*weights, placement)
+
+
+def open_bank(
+    args: Namespace,
+    overrides: Sequence[tuple[str, str]],
+    *,
+    generate: bool = False,
+    router: "Export | None" = None,
+) -> "PromptBank":
+    """Loads the backbone and the prompts of a command line.
+
+    Args:
+      args: the flags.
+      overrides: fields of --config.generate, for all prompts that generate texts.
+      generate: whether all prompts do, whatever their heads.
+      router: the result of `read_router`.
+    """
+    from jaxprompt.build.method import cached_head
+    from jaxprompt.serving.bank import make_bank
+
+    check_overrides(overrides, "an export")
+    exports = read_exports(args)
+    heads = [cached_head(export.metadata.head) for export in exports.values()]
+    writes = generate or any(head.WRITES for head in heads)
+    generations = [
+        read_generation(
+            export.metadata.generate, overrides, f"prompt {name}", "" if writes else head.OF
+        )
+        for (name, export), head in zip(exports.items(), heads, strict=True)
+    ]
+    backbone = load_shared_backbone(args, exports, writes=writes)
+    prompts = make_bank(backbone, exports, batch=args.batch, force=args.force, router=router)
     return prompts.writing(generations, every=generate)
 
 

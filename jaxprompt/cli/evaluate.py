@@ -1,8 +1,8 @@
 """Scores a split with the best prompt of a workdir, zero-shot, or with the majority class.
 
 With --prompt it scores the rows of --input with an export instead, whose texts are generated as the
-fields of --config.generate say. With several prompts, --column selects the prompt of each row, and
-the prompts share batches.
+fields of --config.generate say. With several prompts, --column or --route selects the prompt of
+each row, and the prompts share batches.
 """
 
 import itertools
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     bank.add_serving_flags(parser)
     add_process_flags(parser)
     args, overrides = parser.read(argv)
-    if args.prompt or args.column:
+    if args.prompt or bank.selects_prompts(args):
         bank.refuse_flags(
             parser, args, _RUN_FLAGS, "is only valid for runs, and --prompt scores exports"
         )
@@ -137,7 +137,7 @@ def evaluate_exports(args: Namespace, overrides: Sequence[tuple[str, str]]) -> d
     if not (args.prompt and args.input):
         raise InputError("--prompt and --input must be given together; give both")
     bank.check_serving_flags(args)
-    measure = _measure_bank if args.column else _measure_export
+    measure = _measure_bank if bank.selects_prompts(args) else _measure_export
     metrics = measure(args, overrides)
     if not metrics:
         raise InputError(
@@ -156,7 +156,7 @@ def _measure_bank(args: Namespace, overrides: Sequence[tuple[str, str]]) -> dict
     from jaxprompt.serving.stream import several_prompts
 
     inputs = _read_input(args)
-    prompts = bank.open_bank(args, overrides)
+    prompts = bank.open_bank(args, overrides, router=bank.read_router(args))
     metrics = _measure(args, several_prompts(prompts, args.column), inputs)
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 

@@ -5,8 +5,8 @@ Each output line is the input row plus `prediction`, `score` and `scores`, or `g
 is put before these names. --config.generate.FIELD=VALUE changes how texts are generated, e.g. the
 temperature. Blank lines stay blank. If the input has labels, the task's metric is printed to
 stderr. With --format the output is a submission to a benchmark, and --output may be a
-folder: the file then gets the name that the benchmark expects. With several --prompt, --column
-selects the prompt of each row; the prompts share one backbone and batches.
+folder: the file then gets the name that the benchmark expects. With several --prompt, --column or
+--route selects the prompt of each row; the prompts share one backbone and batches.
 """
 
 import itertools
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from jaxprompt.heads import Kind
     from jaxprompt.serving.stream import Predictor, Totals
 
-# Flags that --column does not take.
-_ONE_PROMPT = (
-    "text", "sentence_encoder", "pretrained", "workdir", "format",
-)  # fmt: skip
+# Flags that --column and --route do not take.
+_ONE_PROMPT = ("sentence_encoder", "pretrained", "workdir", "format")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _make_parser()
     args, overrides = parser.read(argv)
     _check_flags(args)
-    if not args.column:
+    if not bank.selects_prompts(args):
         return _predict(args, overrides)
     return _predict_by_bank(parser, args, overrides)
 
@@ -216,17 +214,20 @@ def _make_head(args: Namespace, metadata: PromptMetadata) -> "Kind":
 
 def _predict_by_bank(parser: Parser, args: Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     """Answers the input with several prompts, each for the rows that name it."""
+    from jaxprompt.serving.router import router_metadata
     from jaxprompt.serving.stream import several_prompts
 
+    # A router reads texts; without one, a text has no column that names its prompt.
     bank.refuse_flags(
         parser,
         args,
-        _ONE_PROMPT,
-        f"is only valid for one prompt, and --column={args.column} selects among several",
+        _ONE_PROMPT if args.route else ("text", *_ONE_PROMPT),
+        f"is only valid for one prompt, and {bank.selects_prompts(args)} selects among several",
     )
-    output = _check_output(args)
-    inputs = _read_inputs(args, output, ())
-    prompts = bank.open_bank(args, overrides, generate=args.generate)
+    output, router = _check_output(args), bank.read_router(args)
+    fields = router_metadata(router).columns if router else ()
+    inputs = _read_inputs(args, output, fields)
+    prompts = bank.open_bank(args, overrides, generate=args.generate, router=router)
     predictor = several_prompts(prompts, args.column)
     rows = _check_bank_columns(args, predictor, predictor.read(inputs))
     _write(output, _answer(args, predictor, rows))
@@ -241,6 +242,7 @@ def _check_bank_columns(
         scorer = predictor.scorers[row.prompt]
         generation = predictor.generations[row.prompt]
         columns = _new_columns(args, scorer.head if row.example else None, scorer.task, generation)
+        columns += () if row.confidence is None else ("route", "confidence", "error")
         yield from records.check_columns([row], columns, args.prefix)
 
 

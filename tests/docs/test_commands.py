@@ -89,6 +89,14 @@ SKIPPED = {
         "no country is a token here; tests/build/test_word_list.py reads such words",
     ),
     "lm_eval": "needs lm_eval; tests/api/test_lm_eval_runs.py runs it",
+    **dict.fromkeys(
+        (
+            "router --prompt=tickets=",
+            "predict --prompt=tickets=runs/tickets/export --prompt=topics=runs/topics-soft/export "
+            "--route=auto",
+        ),
+        "its tasks have the same texts here; tests/api/test_routed_banks.py tells some apart",
+    ),
     "predict --prompt=hub:": "reads from the hub; tests/convert/test_hub_prompts.py",
 }
 

@@ -32,6 +32,7 @@ class Record(NamedTuple):
     example: Example | None = None
     features: Mapping[str, Any] | None = None  # types of the columns, see `Rows`
     prompt: int = 0  # number of the prompt that answers it, among several
+    confidence: float | None = None  # of the router that chose the prompt, or none
 
 
 def from_texts(texts: Sequence[str], fields: Sequence[str], name: str) -> list[Record]:

@@ -1,0 +1,447 @@
+"""A router: chooses the prompt of a row by its text, from states of the frozen backbone.
+
+The states are those of the middle layer, averaged over the tokens of the text: there, texts of
+different tasks differ most, and the layers above need not run. A linear layer scores the prompts.
+"""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from jaxprompt.build.backbone import LoadedBackbone
+from jaxprompt.build.prompt_artifact import Export, scorer_from_metadata
+from jaxprompt.config.block import OpenBlock
+from jaxprompt.config.run import DataConfig, RunConfig, TaskConfig
+from jaxprompt.convert.artifact import check_fingerprint, encode_tensors
+from jaxprompt.convert.prompt_metadata import RouterMetadata
+from jaxprompt.data.batches.batching import EvalBatches
+from jaxprompt.data.rows import Rows
+from jaxprompt.data.sources.records import Record
+from jaxprompt.data.tasks.cells import is_blank, missing_column
+from jaxprompt.data.tasks.task import Example
+from jaxprompt.errors import InputError, check_known, list_differences, with_article
+from jaxprompt.models.scorer import Scorer
+from jaxprompt.parallel.compilation import cached_factory
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.serving.adapters import ImportedPrompt, make_imported_metadata
+from jaxprompt.training.evaluation import StartPass, compile_step, predict_scores
+from jaxprompt.tree import Flat, Params
+from jaxprompt.types import Batch, Role
+
+KINDS = ("centroid", "linear")
+_TENSORS = ("router/kernel", "router/bias")
+_MAX_ROWS = 500  # of a prompt
+_FOLDS = 5  # of the cross-validation; a prompt needs as many rows
+_MIN_THRESHOLD = 0.5  # a less likely prompt is more often wrong than right
+_SHRINKAGE = 0.2  # of the covariance of the centroid kind
+_SCALES = np.logspace(-3, 0, 61)  # of its scores
+_DECAY, _RATE, _STEPS = 0.03, 0.05, 500  # weight decay of the linear kind, and Adam's options
+
+LinearLayer = tuple[np.ndarray, np.ndarray]  # kernel [H, P], bias [P]
+
+
+class Router(NamedTuple):
+    """A router on its backbone, for the prompts of a bank."""
+
+    scorer: Scorer  # encodes the texts
+    params: Params  # of the backbone
+    placement: Placement
+    layer: LinearLayer
+    metadata: RouterMetadata
+    names: tuple[str, ...]  # of the prompts of the layer
+    indices: Mapping[str, int]  # of the prompts of the bank
+
+    def route(self, records: Sequence[Record], column: str) -> list[Record]:
+        """Chooses the prompts of rows whose `column` is missing or blank.
+
+        Returns the records in order. A routed one has the number of its prompt, and the probability
+        of that as its confidence; one for which no prompt is likely enough has an error.
+        """
+        routed = list(records)
+        texts: dict[int, str] = {}
+        for index, record in enumerate(records):
+            if record.row is None or record.error or not is_blank(record.row.get(column)):
+                continue
+            if text := join_columns(record.row, self.metadata.columns):
+                texts[index] = text
+                continue
+            columns = ", ".join(self.metadata.columns)
+            message = missing_column(record.row, self.metadata.columns[0], record.origin)
+            message = f"{message}; the router reads {columns}, of which a row needs one"
+            routed[index] = record._replace(error=message)
+        if texts:
+            states = text_states(self.scorer, self.params, self.placement, list(texts.values()))
+            for index, probabilities in zip(texts, _probabilities(states, self.layer), strict=True):
+                routed[index] = self._choose(records[index], probabilities)
+        return routed
+
+    def _choose(self, record: Record, probabilities: np.ndarray) -> Record:
+        name, confidence = self.names[probabilities.argmax()], float(probabilities.max())
+        threshold, error = self.metadata.threshold, ""
+        if confidence < threshold:
+            error = (
+                f"{record.origin}: the router chose no prompt: the most likely, {name}, has a "
+                f"probability of {confidence:.4f}, below {threshold:.4f}; name the prompt of the "
+                "row in a column"
+            )
+        return record._replace(prompt=self.indices[name], confidence=confidence, error=error)
+
+
+def route_columns(name: str, confidence: float) -> dict[str, Any]:
+    """Returns the output columns of a row whose prompt a router chose."""
+    return {"route": name, "confidence": confidence}
+
+
+def make_router(
+    backbone: LoadedBackbone,
+    router: Export,
+    prompts: Mapping[str, Export],
+    *,
+    batch: int,
+    force: bool,
+) -> Router:
+    """Puts a router on the backbone of a bank.
+
+    Raises:
+      InputError: if it is no router, or was trained for other prompts or other weights; with
+        `force` only the names of the prompts must be equal.
+    """
+    metadata = router_metadata(router)
+    recorded, digests = dict(metadata.prompts), digests_of(prompts)
+    if recorded != digests and not (force and recorded.keys() == digests.keys()):
+        short = ({name: x[:12] for name, x in part.items()} for part in (recorded, digests))
+        raise InputError(
+            f"{router.path} is a router of other prompts: {list_differences(*short)}; train a "
+            "router for these prompts, or give its prompts"
+        )
+    check_fingerprint(router.metadata.backbone, backbone.loaded.report.fingerprint, force=force)
+    scorer = _make_encoder(backbone, router, batch, force)
+    kernel, bias = (router.tensors[name] for name in _TENSORS)
+    indices = {name: index for index, name in enumerate(prompts)}
+    return Router(
+        scorer,
+        backbone.loaded.params,
+        backbone.placement,
+        (kernel, bias),
+        metadata,
+        router.metadata.task.labels,
+        indices,
+    )
+
+
+def router_metadata(router: Export) -> RouterMetadata:
+    """Returns the metadata of a router. Raises InputError for another export."""
+    metadata = router.metadata.router
+    if metadata is None:
+        raise InputError(
+            f"{router.path} is an export without a router; give the folder that `python -m "
+            "jaxprompt router` wrote"
+        )
+    return metadata
+
+
+def digests_of(prompts: Mapping[str, Export]) -> dict[str, str]:
+    """Returns the SHA-256 of the tensors of each export, as in its prompt.json."""
+    return {
+        name: hashlib.sha256(encode_tensors(export.tensors)).hexdigest()
+        for name, export in prompts.items()
+    }
+
+
+def join_columns(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """Joins the texts of a row's columns, in the order of `columns`; the row may lack some."""
+    return " ".join(text for name in columns if (text := _cell_text(row.get(name))))
+
+
+def _cell_text(cell: Any) -> str:
+    """Returns a cell as text: lists are joined, of messages all but those of the assistant."""
+    if isinstance(cell, Mapping):
+        return "" if cell.get("role") == "assistant" else _cell_text(cell.get("content"))
+    if isinstance(cell, list | tuple):
+        return " ".join(filter(None, map(_cell_text, cell)))
+    return "" if is_blank(cell) else str(cell).strip()
+
+
+# -- states ---------------------------------------------------------------------------------------
+
+
+def _make_encoder(backbone: LoadedBackbone, router: Export, batch: int, force: bool) -> Scorer:
+    """Returns a scorer that encodes texts for a router."""
+    scorer = scorer_from_metadata(
+        backbone.backbone, router.metadata, batch, backbone.placement, force=force
+    )
+    return scorer.with_backbone(backbone.backbone)
+
+
+def text_states(
+    scorer: Scorer, params: Params, placement: Placement, texts: Sequence[str]
+) -> np.ndarray:
+    """Computes the mean state of each text. -> float32 [texts, H]"""
+    split = scorer.encode([Example({"text": text}) for text in texts])
+    batches = EvalBatches(split.rows, split.labels, scorer.layout)
+    step = states_step(placement, scorer.model.backbone)
+    return predict_scores(step, {}, {"backbone": params}, batches, len(split.rows))
+
+
+@cached_factory
+def states_step(placement: Placement, backbone: nn.Module) -> StartPass:
+    """Compiles the states of texts, once for all equal backbones of a process."""
+
+    def step(trainable: Flat, frozen: Flat, batch: Batch) -> jax.Array:
+        return mean_states(backbone, frozen["backbone"], batch)
+
+    return compile_step(placement, step)
+
+
+def mean_states(backbone: nn.Module, params: Params, batch: Batch) -> jax.Array:
+    """Averages the states of texts in the middle layer, of an encoder-decoder in its encoder.
+
+    -> float32 [B, H]
+    """
+    layer = (backbone.dims.layers + 1) // 2
+    hidden: Any = backbone.apply({"params": params}, batch, layer, method="enter")  # [B, T, H]
+    is_text = (batch.encoder.roles == Role.TEXT)[..., None]
+    total = jnp.where(is_text, hidden.astype(jnp.float32), 0.0).sum(1)
+    return total / jnp.maximum(is_text.sum(1), 1)
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def train_router(
+    backbone: LoadedBackbone,
+    prompts: Mapping[str, Export],
+    rows: Mapping[str, Rows],
+    *,
+    kind: str = "centroid",
+    accuracy: float = 0.95,
+    max_len: int = 128,
+    batch: int = 64,
+) -> Export:
+    """Trains a router on examples of its prompts.
+
+    Five-fold cross-validation gives a probability of every row. From these the threshold is
+    chosen: the lowest from 0.5 on above which this share of the rows is routed correctly.
+
+    Args:
+      backbone: the backbone of the prompts.
+      prompts: by name.
+      rows: examples of each prompt, by its name; labels are not read.
+      kind: centroid = the nearest mean state, linear = multinomial logistic regression.
+      accuracy: share of correctly routed rows, in (0, 1].
+      max_len: tokens of a text.
+      batch: texts per batch.
+
+    Raises:
+      InputError: if a value is invalid, rows are missing, or no threshold has this accuracy.
+    """
+    check_known("kind", kind, KINDS)
+    if not 0 < accuracy <= 1:
+        raise InputError(f"accuracy={accuracy} must be in (0, 1]; use e.g. 0.95")
+    if len(prompts) < 2:
+        raise InputError(f"a router needs at least 2 prompts, not {len(prompts)}; give more")
+    names = tuple(prompts)
+    inputs = [name for export in prompts.values() for name in export.metadata.task.input_columns]
+    columns = tuple(dict.fromkeys(inputs))
+    texts, labels, folds = _collect(prompts, rows, columns)
+    export = _empty_router(backbone, names, max_len)
+    scorer = _make_encoder(backbone, export, batch, False)
+    states = text_states(scorer, backbone.loaded.params, backbone.placement, texts)
+    fit = fit_linear if kind == "linear" else fit_centroids
+    scores = np.zeros((len(labels), len(names)))
+    for fold in range(_FOLDS):
+        others, mine = folds != fold, folds == fold
+        kernel, bias = fit(states[others], labels[others], len(names))
+        scores[mine] = states[mine] @ kernel + bias
+    scale = best_scale(scores, labels) if kind == "centroid" else 1.0
+    kernel, bias = fit(states, labels, len(names))
+    probabilities = _softmax(scores * scale)
+    chosen, confidences = probabilities.argmax(1), probabilities.max(1)
+    threshold = choose_threshold(confidences, chosen == labels, accuracy)
+    is_routed, is_right = confidences >= threshold, chosen == labels
+    counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for label, choice, routed in zip(labels, chosen, is_routed, strict=True):
+        counts[names[label]][names[choice] if routed else ""] += 1
+    metrics = {
+        "accuracy": float(is_right.mean()),
+        "routed": float(is_routed.mean()),
+        "routed_accuracy": float(is_right[is_routed].mean()),
+    }
+    digests = digests_of(prompts)
+    router = RouterMetadata(
+        kind=kind, columns=columns, threshold=threshold, prompts=digests, held_out=counts
+    )
+    metadata = dataclasses.replace(export.metadata, metrics={"held_out": metrics}, router=router)
+    tensors = (x.astype(np.float32) for x in (kernel * scale, bias * scale))
+    return Export("the router", dict(zip(_TENSORS, tensors, strict=True)), metadata)
+
+
+def _collect(
+    prompts: Mapping[str, Export], rows: Mapping[str, Rows], columns: Sequence[str]
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Returns the texts of all prompts, their prompts and their folds, int [N] each.
+
+    Of a prompt with more rows, _MAX_ROWS are sampled.
+    """
+    texts: list[str] = []
+    labels: list[int] = []
+    folds: list[int] = []
+    rng = np.random.default_rng(0)
+    for index, (name, export) in enumerate(prompts.items()):
+        if name not in rows:
+            raise InputError(f"prompt {name} has no examples to train the router; give its rows")
+        examples = rows[name]
+        inputs = [x for x in columns if x in export.metadata.task.input_columns]
+        if len(examples) < _FOLDS:
+            raise InputError(
+                f"prompt {name} has {len(examples)} examples in {examples.path}, and a router "
+                f"needs at least {_FOLDS}; add rows"
+            )
+        for count, number in enumerate(rng.permutation(len(examples))[:_MAX_ROWS]):
+            row = examples[number]
+            text = join_columns(row, inputs)
+            if not text:
+                remark = f" of prompt {name} with a text"
+                message = missing_column(row, inputs[0], examples.origin(int(number)), remark)
+                raise InputError(f"{message}; add it, or remove the row")
+            texts.append(text)
+            labels.append(index)
+            folds.append(count % _FOLDS)
+    return texts, np.array(labels), np.array(folds)
+
+
+def _empty_router(backbone: LoadedBackbone, names: tuple[str, ...], max_len: int) -> Export:
+    """Returns an export without tensors whose classes are the names of the prompts.
+
+    Raises InputError for a backbone whose layers cannot be computed by themselves.
+    """
+    opened = backbone.backbone
+    if not hasattr(opened.module, "enter"):
+        raise InputError(
+            f"a router is not supported for {with_article(opened.family)}; name the prompt of "
+            "each row in a column"
+        )
+    config = RunConfig(
+        backbone=opened.config,
+        task=TaskConfig(name="custom", fields=("text",), label="label", labels=names),
+        data=DataConfig(max_len=max_len),
+        prompt=OpenBlock("none"),
+        head=OpenBlock("linear", {"pooler": "cls"}),
+    )
+    imported = ImportedPrompt({}, {"name": "none"}, {})
+    return Export(
+        "the router", {}, make_imported_metadata(config, "the router", imported, backbone)
+    )
+
+
+def _standardise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns standardised states [N, H], and the mean and standard deviation [H] before."""
+    mean, std = states.mean(0), np.maximum(states.std(0), 1e-6)
+    return (states - mean) / std, mean, std
+
+
+def _of_raw_states(
+    kernel: np.ndarray, bias: np.ndarray, mean: np.ndarray, std: np.ndarray
+) -> LinearLayer:
+    """Converts a linear layer on standardised states to one on states."""
+    kernel = kernel / std[:, None]
+    return kernel, bias - mean @ kernel
+
+
+def fit_centroids(states: np.ndarray, labels: np.ndarray, count: int) -> LinearLayer:
+    """Returns a linear layer that is greatest for the prompt with the nearest mean state.
+
+    The distance is Mahalanobis': states are whitened by the covariance within prompts, which is
+    shrunk towards a multiple of the identity (linear discriminant analysis with equal priors).
+
+    Args:
+      states: float [N, H].
+      labels: prompts, int [N].
+      count: number P of prompts.
+    """
+    scaled, mean, std = _standardise(states.astype(np.float64))
+    centroids = np.stack([scaled[labels == index].mean(0) for index in range(count)])
+    residuals = scaled - centroids[labels]
+    covariance = residuals.T @ residuals / len(states)
+    size = len(covariance)
+    identity = np.eye(size) * (np.trace(covariance) / size + 1e-6)
+    covariance = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * identity
+    # -|s - c|^2 / 2 without the part of s alone.
+    kernel = np.linalg.solve(covariance, centroids.T)
+    return _of_raw_states(kernel, -(centroids.T * kernel).sum(0) / 2, mean, std)
+
+
+def fit_linear(states: np.ndarray, labels: np.ndarray, count: int) -> LinearLayer:
+    """Fits a multinomial logistic regression on standardised states, with weight decay.
+
+    Every prompt has the same weight, however many rows it has. Arguments as in `fit_centroids`.
+    """
+    scaled, mean, std = _standardise(states)
+    weights = 1 / np.bincount(labels, minlength=count)[labels] / count
+    optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, _STEPS))
+
+    def loss(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
+        logp = jax.nn.log_softmax(inputs @ params["kernel"] + params["bias"])
+        decay = _DECAY / 2 * (params["kernel"] ** 2).sum()
+        return decay - (weights * logp[jnp.arange(len(labels)), labels]).sum()
+
+    @jax.jit
+    def fit(params: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            params, state = carry
+            updates, state = optimizer.update(jax.grad(loss)(params, inputs), state)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), length=_STEPS)[0][0]
+
+    zeros = {"kernel": jnp.zeros((states.shape[1], count)), "bias": jnp.zeros(count)}
+    params = jax.tree.map(np.asarray, fit(zeros, jnp.asarray(scaled)))
+    return _of_raw_states(params["kernel"], params["bias"], mean, std)
+
+
+def _probabilities(states: np.ndarray, layer: LinearLayer) -> np.ndarray:
+    kernel, bias = (x.astype(np.float64) for x in layer)
+    return _softmax(states @ kernel + bias)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    return scores / scores.sum(-1, keepdims=True)
+
+
+def best_scale(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the factor of scores whose softmax is the most likely. [N, P], [N]"""
+    rows = np.arange(len(labels))
+
+    def likelihood(scale: float) -> float:
+        return np.log(_softmax(scores * scale)[rows, labels] + 1e-30).sum()
+
+    return float(max(_SCALES, key=likelihood))
+
+
+def choose_threshold(confidences: np.ndarray, is_right: np.ndarray, accuracy: float) -> float:
+    """Returns the lowest probability, from 0.5 on, above which this share of rows is right.
+
+    Raises:
+      InputError: if there is none.
+    """
+    order = np.argsort(confidences)
+    confidences, right = confidences[order], is_right[order]
+    # Of each row and those with a higher probability.
+    shares = right[::-1].cumsum()[::-1] / np.arange(len(right), 0, -1)
+    thresholds = np.unique([_MIN_THRESHOLD, *confidences[confidences > _MIN_THRESHOLD]])
+    for threshold, first in zip(thresholds, np.searchsorted(confidences, thresholds), strict=True):
+        if first < len(shares) and shares[first] >= accuracy:
+            return float(threshold)
+    raise InputError(
+        f"accuracy={accuracy}: no threshold routes this share of the held-out rows correctly; "
+        f"without a threshold {is_right.mean():.3f} are: use a lower accuracy, or more rows"
+    )
