@@ -74,7 +74,8 @@ def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
         config = config.replace({"backbone.path": "somewhere"})
     check_config(config)
     is_random = path.parent.name in PAPERS and path.stem != "annotator" or "as_peft" in argument
-    assert config.data.group == (1 if is_random else 8)
+    groups = {"metamath": 20}  # PEFT's BUCKET_FACTOR
+    assert config.data.group == (1 if is_random else groups.get(path.stem, 8))
     assert ineffective_field_notes(config) == []
     saved = tmp_path / "config.json"
     saved.write_text(config.to_json())
@@ -88,6 +89,14 @@ def rows_of(tmp_path):
     """Writes a few rows of a known task. -> their folder"""
 
     def write(name: str):
+        texts = {
+            "metamath": [{"query": f"a {x}", "response": f"it is #### {x}"} for x in WORDS[:6]],
+            "sums": [{"sum": f"a {x}", "result": x} for x in WORDS[:6]],
+        }
+        if rows := texts.get(name):
+            for split in ("train", "dev", "test"):
+                write_rows(tmp_path / f"{split}.jsonl", rows)
+            return tmp_path
         if name == "custom":  # the facts of LAMA
             task = custom_task(fields=["sub_label"], label="obj_label", labels=WORDS[:3])
             (tmp_path / "words.txt").write_text("\n".join(WORDS))
@@ -127,6 +136,10 @@ def differs(path, argument) -> bool:
         return path.stem in ("end_to_end", "topics") and argument[:2] not in ("bo", "cb", "mu")
     if path.parent.name == "ptuning_v2":  # others have rows of tags or more layers
         return path.stem in ("superglue", "verbalizer") and argument[:2] not in ("mu", "re")
+    if path.stem == "metamath":
+        return argument != "prefix_text"  # which is the default
+    if path.stem == "sums":
+        return argument in ("", "soft-vocab")
     if path.parent.name == "dpt":
         return argument in ("", *OTHERS) or argument.startswith("sst2,low")
     return path.stem != "accuracy" or argument.startswith("sst2")
@@ -156,6 +169,8 @@ def backbones(backbone, tmp_path_factory):
     def make(family):
         if family == "bert":
             return str(backbone)
+        if family == "llama":  # with room for a template that is spelled by letters
+            return str(make_backbone(root / family, family, max_position_embeddings=160))
         if family == "blocks":
             return str(make_backbone(root / family, hidden_size=64, intermediate_size=64))
         return str(make_backbone(root / family, family))
@@ -178,6 +193,9 @@ def test_it_builds_at_tiny_width(path, argument, backbones, rows_of):
         )
     elif "electra" in config.backbone.path:  # whose tokenizer spells the classes
         config = config.replace({"backbone.path": backbones("discriminator"), "data.max_len": 66})
+    elif config.head.name == "text":
+        fields = {"data.max_len": 120, "data.max_target": 16, "prompt.length": 4}
+        config = config.replace({"backbone.path": backbones("llama")} | fields)
     elif config.backbone.quantize != "none":
         config = config.replace({"backbone.path": backbones("blocks")})
     else:
@@ -194,7 +212,11 @@ def test_it_builds_at_tiny_width(path, argument, backbones, rows_of):
         config = config.replace(
             {f"prompt.{n}": x for n, x in tiny.items() if n in config.prompt.fields}
         )
-    if config.task.name == "custom" and not config.task.vocabulary:
+    if config.head.name == "text":
+        config = config.replace({"data.source": str(rows_of(path.stem))})
+        if path.stem == "sums" and config.prompt.get("text"):  # numbers that the tiny one has not
+            config = config.replace({"prompt.text": "a a an an is the this"})
+    elif config.task.name == "custom" and not config.task.vocabulary:
         config = config.replace({"data.source": str(rows_of("topics"))})
     elif config.task.name != "topics":
         config = config.replace({"data.source": str(rows_of(config.task.name))})
@@ -212,7 +234,7 @@ def test_it_builds_at_tiny_width(path, argument, backbones, rows_of):
     opened = open_checked_backbone(config, placement)
     examples = read_examples(config)
     scorer = scorer_from_config(config, opened, examples, placement)
-    train = scorer.encode(examples.splits["train"][:40])
+    train = scorer.encode(examples.splits["train"][:40], targets=True)
     batches = train_batches(config, scorer, train)
     plan = make_milestones(config.train, batches.steps_per_epoch, config.data.batch)
     assert plan.total > 0

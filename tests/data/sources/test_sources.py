@@ -336,6 +336,10 @@ def test_a_folder_of_one_data_set_is_train(tmp_path):
 
 
 HUB = """
+from glob import glob
+
+from huggingface_hub.constants import HF_HUB_CACHE
+
 from jaxprompt.data.sources.splits import has_split, read_split
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
@@ -363,6 +367,13 @@ results = {
     "nested": [message(get_task(name), "train") for name in ("c3_mixed", "c3_dialog", "c3")],
     "absent": message(get_task("cr"), "train"),
     "subset": message(mine, "train", source="hub:stanfordnlp/sst2:nope"),
+    "chats": [
+        read_example(task, read_split(task, "train", source=source)[0], "").fields["messages"]
+        for name, columns in (("messages", ["messages"]), ("pairs", ["prompt", "completion"]))
+        for task in (custom_task(fields=[], messages=columns),)
+        for folder in glob(f"{HF_HUB_CACHE}/datasets--org--{name}/snapshots/*")
+        for source in (f"hub:org/{name}", folder)
+    ],
 }
 import json
 print(json.dumps(results))
@@ -419,6 +430,12 @@ dataset_info:
     written = {name: json.dumps(nested | {"questions": part}) for name, part in parts.items()}
     files = {f"{name}/train-0.jsonl": f"{line}\n" * 2 for name, line in written.items()}
     configs = "".join(f"- config_name: {x}\n  data_files: {x}/train-*\n" for x in parts)
+    messages = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]
+    shard = "data/train-00000-of-00001.jsonl"
+    chat = [*messages, messages[0] | {"name": "Ada"}, messages[1] | {"weight": 0}]
+    cached_set(tmp_path, "org/messages", {shard: json.dumps({"messages": chat}) + "\n"})
+    pair = json.dumps({"prompt": messages[:1], "completion": messages[1:]})
+    cached_set(tmp_path, "org/pairs", {shard: pair + "\n"})
     cached_set(tmp_path, "dataset-org/c3", files | {"README.md": f"---\nconfigs:\n{configs}---\n"})
     done = subprocess.run(
         [sys.executable, "-c", HUB],
@@ -441,6 +458,11 @@ dataset_info:
     assert document["branch"] == [json.loads(question)]
     once = [{"context": ["one", "two"], "document_id": "m1"} | question for question in listed]
     assert document["nested"] == [once * 2, once * 2, once * 4]
+    # From the cache and from a folder. Arrow fills what a message lacks with null.
+    read = [json.loads(text) for text in document["chats"]]
+    chat[3].pop("weight")
+    assert [x["messages"] for x in read] == [chat, chat, messages, messages]
+    assert [x["trained"] for x in read] == [[1]] * 4
     assert "'SetFit/CR' cannot be loaded" in document["absent"]
     assert "HF_HUB_OFFLINE" in document["absent"]
     assert "'stanfordnlp/sst2:nope' cannot be loaded" in document["subset"]
