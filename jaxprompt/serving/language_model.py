@@ -129,7 +129,7 @@ class LanguageModel:
         results: Iterable[Any]
         if can_refill(self.placement):
             step, programs = continuing_programs(self.placement, self.model, search)
-            start: Callable[[Batch], Any] = step({}, params)
+            start: Any = step({}, params)
             results = programs({}, params, (start(batch) for batch in batches), is_stopped)
         else:
             run = whole_program(self.placement, self.model, search)({}, params)
