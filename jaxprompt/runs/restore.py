@@ -57,7 +57,9 @@ class RestoredRun(NamedTuple):
 
 def is_zero_shot(config: RunConfig) -> bool:
     """Returns whether a config has nothing to train."""
-    return not get_method(config).LEARNS and not config.trainable and get_head(config).READS_WORDS
+    head = get_head(config)
+    without_params = head.READS_WORDS or head.WRITES  # heads that only use the backbone's LM head
+    return not get_method(config).LEARNS and not config.trainable and without_params
 
 
 def _changeable_fields(config: RunConfig, from_text: bool) -> tuple[str, ...]:

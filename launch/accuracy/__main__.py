@@ -3,19 +3,23 @@
 usage: python launch/accuracy run   --workdir DIR --data DIR [--mlm DIR] [--only X] [--jobs N]
        python launch/accuracy peft  --workdir DIR --data DIR --task TASK --seed N [--only METHOD]
                                        [--set FIELD=VALUE ...]
+       python launch/accuracy peft_text --workdir DIR --only METHOD-START --seed N
+                                       [--set FIELD=VALUE ...]
        python launch/accuracy torch --workdir DIR --data DIR --mlm DIR --seed N [--only METHOD]
        python launch/accuracy zero_shot --workdir DIR --data DIR --task TASK
        python launch/accuracy examples --workdir DIR --task nsp|nss|cls|unified
                                           --set corpus.path=TEXT backbone.path=BACKBONE [...]
+       python launch/accuracy sums --workdir DIR
        python launch/accuracy table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
 masked-language-model head. `run` skips what has a result. `peft` trains prefix (the default) or
 soft by torch and peft on the same rows, with fields of the config changed by --set; of tags and
-spans it takes our rows, loss and decisions. `torch` trains dart (which is the default), lm_bff or
-dpt on SST-2 by torch alone: of the first two N is the split, of dpt the seed, and --mlm its
-discriminator. `zero_shot` scores label words of SmolLM2 on a split, by ours and by torch, and
-counts the examples that both answer alike. `examples` writes a task of pre-training as a folder of
-texts with labels, for a probe.
+spans it takes our rows, loss and decisions. `peft_text` trains soft or prefix by a config of
+configs/sums.py, from the initial values and in the order of examples of ours. `torch` trains dart
+(which is the default), lm_bff or dpt on SST-2 by torch alone: of the first two N is the split, of
+dpt the seed, and --mlm its discriminator. `zero_shot` scores label words of SmolLM2 on a split, by
+ours and by torch, and counts the examples that both answer alike. `examples` writes a task of
+pre-training as a folder of texts with labels, for a probe; `sums` those of configs/sums.py.
 """
 
 import argparse
@@ -108,6 +112,18 @@ def peft_run(args: argparse.Namespace) -> None:
     write(args, result, "peft" if method == "prefix" else f"peft_{method}")
 
 
+def peft_text_run(args: argparse.Namespace) -> None:
+    """Trains PEFT's prefix or prompt tuning on sums, by the config that --only names."""
+    from launch.accuracy.peft_runs import METHODS
+    from launch.accuracy.peft_texts import train_text
+
+    method = check_known("--only", args.only.partition("-")[0], METHODS)
+    config = ROOT / "configs" / "sums.py"
+    c = load_config(f"{config}:{args.only}", [("seed", str(args.seed)), *args.set])
+    args.task = "sums"
+    write(args, train_text(c, method), f"peft_{args.only}")
+
+
 def torch_run(args: argparse.Namespace) -> None:
     """Trains on SST-2 in torch alone, with the flags of docs/results/papers.md."""
     from launch.accuracy.torch_runs import train_listed, train_words
@@ -143,6 +159,13 @@ def examples(args: argparse.Namespace) -> None:
     print(json.dumps(write_examples(args.task, args.set, args.workdir)))
 
 
+def sums(args: argparse.Namespace) -> None:
+    """Writes docs/examples/sums; prints how many examples."""
+    from launch.accuracy.sums import write_sums
+
+    print(json.dumps(write_sums(args.workdir)))
+
+
 def write(args: argparse.Namespace, result: RunResult, method: str = "peft") -> None:
     """Writes the result of a run in torch."""
     folder = Path(args.workdir) / f"{args.task}-{method}-seed={args.seed}"
@@ -162,7 +185,8 @@ def main() -> None:
     """Reads the flags and does what is asked."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument(
-        "command", choices=("run", "peft", "torch", "zero_shot", "examples", "table")
+        "command",
+        choices=("run", "peft", "peft_text", "torch", "zero_shot", "examples", "sums", "table"),
     )
     parser.add_argument("--data", default="")
     parser.add_argument("--mlm", default="")
@@ -174,11 +198,12 @@ def main() -> None:
     parser.add_argument("--split", default="dev")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", type=read_setting)
     args = parser.parse_args()
-    if args.command not in ("table", "examples") and not args.data:
+    without_data = ("table", "examples", "peft_text", "sums")
+    if args.command not in without_data and not args.data:
         parser.error("give --data, the folder of the tasks")
     commands = {
-        "run": run_all, "peft": peft_run, "torch": torch_run, "zero_shot": zero_shot,
-        "examples": examples, "table": show,
+        "run": run_all, "peft": peft_run, "peft_text": peft_text_run, "torch": torch_run,
+        "zero_shot": zero_shot, "examples": examples, "sums": sums, "table": show,
     }  # fmt: skip
     commands[args.command](args)
 

@@ -103,6 +103,14 @@ def test_zero_shot_is_one_command():
     assert (by_fields.prompt, by_fields.head) == (by_argument.prompt, by_argument.head)
 
 
+@pytest.mark.parametrize(
+    ("head", "is_known"), [("verbalizer", True), ("text", True), ("linear", False)]
+)
+def test_heads_without_parameters_need_no_training(head, is_known):
+    """A linear layer that nothing trained answers nothing."""
+    assert is_zero_shot(load_config("base:zero_shot", [("head.name", head)])) == is_known
+
+
 # -- arguments and names --------------------------------------------------------------------------
 
 

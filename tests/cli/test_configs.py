@@ -89,8 +89,11 @@ def rows_of(tmp_path):
     """Writes a few rows of a known task. -> their folder"""
 
     def write(name: str):
-        if name == "metamath":
-            rows = [{"query": f"a {word}", "response": f"it is #### {word}"} for word in WORDS[:6]]
+        texts = {
+            "metamath": [{"query": f"a {x}", "response": f"it is #### {x}"} for x in WORDS[:6]],
+            "sums": [{"sum": f"a {x}", "result": x} for x in WORDS[:6]],
+        }
+        if rows := texts.get(name):
             for split in ("train", "dev", "test"):
                 write_rows(tmp_path / f"{split}.jsonl", rows)
             return tmp_path
@@ -135,6 +138,8 @@ def differs(path, argument) -> bool:
         return path.stem in ("superglue", "verbalizer") and argument[:2] not in ("mu", "re")
     if path.stem == "metamath":
         return argument != "prefix_text"  # which is the default
+    if path.stem == "sums":
+        return argument in ("", "soft-vocab")
     if path.parent.name == "dpt":
         return argument in ("", *OTHERS) or argument.startswith("sst2,low")
     return path.stem != "accuracy" or argument.startswith("sst2")
@@ -206,6 +211,8 @@ def test_it_builds_at_tiny_width(path, argument, backbones, rows_of):
         )
     if config.head.name == "text":
         config = config.replace({"data.source": str(rows_of(path.stem))})
+        if path.stem == "sums" and config.prompt.get("text"):  # numbers that the tiny one has not
+            config = config.replace({"prompt.text": "a a an an is the this"})
     elif config.task.name == "custom" and not config.task.vocabulary:
         config = config.replace({"data.source": str(rows_of("topics"))})
     elif config.task.name != "topics":

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import transformers
 from tiny_run import (
     compare_answers,
     flags,
@@ -12,6 +13,7 @@ from tiny_run import (
     predict,
     read_lines,
     sentences,
+    succeed,
     tiny_fields,
     train_and_export,
     write_rows,
@@ -45,6 +47,26 @@ def texts(tmp_path):
         rows = [{"text": r["text"], "answer": r["label"]} for r in sentences(seed, size)]
         write_rows(folder / f"{name}.jsonl", rows)
     return folder
+
+
+@pytest.mark.long
+def test_a_backbone_writes_without_training(folders, texts, tmp_path, capsys):
+    """Greedily, as transformers does."""
+    fields = {"trainable": "", "data.max_len": 30, "task.template": "{text} about [mask]"}
+    config = make_config(folders["llama"], texts, "head_only", **TEXT | fields)
+    (tmp_path / "zero.json").write_text(config.to_json())
+    out = tmp_path / "out.jsonl"
+    words = [f"--config={tmp_path / 'zero.json'}", "--split=test", f"--output={out}"]
+    metrics = json.loads(succeed(capsys, "evaluate", *words)[0])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["llama"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders["llama"]).eval()
+    rows = read_lines(out)
+    for row in rows:
+        ids = tokenizer(f"{row['text']} about", return_tensors="pt").input_ids
+        new = model.generate(ids, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :]
+        assert row["generated"] == tokenizer.decode(new, skip_special_tokens=True).strip()
+    share = np.mean([row["generated"] == row["answer"] for row in rows])
+    assert metrics == {"split": "test", "examples": 12, "exact_match": pytest.approx(share)}
 
 
 @pytest.mark.default_cases("t5-1")

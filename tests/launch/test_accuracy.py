@@ -9,6 +9,7 @@ import pytest
 
 from jaxprompt.errors import InputError
 from launch.accuracy import __main__ as accuracy
+from launch.accuracy.sums import write_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
         (["torch"], "torch needs --mlm, a folder with a BERT and its head"),
         (["torch", "--mlm=x", "--only=foo"], "--only='foo' is unknown; known: dart, dpt, lm_bff"),
         (["peft", "--set", "train.total_epochs=0.5"], "=0.5: peft takes whole epochs"),
+        (["peft_text", "--only=full"], "--only='full' is unknown; known: prefix, soft"),
+        (["peft_text", "--only=soft-txt"], "the method 'soft-txt' is unknown; nearest: soft-text"),
         (["zero_shot", "--task=cola"], "--task='cola' is unknown; known: mpqa, rte, sst2, trec"),
     ],
 )
@@ -32,6 +35,19 @@ def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
     with pytest.raises(InputError) as error:
         accuracy.main()
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_sums_are_those_of_the_example_files(tmp_path):
+    sizes = write_sums(tmp_path)
+    lines = []
+    for split, size in sizes.items():
+        text = (tmp_path / f"{split}.csv").read_text()
+        assert text == (ROOT / f"docs/examples/sums/{split}.csv").read_text()
+        lines += text.splitlines()[1:]
+        assert len(lines) == len(set(lines)) and size == len(text.splitlines()) - 1
+    for line in lines:
+        terms, _, result = line.partition(",")
+        assert sum(map(int, terms.split(" + "))) == int(result)
 
 
 @pytest.mark.long
