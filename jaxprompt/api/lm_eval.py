@@ -14,6 +14,7 @@ from jaxprompt.api.models import PromptedModel, attach
 from jaxprompt.api.prompts import load_prompt
 from jaxprompt.build.prompt_artifact import backbone_from_metadata
 from jaxprompt.config.run import BackboneConfig
+from jaxprompt.data.text.decoding import TextDecoder
 from jaxprompt.data.text.specials import special_id
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.errors import InputError, brief, check_extra
@@ -155,8 +156,14 @@ class HarnessModel:
             contexts = [
                 self.tok_encode(requests[i].args[0]) or [self.prefix_token_id] for i in members
             ]
+            decoder = TextDecoder(
+                self.tokenizer, self.language_model.layout.ends, tuple(filter(None, until))
+            )
             written = self.language_model.generate(
-                contexts, max_new_tokens=max_new_tokens, stop=_stop_ids(self.tokenizer, stop)
+                contexts,
+                max_new_tokens=max_new_tokens,
+                stop=_stop_ids(self.tokenizer, stop),
+                is_stopped=decoder.is_stopped if decoder.stop else None,
             )
             for i, ids in zip(members, written, strict=True):
                 text = _decode(self.tokenizer, ids, skip_special_tokens=True)
@@ -265,10 +272,7 @@ def read_generation(options: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
 
 
 def _stop_ids(tokenizer: Tokenizer, stop: Sequence[str]) -> list[int]:
-    """Returns the tokens whose text contains a stop string, which end a text at once.
-
-    A stop string of several tokens does not: the text is cut afterwards.
-    """
+    """Returns the tokens whose text contains a stop string, which end a text at once."""
     ids = sorted(tokenizer.get_vocab().values())
     pieces = tokenizer.batch_decode([[i] for i in ids])
     stop = [string for string in stop if string]

@@ -37,10 +37,11 @@ class BackboneMetadata(Document):
     # Digests, see data/text/identity.py.
     tokenizer: str | None = None
     layers: str | None = None
+    chat_template: str | None = None  # of a task of conversations
 
     def identity(self) -> dict[str, str]:
         """Returns the available digests, like `data.text.identity.scorer_fingerprints`."""
-        digests = {"tokenizer": self.tokenizer, "layers": self.layers}
+        digests = {x: getattr(self, x) for x in ("tokenizer", "layers", "chat_template")}
         return {name: digest for name, digest in digests.items() if digest is not None}
 
 

@@ -285,12 +285,13 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
     cached = prompt_bytes * _global_bytes(rows_with_room) // _global_bytes(prompts)
     # The rows that wait for the places of finished ones.
     waiting = prompt_bytes if can_refill(placement) else 0
-    # The copies of the layers are sharded like the layers.
+    # The copies of the layers are sharded like the layers, which full fine-tuning trains.
+    weights = shapes.frozen or shapes.trainable
     copies = (
         run.copies_layers
         * _global_bytes(jax.eval_shape(read_layers, shapes.trainable, shapes.frozen))
-        * _local_bytes(shapes.frozen)
-        // _global_bytes(shapes.frozen)
+        * _local_bytes(weights)
+        // _global_bytes(weights)
     )
     # Each beam has the scores of the whole vocabulary.
     rows = placement.batch.shard_shape(prompts[0].shape)[0] * generation.num_beams

@@ -1,7 +1,7 @@
 """A backbone and a prompt as a language model of token ids, without a task and a template."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,11 +18,13 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import (
+    continuing_programs,
     dispatch_ahead,
     predict_scores,
     scoring_step,
     whole_program,
 )
+from jaxprompt.training.refilling import can_refill
 from jaxprompt.types import NO_LIMIT, Batch, Role, SharedPrefix
 
 Ids = Sequence[int]
@@ -90,7 +92,12 @@ class LanguageModel:
         ]
 
     def generate(
-        self, contexts: Sequence[Ids], *, max_new_tokens: int, stop: Ids = ()
+        self,
+        contexts: Sequence[Ids],
+        *,
+        max_new_tokens: int,
+        stop: Ids = (),
+        is_stopped: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> list[list[int]]:
         """Continues contexts greedily.
 
@@ -98,6 +105,8 @@ class LanguageModel:
           contexts: token ids, at least one each; one that does not fit is cut on the left.
           max_new_tokens: the maximum number of new tokens.
           stop: ids that end a text, beside those of the model.
+          is_stopped: returns whether texts may end, by their ids so far, int [n, max_new_tokens] ->
+            bool [n]. On one device it is called every few tokens, on a mesh it is not.
 
         Returns:
           The new ids of each context, the end id included.
@@ -116,14 +125,21 @@ class LanguageModel:
         rows = [self._encode(_Input(tuple(ids[-room:])), _Reads([0], [0])) for ids in contexts]
         ends = tuple(sorted({*self.layout.ends, *stop}))
         search = Search(max_new_tokens, ends, self.layout.pad_id)
-        run = whole_program(self.placement, self.model, search)({}, dict(self.params))
+        params, batches = dict(self.params), self._checked(rows, max_new_tokens)
+        results: Iterable[Any]
+        if can_refill(self.placement):
+            step, programs = continuing_programs(self.placement, self.model, search)
+            start: Any = step({}, params)
+            results = programs({}, params, (start(batch) for batch in batches), is_stopped)
+        else:
+            run = whole_program(self.placement, self.model, search)({}, params)
+            results = dispatch_ahead((run(batch) for batch in batches), 1)
         written: list[list[int]] = [[] for _ in rows]
-        results: Iterable[Any] = (run(batch) for batch in self._checked(rows, max_new_tokens))
-        for index, texts in dispatch_ahead(results, 1):
-            for i, row in zip(np.asarray(index), np.asarray(texts.ids), strict=True):
+        for index, texts in results:
+            parts = (np.asarray(x) for x in (index, texts.ids, texts.lengths))
+            for i, ids, length in zip(*parts, strict=True):
                 if i >= 0:
-                    (at,) = np.nonzero(np.isin(row, ends))
-                    written[i] = row[: at[0] + 1 if len(at) else None].tolist()
+                    written[i] = ids[:length].tolist()
         return written
 
     def _check_continuation(self, continuation: Ids) -> None:

@@ -12,6 +12,7 @@ from tiny_run import make_backbone
 import jaxprompt as jp
 from jaxprompt.api import lm_eval as adapter
 from jaxprompt.api.lm_eval import HarnessModel, read_generation, rolling_windows
+from jaxprompt.data.text.decoding import TextDecoder
 from jaxprompt.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -113,6 +114,11 @@ def test_a_text_ends_before_a_stop_string(place):
     assert len(whole) > 4
     for stop in (whole[1:3], whole[2:-1], whole[-1]):
         assert generate(stop) == generate([stop, "zzz"]) == whole.split(stop)[0]
+    decoder = TextDecoder(model.tokenizer, model.language_model.layout.ends, (whole[1:3],))
+    context, options = model.tok_encode(TEXTS[0]), {"max_new_tokens": 40}
+    (early,) = model.language_model.generate([context], is_stopped=decoder.is_stopped, **options)
+    (full,) = model.language_model.generate([context], **options)
+    assert full[: len(early)] == early and len(early) < 20 < len(full) == 40
 
 
 @pytest.mark.long

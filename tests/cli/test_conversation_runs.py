@@ -1,6 +1,7 @@
 """Conversations and packed examples, through the command line."""
 
 import json
+import shutil
 
 import pytest
 from tiny_run import (
@@ -84,7 +85,7 @@ def test_what_validate_says_of_conversations(llama, data, tmp_path, capsys, refu
 
 @pytest.mark.long
 @pytest.mark.parametrize("metric", ["exact_match", "loss"])
-def test_learns_to_answer(metric, llama, data, tmp_path, capsys):
+def test_learns_to_answer(metric, llama, data, tmp_path, capsys, refused):
     folder = tmp_path / "chats"
     folder.mkdir()
     for name, size in {"train": 48, "dev": 12, "test": 12}.items():
@@ -104,3 +105,7 @@ def test_learns_to_answer(metric, llama, data, tmp_path, capsys):
     assert sum(answers) >= 9 and "exact_match" in err
     rows, _ = predict(capsys, workdir, "--text=a soup")
     assert rows[0]["generated"] == "food"
+    edited = shutil.copytree(llama, tmp_path / "edited")
+    (edited / "chat_template.jinja").write_text(CHAT.replace("a : ", "answer : "))
+    message = refused("predict", f"--workdir={workdir}", f"--backbone={edited}", "--text=a soup")
+    assert message.startswith("the prompt was trained with another chat template")

@@ -63,6 +63,9 @@ SKIPPED = {
         (
             "train --config=base:soft --workdir=runs/chats",
             "train --config=base:soft --workdir=runs/instructions",
+            "train --config=base:prefix --workdir=runs/assistant",
+            "export --workdir=runs/assistant",
+            "predict --workdir=runs/assistant",
         ),
         "its texts are spelled by letters here; tests/cli/test_conversation_runs.py trains on some",
     ),

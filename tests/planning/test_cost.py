@@ -212,6 +212,8 @@ def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
     separate = make_run(T5, data__batch=4, data__eval_batch=1, **WRITES)
     assert run.copies_layers and not separate.copies_layers
     assert eval_only_bytes(dataclasses.replace(run, copies_layers=False)) < 0.2 * decoder
+    full = make_run(T5, "full", data__batch=4, data__eval_batch=1, **STACKED, **WRITES)
+    assert eval_only_bytes(full) == pytest.approx(eval_only_bytes(run), rel=0.05)
     beams, more_beams = (
         make_run(
             T5,

@@ -16,13 +16,21 @@ _RUNTIME_FIELDS = frozenset(
     "attention attention_dropout decodes dropout dtype embed_dropout model_heads remat rescale "
     "rows skip stack tied".split()
 )
-_NAMES = {"tokenizer": "tokenizer", "layers": "config.json"}
+_NAMES = {
+    "tokenizer": "tokenizer", "layers": "config.json", "chat_template": "chat template",
+}  # fmt: skip
 _PROBE = ("The quick (brown) fox isn't 1,234.5 foxes!", " two  spaces\n", "naïve ÄÖÜ 中文 emoji 🙂")
 
 
 def scorer_fingerprints(scorer: Any) -> dict[str, str]:
-    """Returns the fingerprints of a scorer's tokenizer and backbone, see `fingerprints`."""
-    return fingerprints(scorer.tokenizer, scorer.model.backbone.cfg)
+    """Returns the fingerprints of a scorer's tokenizer and backbone, see `fingerprints`.
+
+    For a task of conversations also that of the chat template, which writes them.
+    """
+    digests = fingerprints(scorer.tokenizer, scorer.model.backbone.cfg)
+    if scorer.task.messages:
+        digests["chat_template"] = _digest(scorer.tokenizer.get_chat_template())
+    return digests
 
 
 def fingerprints(tokenizer: Tokenizer, cfg: Any) -> dict[str, str]:

@@ -102,9 +102,16 @@ def choose_rows(
             )
         rows = [list(ids) for ids in labels[:length]]
     elif kind == "text":
-        rows = [[i] for i in starting_ids(tokenizer, text.strip())[:length]]
+        ids = starting_ids(tokenizer, text.strip())
+        rows = [[i] for i in ids[:length]]
         if not rows:
             raise InputError(f"prompt text {text!r} has no tokens; use other words")
+        if len(ids) != length:
+            rest = "of the text are not used" if len(ids) > length else "are from the vocabulary"
+            logging.getLogger(__name__).warning(
+                "prompt.text has %d tokens and the prompt %d: the last %d %s",
+                len(ids), length, abs(len(ids) - length), rest,
+            )  # fmt: skip
     size = min(vocab_size or len(tokenizer), len(tokenizer))  # the embedding may be padded
     candidates = np.setdiff1d(np.arange(min(top or size, size)), no_words)
     return rows + _sample(rng, candidates, length - len(rows), "the vocabulary")

@@ -71,12 +71,18 @@ def test_more_labels_than_rows_are_left_out_aloud(bert, caplog):
     assert "2 classes, but only 1 soft tokens" in caplog.text
 
 
-def test_given_text_cut_and_filled(bert):
+def test_given_text_cut_and_filled(bert, caplog):
     rows = choose_rows("text", bert, length=5, seed=0, text="a good film")
     assert bert.convert_ids_to_tokens(flat(rows)[:3]) == ["a", "good", "film"]
     assert len(rows) == 5
     short = choose_rows("text", bert, length=2, seed=0, text="a good film")
     assert bert.convert_ids_to_tokens(flat(short)) == ["a", "good"]
+    assert caplog.messages == [
+        "prompt.text has 3 tokens and the prompt 5: the last 2 are from the vocabulary",
+        "prompt.text has 3 tokens and the prompt 2: the last 1 of the text are not used",
+    ]
+    choose_rows("text", bert, length=3, seed=0, text="a good film")
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize("kind", ["vocab", "frequent", "labels", "text", "task"])
