@@ -171,6 +171,7 @@ def train_router(
     accuracy: float = 0.95,
     max_len: int = 128,
     batch: int = 64,
+    force: bool = False,
 ) -> Prompt:
     """Trains a router, which chooses the prompt of a row by its text.
 
@@ -187,6 +188,7 @@ def train_router(
       accuracy: share of the held-out rows that is to be routed correctly, in (0, 1].
       max_len: number of tokens that are read of a text.
       batch: texts per batch.
+      force: accept prompts that were trained on other weights.
 
     Returns:
       The router, for `attach(backbone, prompts, router=...)` and `save_prompt`. Its scores on
@@ -203,7 +205,14 @@ def train_router(
         if name in rows
     }
     router = fit_router(
-        backbone, exports, examples, kind=kind, accuracy=accuracy, max_len=max_len, batch=batch
+        backbone,
+        exports,
+        examples,
+        kind=kind,
+        accuracy=accuracy,
+        max_len=max_len,
+        batch=batch,
+        force=force,
     )
     return Prompt(router.tensors, router.metadata.to_json(), router.path)
 

@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
         accuracy=args.accuracy,
         max_len=args.max_len,
         batch=args.batch,
+        force=args.force,
     )
     metadata = trained.metadata
     assert metadata.router is not None

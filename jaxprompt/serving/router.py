@@ -25,7 +25,7 @@ from jaxprompt.convert.prompt_metadata import RouterMetadata
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.records import Record
-from jaxprompt.data.tasks.cells import is_blank, missing_column
+from jaxprompt.data.tasks.cells import is_blank
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, check_known, list_differences, with_article
 from jaxprompt.models.scorer import Scorer
@@ -73,9 +73,7 @@ class Router(NamedTuple):
             if text := join_columns(record.row, self.metadata.columns):
                 texts[index] = text
                 continue
-            columns = ", ".join(self.metadata.columns)
-            message = missing_column(record.row, self.metadata.columns[0], record.origin)
-            message = f"{message}; the router reads {columns}, of which a row needs one"
+            message = _no_text_message(record.origin, self.metadata.columns)
             routed[index] = record._replace(error=message)
         if texts:
             states = text_states(self.scorer, self.params, self.placement, list(texts.values()))
@@ -161,6 +159,13 @@ def join_columns(row: Mapping[str, Any], columns: Sequence[str]) -> str:
     return " ".join(text for name in columns if (text := _cell_text(row.get(name))))
 
 
+def _no_text_message(where: str, columns: Sequence[str]) -> str:
+    return (
+        f"{where}: there is no text in {', '.join(columns)}, which the router reads; add one, or "
+        "remove the row"
+    )
+
+
 def _cell_text(cell: Any) -> str:
     """Returns a cell as text: lists are joined, of messages all but those of the assistant."""
     if isinstance(cell, Mapping):
@@ -225,6 +230,7 @@ def train_router(
     accuracy: float = 0.95,
     max_len: int = 128,
     batch: int = 64,
+    force: bool = False,
 ) -> Export:
     """Trains a router on examples of its prompts.
 
@@ -239,6 +245,7 @@ def train_router(
       accuracy: share of correctly routed rows, in (0, 1].
       max_len: tokens of a text.
       batch: texts per batch.
+      force: accept prompts that were trained on other weights.
 
     Raises:
       InputError: if a value is invalid, rows are missing, or no threshold has this accuracy.
@@ -248,6 +255,12 @@ def train_router(
         raise InputError(f"accuracy={accuracy} must be in (0, 1]; use e.g. 0.95")
     if len(prompts) < 2:
         raise InputError(f"a router needs at least 2 prompts, not {len(prompts)}; give more")
+    for name, prompt in prompts.items():
+        try:
+            fingerprint = backbone.loaded.report.fingerprint
+            check_fingerprint(prompt.metadata.backbone, fingerprint, force=force)
+        except InputError as error:
+            raise InputError(f"prompt {name}: {error}") from error
     names = tuple(prompts)
     inputs = [name for export in prompts.values() for name in export.metadata.task.input_columns]
     columns = tuple(dict.fromkeys(inputs))
@@ -309,9 +322,8 @@ def _collect(
             row = examples[number]
             text = join_columns(row, inputs)
             if not text:
-                remark = f" of prompt {name} with a text"
-                message = missing_column(row, inputs[0], examples.origin(int(number)), remark)
-                raise InputError(f"{message}; add it, or remove the row")
+                message = _no_text_message(examples.origin(int(number)), inputs)
+                raise InputError(f"prompt {name}: {message}")
             texts.append(text)
             labels.append(index)
             folds.append(count % _FOLDS)

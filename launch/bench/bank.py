@@ -45,8 +45,8 @@ def measure(args: argparse.Namespace) -> list[dict]:
     examples = [{**row, "answer": row["text"]} for row in examples[:24]]
     fields: dict = {"task": "trec"}
     if args.tokens:
-        task = jp.task("text", target="answer", template="{text}", metric="exact_match")
-        fields = {"task": task, "head": jp.text(), "max_target": 16, "max_new_tokens": args.tokens}
+        task = jp.task("text", target="answer", template="{text}", metric="perplexity")
+        fields = {"task": task, "head": jp.text(), "max_target": 48, "max_new_tokens": args.tokens}
     fields |= {"epochs": 0, "steps": 1, "max_len": MAX_LEN, "batch": 8}
     prompt = jp.train(
         backbone, examples[:16], examples[16:], method=jp.prefix(LENGTH), **fields

@@ -9,6 +9,8 @@ from test_banks import attach as attach_random
 from tiny_run import TOPICS, jaxprompt, make_backbone, write_rows
 
 import jaxprompt as jp
+from jaxprompt.serving.router import _empty_router, _make_encoder, text_states
+from jaxprompt.tree import has_layer_lists
 
 
 def name_rows(topic, seed, count):
@@ -100,6 +102,35 @@ def test_neither_batches_nor_padding_nor_the_mesh_change_a_route(
     np.testing.assert_allclose(*values, atol=1e-5)
 
 
+def states_of(backbone, texts):
+    router = _empty_router(backbone, ("a", "b"), 40)
+    encoder = _make_encoder(backbone, router, 3, False)
+    return text_states(encoder, backbone.loaded.params, backbone.placement, texts)
+
+
+def test_states_are_those_of_the_middle_layer(folder, backbone, texts):
+    """As transformers computes them, text by text, averaged without [CLS] and [SEP]."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    for text, states in zip(texts[:5], states_of(backbone, texts[:5]), strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            hidden = model(ids, output_hidden_states=True).hidden_states
+        assert len(hidden) == 3
+        np.testing.assert_allclose(states, hidden[1][0, 1:-1].mean(0).numpy(), atol=1e-5)
+
+
+@pytest.mark.long
+def test_separate_layers_give_the_same_states(tmp_path, texts):
+    """As they are loaded to generate texts."""
+    folder = str(make_backbone(tmp_path / "llama", "llama"))
+    backbones = [jp.load_backbone(folder, stack=stack) for stack in ("scan", "unroll")]
+    assert [has_layer_lists(x.loaded.params) for x in backbones] == [False, True]
+    states = [states_of(backbone, texts[:5]) for backbone in backbones]
+    np.testing.assert_allclose(*states, atol=1e-5)
+
+
 def with_router(router, **fields):
     card = router.card | {"router": router.card["router"] | fields}
     return dataclasses.replace(router, card=card)
@@ -116,7 +147,7 @@ def test_a_row_without_a_likely_prompt_has_an_error(backbone, prompts, router, m
         measured = jp.evaluate(bank, [rows[0], {**rows[0], "prompt": "food"}])
     assert measured["food"]["examples"] == 1
     with pytest.raises(
-        jp.InputError, match="rows:1: there is no column 'text'.* router reads text"
+        jp.InputError, match="rows:1: there is no text in text, which the router reads"
     ):
         jp.predict(bank, [{"words": "a cat"}])
 
@@ -160,10 +191,13 @@ def test_what_makes_no_router_is_named(backbone, prompts, examples, router):
     refused(r"accuracy=1.5 must be in \(0, 1\]", *train, prompts, examples, accuracy=1.5)
     refused("at least 2 prompts, not 1", *train, {"food": prompts["food"]}, examples)
     refused("prompt tool has no examples", *train, two, {"food": examples["food"]})
+    strange = {**prompts["tool"].card, "backbone": other.card["backbone"]}
+    strange = {"food": prompts["food"], "tool": dataclasses.replace(prompts["tool"], card=strange)}
+    refused("prompt tool: the prompt was trained on the weights 0{12}", *train, strange, examples)
     few = {"food": examples["food"][:4], "tool": examples["tool"]}
     refused("prompt food has 4 examples in .*at least 5", *train, two, few)
     gap = {"food": [*examples["food"][:8], {"sentence": "x"}], "tool": examples["tool"]}
-    refused("rows of food:9: there is no column 'text' of prompt food", *train, two, gap)
+    refused("prompt food: rows of food:9: there is no text in text", *train, two, gap)
 
 
 def test_the_commands_route(backbone, folder, prompts, examples, mixed, tmp_path, capsys):
