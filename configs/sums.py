@@ -13,12 +13,12 @@ SEEDS = (0, 1, 2)
 # Four training examples; as many tokens as LENGTH.
 DEMOS = "24 + 8 = 32. 63 + 2 = 65. 66 + 9 = 75. 17 + 1 = 18."
 LENGTH = 43
-# The learning rates of soft tokens, prefixes and full fine-tuning are the best on dev of a search.
+# Learning rates: those of prompts were chosen on dev with seed 0, that of `full` was not searched.
 RATE = {
     "zero_shot": 0.0, "four_shot": 0.0,
     "soft-normal": 1e-2, "soft-vocab": 1e-2, "soft-text": 1e-2,
     "prefix-normal": 1e-2, "prefix-text": 1e-2,
-    "layernorm_only": 1e-3, "full": 5e-5,
+    "full": 5e-5,
 }  # fmt: skip
 
 
@@ -38,22 +38,23 @@ def get_config(name="prefix-text"):
     config.data.batch = 8
     config.train.total_epochs, config.train.total_steps, config.train.eval_steps = 0.0, 50, 25
     config.train.tracker = "none"
-    if method.endswith("_shot"):
-        methods.zero_shot(config)
-        config.task.template = (DEMOS if method == "four_shot" else "") + " {sum} =[mask]"
+    if method == "full":
+        methods.full(config, lr=RATE[name])
     elif start:
         fields = {"text": DEMOS} if start == "text" else {}
+        fields |= {"dropout": 0.0} if method == "prefix" else {}
         getattr(methods, method)(config, lr=RATE[name], length=LENGTH, start=start, **fields)
-        config.prompt.update({"dropout": 0.0} if method == "prefix" else {})
     else:
-        getattr(methods, method)(config, lr=RATE[name])
+        methods.zero_shot(config)
+    if method == "four_shot":
+        config.task.template = f"{DEMOS} {{sum}} =[mask]"
     heads.text(config)
     return config
 
 
 def sweep():
-    """Yields every run that trains."""
-    for name, rate in RATE.items():
+    """Yields the runs of the prompts."""
+    for name in RATE:
         for seed in SEEDS:
-            if rate:
+            if "-" in name:
                 yield {"config": name, "seed": seed}
