@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from test_guides import PAGES, ROOT, commands
+from test_guides import PAGES, ROOT, commands, page_id
 from test_token_heads import asked, tagged
 from tiny_pretrain import DOCUMENTS, UNITS, make_corpus
 from tiny_run import TOPICS, flags, make_backbone, sentences, write_rows
@@ -23,7 +23,7 @@ from jaxprompt.corpus.ppt import Annotations
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.text.tokenizer import load_tokenizer
 
-GUIDES = {page.stem: commands(page) for page in PAGES if commands(page)}
+GUIDES = {page_id(page): commands(page) for page in PAGES if commands(page)}
 
 # How a command begins, and why it is not run.
 SKIPPED = {
@@ -36,11 +36,16 @@ SKIPPED = {
     "plan --config=base --config.backbone.path=google/gemma-3-1b-pt": (
         "needs libtpu; tests/accelerators compiles such a step"
     ),
-    "plan --config=configs/ppt/t5_base.py '--devices=1x h100' --compiler=cuda": (
-        "needs NVIDIA's compiler; tests/cli/test_plan.py"
-    ),
-    "plan --config=configs/ppt/t5_xl.py '--devices=8x A100-40' --limit=16 --compiler=cuda": (
-        "needs NVIDIA's compiler; tests/cli/test_plan.py"
+    **dict.fromkeys(
+        (
+            "plan --config=configs/ppt/t5_base.py '--devices=1x h100' --compiler=cuda",
+            "plan --config=configs/ppt/t5_xl.py '--devices=8x A100-40' --limit=16 --compiler=cuda",
+            "plan --config=configs/ppt/t5_xl.py --config.backbone.dtype=bfloat16",
+            "plan --config=base --config.backbone.path=openai-community/gpt2-xl",
+            "plan --config=base --config.backbone.path=google-bert/bert-large-uncased "
+            "--config.backbone.dtype=bfloat16",
+        ),
+        "needs NVIDIA's compiler; tests/cli/test_plan.py",
     ),
     "train --config=configs/ppt/t5_xxl.py:boolq,pt --workdir=/shared/boolq --coordinator=": (
         "is for four hosts; tests/cli/test_device_runs.py trains in several processes"
