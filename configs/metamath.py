@@ -17,7 +17,8 @@ TEXT = (
     "First, identify what the problem is asking. Then, break down the solution into clear logical "
     "steps. Show all your work and calculations. Finally, verify that your answer makes sense."
 )
-# What follows the last of these words in a line, as PEFT's utils.py finds it.
+# What follows the last of these words in a line. PEFT's utils.py searches for the same words, but
+# takes those of a later kind only if the text has none of an earlier one.
 ANSWER = r"(?:The (?:final )?answer is:? |#### )([^\n]*?)[ .!?$%]*(?:\n|$)"
 QUESTION, MAX_TOKENS = 256, 768  # tokens of a question, and of a question with its response
 _SOFT = partial(methods.soft, length=200, lr=1e-3)

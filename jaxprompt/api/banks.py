@@ -198,6 +198,7 @@ def train_router(
       InputError: for prompts or rows that do not fit, and an accuracy that is not reached.
     """
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
+    check_type("rows", rows, Mapping, "a dict of rows by the name of their prompt")
     exports = _to_exports(prompts)
     examples = {
         name: to_rows(rows[name], f"rows of {name}", export.metadata.task.columns)
@@ -220,7 +221,7 @@ def train_router(
 def _to_exports(prompts: Sequence[Prompt] | Mapping[str, Prompt]) -> dict[str, Export]:
     """Returns prompts by name. Raises InputError for one that is no export or has no name."""
     if not prompts:
-        raise InputError("attach needs at least one prompt; give one")
+        raise InputError("prompts must be at least one prompt; give one")
     for prompt in prompts.values() if isinstance(prompts, Mapping) else prompts:
         check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path)")
     if not isinstance(prompts, Mapping):

@@ -114,16 +114,23 @@ def router_path(args: Namespace) -> str:
             f"--prompt={first} is on the hub, where there is no router beside it; give the folder "
             "of the router"
         )
-    return str(Path(first).parent / "router")
+    return str(Path(os.path.abspath(first)).parent / "router")
 
 
 def read_router(args: Namespace) -> "Export | None":
     """Reads the router of --route."""
     from jaxprompt.build.prompt_artifact import Export, read_export
+    from jaxprompt.convert.artifact import METADATA
+    from jaxprompt.convert.hub import SCHEME
 
     if not args.route:
         return None
     folder = router_path(args) if args.route == "auto" else args.route
+    if not folder.startswith(SCHEME) and not (Path(folder) / METADATA).exists():
+        raise InputError(
+            f"--route={args.route}: there is no router in {folder}; train one with `python -m "
+            "jaxprompt router`, or give its folder"
+        )
     return Export(folder, *read_export(folder))
 
 

@@ -91,10 +91,10 @@ def _make_parser() -> Parser:
 
 def _check_folder(folder: str) -> None:
     """Raises InputError if a router would replace an export."""
-    from jaxprompt.build.prompt_artifact import read_export
-    from jaxprompt.convert.artifact import METADATA
+    from jaxprompt.convert.artifact import METADATA, read_metadata
 
-    if (Path(folder) / METADATA).exists() and read_export(folder)[1].router is None:
+    # Without its tensors: those of a router that was cut while it was written need not match.
+    if (Path(folder) / METADATA).exists() and read_metadata(Path(folder)).router is None:
         raise InputError(f"{folder} contains an export that is no router; give another --output")
 
 

@@ -91,7 +91,7 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Promp
 
     folder = user_path(path)
     folder = folder.parent if folder.name in (TENSORS, METADATA) else folder
-    metadata = _read_metadata(folder)
+    metadata = read_metadata(folder)
     try:
         data = read_bytes(folder / TENSORS)
     except OSError as error:
@@ -183,7 +183,7 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
 def export_summary(folder: str | os.PathLike) -> str:
     """Returns a one-line summary of an export, "" if there is no readable export."""
     try:
-        metadata = _read_metadata(Path(folder))
+        metadata = read_metadata(Path(folder))
     except InputError:
         return ""
     fields = ("name", metadata.task.name), ("method", metadata.method), ("seed", metadata.seed)
@@ -204,7 +204,8 @@ def _native_array(array: np.ndarray) -> np.ndarray:
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-def _read_metadata(folder: Path) -> PromptMetadata:
+def read_metadata(folder: Path) -> PromptMetadata:
+    """Reads the metadata of an export. Raises InputError if they were edited."""
     path = folder / METADATA
     exports = sorted(str(match.parent) for match in folder.glob(f"*/{METADATA}"))
     values = read_json(path, " or ".join(exports) or "the folder that `export` wrote")

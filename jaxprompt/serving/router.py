@@ -26,7 +26,7 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.cells import is_blank
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.errors import InputError, check_known, list_differences, with_article
+from jaxprompt.errors import InputError, at_least, check_known, list_differences, with_article
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
@@ -62,7 +62,7 @@ class Router(NamedTuple):
     indices: Mapping[str, int]  # of the prompts of the bank
 
     def route(self, records: Sequence[Record], column: str) -> list[Record]:
-        """Chooses the prompts of rows whose `column` is missing or blank.
+        """Chooses the prompts of rows whose `column` is missing or blank; "" = of all rows.
 
         Returns the records in order. A routed one has the number of its prompt, and the probability
         of that as its confidence; one for which no prompt is likely enough has an error.
@@ -70,7 +70,9 @@ class Router(NamedTuple):
         routed = list(records)
         texts: dict[int, str] = {}
         for index, record in enumerate(records):
-            if record.row is None or record.error or not is_blank(record.row.get(column)):
+            if record.row is None or record.error:
+                continue
+            if column and not is_blank(record.row.get(column)):
                 continue
             if text := join_columns(record.row, self.metadata.columns):
                 texts[index] = text
@@ -91,8 +93,8 @@ class Router(NamedTuple):
         if confidence < threshold:
             error = (
                 f"{record.origin}: the router chose no prompt: the most likely, {name}, has a "
-                f"probability of {confidence:.4f}, below {threshold:.4f}; name the prompt of the "
-                "row in a column"
+                f"probability of {confidence:.4f}, below {threshold:.4f}; name its prompt in a "
+                "column (--column, by=)"
             )
         return record._replace(prompt=self.indices[name], confidence=confidence, error=error)
 
@@ -173,7 +175,8 @@ def _no_text_message(where: str, columns: Sequence[str]) -> str:
 def _cell_text(cell: Any) -> str:
     """Returns a cell as text: lists are joined, of messages all but those of the assistant."""
     if isinstance(cell, Mapping):
-        return "" if cell.get("role") == "assistant" else _cell_text(cell.get("content"))
+        content = cell.get("content", cell.get("text"))  # of a message, or of a part of one
+        return "" if cell.get("role") == "assistant" else _cell_text(content)
     if isinstance(cell, list | tuple):
         return " ".join(filter(None, map(_cell_text, cell)))
     return "" if is_blank(cell) else str(cell).strip()
@@ -247,7 +250,7 @@ def train_router(
       rows: examples of each prompt, by its name; labels are not read.
       kind: centroid = the nearest mean state, linear = multinomial logistic regression.
       accuracy: share of correctly routed rows, in (0, 1].
-      max_len: tokens of a text.
+      max_len: tokens of a text; at most as many as the backbone has positions.
       batch: texts per batch.
       force: accept prompts that were trained on other weights.
 
@@ -259,7 +262,11 @@ def train_router(
         raise InputError(f"accuracy={accuracy} must be in (0, 1]; use e.g. 0.95")
     if len(prompts) < 2:
         raise InputError(f"a router needs at least 2 prompts, not {len(prompts)}; give more")
+    at_least("max_len", max_len, 1)
+    at_least("batch", batch, 1)
     for name, prompt in prompts.items():
+        if prompt.metadata.router is not None:
+            raise InputError(f"prompt {name}: {prompt.path} is a router; give a prompt")
         try:
             fingerprint = backbone.loaded.report.fingerprint
             check_fingerprint(prompt.metadata.backbone, fingerprint, force=force)
@@ -269,7 +276,7 @@ def train_router(
     inputs = [name for export in prompts.values() for name in export.metadata.task.input_columns]
     columns = tuple(dict.fromkeys(inputs))
     texts, labels, folds = _collect(prompts, rows, columns)
-    export = _empty_router(backbone, names, max_len)
+    export = _empty_router(backbone, names, min(max_len, backbone.backbone.module.dims.max_len))
     scorer = _make_encoder(backbone, export, batch, False)
     states = text_states(scorer, backbone.loaded.params, backbone.placement, texts)
     fit = fit_linear if kind == "linear" else fit_centroids

@@ -184,7 +184,7 @@ class Totals:
             yield from (f"{name}: {line}" if name else line for line in totals.messages())
         if self._errors:
             yield (
-                f"{self._errors} of {self._records} lines cannot be read, the first is "
+                f"{self._errors} of {self._records} lines have no answer, the first is "
                 f"{self._first_error}"
             )
 

@@ -175,7 +175,7 @@ def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path,
     code, out, err = jaxprompt(
         capsys, "predict", *flags, f"--input={broken}", "--on-error=skip", "--prefix=p_"
     )
-    assert code == 0 and "1 of 2 lines cannot be read, the first is " in err, err
+    assert code == 0 and "1 of 2 lines have no answer, the first is " in err, err
     assert "leaves no room" in json.loads(out.splitlines()[1])["p_error"]
     code, out, err = jaxprompt(capsys, "evaluate", *flags, f"--input={broken}")
     assert code == 2 and "long.jsonl:2: template" in err and "leaves no room" in err

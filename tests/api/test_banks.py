@@ -208,7 +208,7 @@ def test_the_commands_generate_by_a_column(backbone, models, bank, tmp_path, cap
     long = write_rows(tmp_path / "long.jsonl", rows[:2])
     options = ["--config.generate.max_new_tokens=57", "--on-error=skip"]
     code, out, err = jaxprompt(capsys, "predict", *flags, *options, f"--input={long}")
-    assert code == 0 and "1 of 2 lines cannot be read" in err, err
+    assert code == 0 and "1 of 2 lines have no answer" in err, err
     assert "5 positions of the prompt" in json.loads(out.splitlines()[1])["error"]
 
 

@@ -189,6 +189,10 @@ def test_what_makes_no_router_is_named(backbone, prompts, examples, router):
     train = jp.train_router, backbone
     refused("kind", *train, prompts, examples, kind="line")
     refused(r"accuracy=1.5 must be in \(0, 1\]", *train, prompts, examples, accuracy=1.5)
+    refused("max_len=0 must be at least 1", *train, prompts, examples, max_len=0)
+    refused("give a dict of rows", *train, prompts, examples["food"])
+    chained = {"food": prompts["food"], "tool": router}
+    refused("prompt tool: the router is a router", *train, chained, examples)
     refused("at least 2 prompts, not 1", *train, {"food": prompts["food"]}, examples)
     refused("prompt tool has no examples", *train, two, {"food": examples["food"]})
     strange = {**prompts["tool"].card, "backbone": other.card["backbone"]}
@@ -226,7 +230,11 @@ def test_the_commands_route(backbone, folder, prompts, examples, mixed, tmp_path
     right = jp.predict(bank, rows)
     assert [x.get("route") for x in answers[:-1]] == [x.get("route") for x in right]
     undecided = sum("error" in row for row in answers)
-    assert not undecided or f"{undecided} of {len(answers)} lines cannot be read" in err
+    assert not undecided or f"{undecided} of {len(answers)} lines have no answer" in err
+    table = tmp_path / "table.csv"  # as pandas writes it
+    table.write_text(",text\n0,the cat dog\n")
+    code, out, err = jaxprompt(capsys, "predict", *flags, "--route=auto", f"--input={table}")
+    assert code == 0 and json.loads(out)["route"] == "beast", err
     where = [f"--route={result['router']}", "--text=the cat dog", "--column=task"]
     code, out, err = jaxprompt(capsys, "predict", *flags, *where)
     assert code == 0 and json.loads(out)["route"] == "beast", err
@@ -236,6 +244,7 @@ def test_the_commands_route(backbone, folder, prompts, examples, mixed, tmp_path
         ([*train, *files[1:]], "beast is not in the folder of its run"),
         ([*train, *files[1:], "--examples=bird=x"], "--examples=bird=x must be NAME=FILE"),
         ([*train, *files, f"--output={tmp_path / 'prompts' / 'food'}"], "an export that is no"),
+        (["predict", *flags, "--route=autp", "--text=a"], "there is no router in autp; train one"),
         (["router", "--prompt=hub:a/b", "--prompt=c"], "--prompt=hub:a/b is on the hub"),
         (["predict", "--route=auto", "--text=a"], "--prompt or --workdir is missing"),
         (["predict", "--workdir=a", "--route=auto"], "--route=auto selects one of several"),

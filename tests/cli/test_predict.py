@@ -174,7 +174,7 @@ def test_each_line_of_the_input_has_one_in_its_place(way, prompt, tmp_path, caps
             assert row["text"] in ("a cat", "plain words", "a saw")
     if way == "stdin":
         assert json.loads(actual[5]) | {"error": ""} == {"txt": "a dog", "id": 4, "error": ""}
-    said = f"4 of {len(lines)} lines cannot be read, the first is {name}:3: broken JSON"
+    said = f"4 of {len(lines)} lines have no answer, the first is {name}:3: broken JSON"
     assert err.startswith(said) and err.count("\n") == 1
 
 

@@ -8,4 +8,6 @@ def test_a_row_is_read_as_one_text():
     assert join_columns(row, ("a", "b", "absent", "none", "gap", "n", "words")) == "one two 3 x y"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "no"}]
     assert join_columns({"messages": messages}, ("messages",)) == "hi"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    assert join_columns({"messages": parts}, ("messages",)) == "hi"
     assert join_columns(row, ("absent",)) == ""

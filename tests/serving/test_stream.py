@@ -83,7 +83,7 @@ def test_rows_before_one_that_cannot_be_read_are_answered(
         assert not error
     assert answered == list(answers) and sizes[0] == 4
     assert totals.metrics() == {"": ({"sum": len(answers)}, len(answers), len(answers))}
-    skipped = [f"1 of 6 lines cannot be read, the first is in:6: {'too ' * (last == 'long')}"]
+    skipped = [f"1 of 6 lines have no answer, the first is in:6: {'too ' * (last == 'long')}"]
     messages = list(totals.messages())
     assert messages[0] == f"texts cut to 8 tokens: 2 of {len(answers)}"
     assert len(messages) == 1 or messages[1].startswith(skipped[0])

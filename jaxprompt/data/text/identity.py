@@ -29,7 +29,8 @@ def scorer_fingerprints(scorer: Any) -> dict[str, str]:
     """
     digests = fingerprints(scorer.tokenizer, scorer.model.backbone.cfg)
     if scorer.task.messages:
-        digests["chat_template"] = _digest(scorer.tokenizer.get_chat_template())
+        template = scorer.tokenizer.get_chat_template()  # jinja ignores a line break at its end
+        digests["chat_template"] = _digest(template.removesuffix("\n"))
     return digests
 
 
