@@ -154,7 +154,10 @@ def trainable_mask(params: Params, patterns: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"trainable pattern {pattern!r} matches no parameter; {hint}")
         trained.update(matches)
     if not trained:
-        raise InputError("nothing to train, because config.trainable is empty; set it")
+        raise InputError(
+            "nothing to train, because config.trainable is empty; set it, or run `evaluate`, which "
+            "needs no training"
+        )
     return unflatten({name: name in trained for name in names})
 
 
