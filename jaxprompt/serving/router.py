@@ -6,8 +6,9 @@ different tasks differ most, and the layers above need not run. A linear layer s
 
 import dataclasses
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +38,6 @@ from jaxprompt.serving.router_fit import (
     choose_threshold,
     fit_centroids,
     fit_linear,
-    probabilities_of,
     softmax,
 )
 from jaxprompt.training.evaluation import StartPass, compile_step, predict_scores
@@ -58,14 +58,15 @@ class Router(NamedTuple):
     placement: Placement
     layer: LinearLayer
     metadata: RouterMetadata
-    names: tuple[str, ...]  # of the prompts of the layer
+    inputs: Mapping[str, Sequence[str]]  # by the prompts of the layer: their input columns
     indices: Mapping[str, int]  # of the prompts of the bank
 
     def route(self, records: Sequence[Record], column: str) -> list[Record]:
         """Chooses the prompts of rows whose `column` is missing or blank; "" = of all rows.
 
-        Returns the records in order. A routed one has the number of its prompt, and the probability
-        of that as its confidence; one for which no prompt is likely enough has an error.
+        Only prompts whose input columns a row has are compared, unless none fits. Returns the
+        records in order. A routed one has the number of its prompt, and the probability of that as
+        its confidence; one for which no prompt is likely enough has an error.
         """
         routed = list(records)
         texts: dict[int, str] = {}
@@ -81,14 +82,15 @@ class Router(NamedTuple):
             routed[index] = record._replace(error=message)
         if texts:
             states = text_states(self.scorer, self.params, self.placement, list(texts.values()))
-            for index, probabilities in zip(
-                texts, probabilities_of(states, self.layer), strict=True
-            ):
+            rows = [records[index].row or {} for index in texts]
+            kernel, bias = (x.astype(np.float64) for x in self.layer)
+            scores = mask_prompts(states @ kernel + bias, rows, self.inputs.values())
+            for index, probabilities in zip(texts, softmax(scores), strict=True):
                 routed[index] = self._choose(records[index], probabilities)
         return routed
 
     def _choose(self, record: Record, probabilities: np.ndarray) -> Record:
-        name, confidence = self.names[probabilities.argmax()], float(probabilities.max())
+        name, confidence = tuple(self.inputs)[probabilities.argmax()], float(probabilities.max())
         threshold, error = self.metadata.threshold, ""
         if confidence < threshold:
             error = (
@@ -136,7 +138,7 @@ def make_router(
         backbone.placement,
         (kernel, bias),
         metadata,
-        router.metadata.task.labels,
+        {name: prompts[name].metadata.task.input_columns for name in router.metadata.task.labels},
         indices,
     )
 
@@ -158,6 +160,20 @@ def digests_of(prompts: Mapping[str, Export]) -> dict[str, str]:
         name: hashlib.sha256(encode_tensors(export.tensors)).hexdigest()
         for name, export in prompts.items()
     }
+
+
+def mask_prompts(
+    scores: np.ndarray, rows: Iterable[Mapping[str, Any]], inputs: Iterable[Sequence[str]]
+) -> np.ndarray:
+    """Sets the scores of prompts to -inf whose input columns a row lacks, unless none fits.
+
+    -> float64 [N, P]
+    """
+    columns = tuple(inputs)
+    fits = np.array(
+        [[not any(is_blank(row.get(x)) for x in names) for names in columns] for row in rows]
+    )
+    return np.where(fits | ~fits.any(1, keepdims=True), scores, -np.inf)
 
 
 def join_columns(row: Mapping[str, Any], columns: Sequence[str]) -> str:
@@ -273,9 +289,9 @@ def train_router(
         except InputError as error:
             raise InputError(f"prompt {name}: {error}") from error
     names = tuple(prompts)
-    inputs = [name for export in prompts.values() for name in export.metadata.task.input_columns]
-    columns = tuple(dict.fromkeys(inputs))
-    texts, labels, folds = _collect(prompts, rows, columns)
+    inputs = [export.metadata.task.input_columns for export in prompts.values()]
+    columns = tuple(dict.fromkeys(itertools.chain.from_iterable(inputs)))
+    texts, labels, folds, examples = _collect(prompts, rows, columns)
     export = _empty_router(backbone, names, min(max_len, backbone.backbone.module.dims.max_len))
     scorer = _make_encoder(backbone, export, batch, False)
     states = text_states(scorer, backbone.loaded.params, backbone.placement, texts)
@@ -285,6 +301,7 @@ def train_router(
         others, mine = folds != fold, folds == fold
         kernel, bias = fit(states[others], labels[others], len(names))
         scores[mine] = states[mine] @ kernel + bias
+    scores = mask_prompts(scores, examples, inputs)
     scale = best_scale(scores, labels) if kind == "centroid" else 1.0
     kernel, bias = fit(states, labels, len(names))
     probabilities = softmax(scores * scale)
@@ -310,14 +327,15 @@ def train_router(
 
 def _collect(
     prompts: Mapping[str, Export], rows: Mapping[str, Rows], columns: Sequence[str]
-) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Returns the texts of all prompts, their prompts and their folds, int [N] each.
+) -> tuple[list[str], np.ndarray, np.ndarray, list[Mapping[str, Any]]]:
+    """Returns the texts of all prompts, their prompts and their folds, int [N] each, and the rows.
 
     Of a prompt with more rows, _MAX_ROWS are sampled.
     """
     texts: list[str] = []
     labels: list[int] = []
     folds: list[int] = []
+    used: list[Mapping[str, Any]] = []
     rng = np.random.default_rng(0)
     for index, (name, export) in enumerate(prompts.items()):
         if name not in rows:
@@ -338,7 +356,8 @@ def _collect(
             texts.append(text)
             labels.append(index)
             folds.append(count % _FOLDS)
-    return texts, np.array(labels), np.array(folds)
+            used.append(row)
+    return texts, np.array(labels), np.array(folds), used
 
 
 def _empty_router(backbone: LoadedBackbone, names: tuple[str, ...], max_len: int) -> Export:

@@ -82,12 +82,6 @@ def fit_linear(states: np.ndarray, labels: np.ndarray, count: int) -> LinearLaye
     return _of_raw_states(params["kernel"], params["bias"], mean, std)
 
 
-def probabilities_of(states: np.ndarray, layer: LinearLayer) -> np.ndarray:
-    """Returns the probabilities of the prompts. [N, H] -> float64 [N, P]"""
-    kernel, bias = (x.astype(np.float64) for x in layer)
-    return softmax(states @ kernel + bias)
-
-
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Returns the probabilities of scores [N, P]."""
     scores = np.exp(scores - scores.max(-1, keepdims=True))

@@ -2,8 +2,7 @@
 
 Prefixes in the upper two layers of MiniLM are trained, on cached states of the others. All texts
 are in the columns `text` and, for pairs, `pair`. An answer counts as right if it is the label of
-the row, whichever prompt gave it. A row without a prompt, or routed to one that needs a column it
-lacks, counts as wrong.
+the row, whichever prompt gave it. A row without a prompt counts as wrong.
 """
 
 import argparse

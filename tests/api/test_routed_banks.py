@@ -152,7 +152,7 @@ def test_a_row_without_a_likely_prompt_has_an_error(backbone, prompts, router, m
         jp.predict(bank, [{"words": "a cat"}])
 
 
-def test_a_column_that_the_chosen_prompt_lacks_is_named(backbone, prompts, examples):
+def test_prompts_whose_columns_a_row_lacks_are_not_chosen(backbone, prompts, examples):
     pairs = [{"text": row["text"], "more": "a cat", "label": "tool"} for row in examples["tool"]]
     card = prompts["tool"].card
     task = card["task"] | {"fields": ["text", "more"]}
@@ -162,9 +162,13 @@ def test_a_column_that_the_chosen_prompt_lacks_is_named(backbone, prompts, examp
     router = jp.train_router(backbone, both, rows, max_len=24, kind="linear", accuracy=0.5)
     bank = jp.attach(backbone, both, router=router)
     text = " ".join(row["text"] for row in examples["tool"][:4]) + " a cat"
-    (answer,) = jp.predict(bank, [{"text": text}])
-    assert "there is no column 'more'" in answer["error"]
-    assert answer["error"].endswith("; the router chose prompt pair")
+    both_columns, text_alone, neither = jp.predict(
+        bank, [{"text": text, "more": "a cat"}, {"text": text}, {"more": text}]
+    )
+    assert both_columns["route"] == "pair" and both_columns["confidence"] < 1
+    assert (text_alone["route"], text_alone["confidence"]) == ("food", 1.0)  # the one that fits
+    assert "there is no column 'text'" in neither["error"]
+    assert neither["error"].endswith("; the router chose prompt pair")
 
 
 def test_what_makes_no_router_is_named(backbone, prompts, examples, router):

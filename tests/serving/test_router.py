@@ -1,6 +1,8 @@
 """What a router reads of a row."""
 
-from jaxprompt.serving.router import join_columns
+import numpy as np
+
+from jaxprompt.serving.router import join_columns, mask_prompts
 
 
 def test_a_row_is_read_as_one_text():
@@ -11,3 +13,10 @@ def test_a_row_is_read_as_one_text():
     parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     assert join_columns({"messages": parts}, ("messages",)) == "hi"
     assert join_columns(row, ("absent",)) == ""
+
+
+def test_prompts_that_do_not_fit_a_row_are_masked():
+    scores, inf = np.array([[1.0, 2.0]] * 3), np.inf
+    rows = [{"a": 1, "b": None}, {"a": 1, "b": "x"}, {"c": 1}]
+    masked = mask_prompts(scores, rows, [("a",), ("a", "b")])
+    np.testing.assert_array_equal(masked, [[1, -inf], [1, 2], [1, 2]])
