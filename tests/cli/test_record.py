@@ -86,7 +86,9 @@ def test_what_the_weights_decide_is_not_compared(backbone):
     opened = open_backbone(BackboneConfig(path=str(backbone)))
     tokenizer, cfg = load_tokenizer(opened.folder), opened.module.cfg
     made = lambda cfg: SimpleNamespace(
-        tokenizer=tokenizer, model=SimpleNamespace(backbone=SimpleNamespace(cfg=cfg))
+        tokenizer=tokenizer,
+        task=SimpleNamespace(messages=""),
+        model=SimpleNamespace(backbone=SimpleNamespace(cfg=cfg)),
     )
     read = dataclasses.replace(cfg, tied=not cfg.tied, rows=cfg.vocab + 8)
     assert identity.scorer_fingerprints(made(cfg)) == identity.scorer_fingerprints(made(read))
