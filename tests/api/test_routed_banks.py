@@ -159,7 +159,7 @@ def test_prompts_whose_columns_a_row_lacks_are_not_chosen(backbone, prompts, exa
     pair = dataclasses.replace(prompts["tool"], card=card | {"task": task})
     both = {"food": prompts["food"], "pair": pair}
     rows = {"food": examples["food"], "pair": pairs}
-    router = jp.train_router(backbone, both, rows, max_len=24, kind="linear", accuracy=0.5)
+    router = jp.train_router(backbone, both, rows, kind="linear", accuracy=0.5)
     bank = jp.attach(backbone, both, router=router)
     text = " ".join(row["text"] for row in examples["tool"][:4]) + " a cat"
     both_columns, text_alone, neither = jp.predict(
