@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -276,18 +276,9 @@ def train_router(
     check_known("kind", kind, KINDS)
     if not 0 < accuracy <= 1:
         raise InputError(f"accuracy={accuracy} must be in (0, 1]; use e.g. 0.95")
-    if len(prompts) < 2:
-        raise InputError(f"a router needs at least 2 prompts, not {len(prompts)}; give more")
     at_least("max_len", max_len, 1)
     at_least("batch", batch, 1)
-    for name, prompt in prompts.items():
-        if prompt.metadata.router is not None:
-            raise InputError(f"prompt {name}: {prompt.path} is a router; give a prompt")
-        try:
-            fingerprint = backbone.loaded.report.fingerprint
-            check_fingerprint(prompt.metadata.backbone, fingerprint, force=force)
-        except InputError as error:
-            raise InputError(f"prompt {name}: {error}") from error
+    _check_prompts(prompts, backbone, force=force)
     names = tuple(prompts)
     inputs = [export.metadata.task.input_columns for export in prompts.values()]
     columns = tuple(dict.fromkeys(itertools.chain.from_iterable(inputs)))
@@ -296,12 +287,7 @@ def train_router(
     scorer = _make_encoder(backbone, export, batch, False)
     states = text_states(scorer, backbone.loaded.params, backbone.placement, texts)
     fit = fit_linear if kind == "linear" else fit_centroids
-    scores = np.zeros((len(labels), len(names)))
-    for fold in range(_FOLDS):
-        others, mine = folds != fold, folds == fold
-        kernel, bias = fit(states[others], labels[others], len(names))
-        scores[mine] = states[mine] @ kernel + bias
-    scores = mask_prompts(scores, examples, inputs)
+    scores = mask_prompts(_held_out_scores(fit, states, labels, folds), examples, inputs)
     scale = best_scale(scores, labels) if kind == "centroid" else 1.0
     kernel, bias = fit(states, labels, len(names))
     probabilities = softmax(scores * scale)
@@ -323,6 +309,36 @@ def train_router(
     metadata = dataclasses.replace(export.metadata, metrics={"held_out": metrics}, router=router)
     tensors = (x.astype(np.float32) for x in (kernel * scale, bias * scale))
     return Export("the router", dict(zip(_TENSORS, tensors, strict=True)), metadata)
+
+
+def _check_prompts(prompts: Mapping[str, Export], backbone: LoadedBackbone, *, force: bool) -> None:
+    """Raises InputError for less than two prompts, and for one of other weights or a router."""
+    if len(prompts) < 2:
+        raise InputError(f"a router needs at least 2 prompts, not {len(prompts)}; give more")
+    for name, prompt in prompts.items():
+        if prompt.metadata.router is not None:
+            raise InputError(f"prompt {name}: {prompt.path} is a router; give a prompt")
+        try:
+            fingerprint = backbone.loaded.report.fingerprint
+            check_fingerprint(prompt.metadata.backbone, fingerprint, force=force)
+        except InputError as error:
+            raise InputError(f"prompt {name}: {error}") from error
+
+
+def _held_out_scores(
+    fit: Callable[[np.ndarray, np.ndarray, int], LinearLayer],
+    states: np.ndarray,
+    labels: np.ndarray,
+    folds: np.ndarray,
+) -> np.ndarray:
+    """Scores the states of each fold by a layer that is fitted to the others. -> [N, P]"""
+    count = labels.max() + 1
+    scores = np.zeros((len(labels), count))
+    for fold in range(_FOLDS):
+        others, mine = folds != fold, folds == fold
+        kernel, bias = fit(states[others], labels[others], count)
+        scores[mine] = states[mine] @ kernel + bias
+    return scores
 
 
 def _collect(
