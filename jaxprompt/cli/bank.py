@@ -71,19 +71,19 @@ def add_prompt_flags(parser: Parser, prompt_help: str) -> None:
 
 def check_serving_flags(args: Namespace) -> None:
     """Raises InputError for flags that cannot be combined."""
-    if len(args.prompt or ()) > 1 and not selects_prompts(args):
+    if len(args.prompt or ()) > 1 and not selecting_flag(args):
         raise InputError(
             f"--prompt is given {len(args.prompt)} times, and --column is missing; give the column "
             "with the name of each row's prompt, or a router with --route"
         )
-    if selects_prompts(args) and not args.prompt:
+    if selecting_flag(args) and not args.prompt:
         raise InputError(
-            f"{selects_prompts(args)} selects one of several prompts; give them with --prompt"
+            f"{selecting_flag(args)} selects one of several prompts; give them with --prompt"
         )
     at_least("--batch", args.batch, 1)
 
 
-def selects_prompts(args: Namespace) -> str:
+def selecting_flag(args: Namespace) -> str:
     """Returns the flag, with its value, that selects the prompts of rows; "" if there is none."""
     names = (name for name in ("column", "route") if getattr(args, name))
     return next((f"--{name}={getattr(args, name)}" for name in names), "")

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     bank.add_serving_flags(parser)
     add_process_flags(parser)
     args, overrides = parser.read(argv)
-    if args.prompt or bank.selects_prompts(args):
+    if args.prompt or bank.selecting_flag(args):
         bank.refuse_flags(
             parser, args, _RUN_FLAGS, "is only valid for runs, and --prompt scores exports"
         )
@@ -137,7 +137,7 @@ def evaluate_exports(args: Namespace, overrides: Sequence[tuple[str, str]]) -> d
     if not (args.prompt and args.input):
         raise InputError("--prompt and --input must be given together; give both")
     bank.check_serving_flags(args)
-    measure = _measure_bank if bank.selects_prompts(args) else _measure_export
+    measure = _measure_bank if bank.selecting_flag(args) else _measure_export
     metrics = measure(args, overrides)
     if not metrics:
         raise InputError(

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _make_parser()
     args, overrides = parser.read(argv)
     _check_flags(args)
-    if not bank.selects_prompts(args):
+    if not bank.selecting_flag(args):
         return _predict(args, overrides)
     return _predict_by_bank(parser, args, overrides)
 
@@ -222,7 +222,7 @@ def _predict_by_bank(parser: Parser, args: Namespace, overrides: Sequence[tuple[
         parser,
         args,
         _ONE_PROMPT if args.route else ("text", *_ONE_PROMPT),
-        f"is only valid for one prompt, and {bank.selects_prompts(args)} selects among several",
+        f"is only valid for one prompt, and {bank.selecting_flag(args)} selects among several",
     )
     output, router = _check_output(args), bank.read_router(args)
     fields = router_metadata(router).columns if router else ()
@@ -238,11 +238,13 @@ def _check_bank_columns(
     args: Namespace, predictor: "Predictor", rows: Iterable[Record]
 ) -> Iterator[Record]:
     """Yields rows; raises InputError if the columns of a row's prompt would overwrite its own."""
+    from jaxprompt.serving.router import COLUMNS
+
     for row in rows:
         scorer = predictor.scorers[row.prompt]
         generation = predictor.generations[row.prompt]
         columns = _new_columns(args, scorer.head if row.example else None, scorer.task, generation)
-        columns += () if row.confidence is None else ("route", "confidence", "error")
+        columns += () if row.confidence is None else (*COLUMNS, "error")
         yield from records.check_columns([row], columns, args.prefix)
 
 

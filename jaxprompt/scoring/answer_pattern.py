@@ -12,8 +12,8 @@ _NUMBER = r"-?\$?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)"
 _DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d+)?")
 _RATIO = re.compile(r"(-?)(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))")
 _BOXES = re.compile(r"\\(?:boxed|fbox)\s*")
-# Commands of formulas that do not change the value.
 _MAX_DIGITS = 1000  # of numbers that are compared by value; Python refuses to read very long ones
+# Commands of formulas that do not change the value.
 _LOOKS = re.compile(r"\\(?:left|right|[!,;: ])|\\\$|\$|\s+")
 
 

@@ -42,7 +42,7 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.serving.answers import Answers, collect_answers, mark_errors
-from jaxprompt.serving.router import Router, make_router, route_columns
+from jaxprompt.serving.router import COLUMNS, Router, make_router
 from jaxprompt.training.evaluation import (
     StartPass,
     TextWriter,
@@ -345,7 +345,9 @@ def answer_requests(
             bank.scorers[index], _examples(records[index]), split, outputs[index]
         )
         columns = [
-            row if x.confidence is None else route_columns(bank.names[index], x.confidence) | row
+            row
+            if x.confidence is None
+            else dict(zip(COLUMNS, (bank.names[index], x.confidence), strict=True)) | row
             for x, row in zip(records[index], answers[index].columns, strict=True)
         ]
         answers[index] = answers[index]._replace(columns=columns)

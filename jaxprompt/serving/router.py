@@ -45,6 +45,7 @@ from jaxprompt.tree import Flat, Params
 from jaxprompt.types import Batch, Role
 
 KINDS = ("centroid", "linear")
+COLUMNS = ("route", "confidence")  # of the output, for a row whose prompt a router chose
 _TENSORS = ("router/kernel", "router/bias")
 _MAX_ROWS = 500  # of a prompt
 _FOLDS = 5  # of the cross-validation; a prompt needs as many rows
@@ -58,8 +59,8 @@ class Router(NamedTuple):
     placement: Placement
     layer: LinearLayer
     metadata: RouterMetadata
-    inputs: Mapping[str, Sequence[str]]  # by the prompts of the layer: their input columns
-    indices: Mapping[str, int]  # of the prompts of the bank
+    names: tuple[str, ...]  # of the prompts, in the order of the bank and of the layer
+    inputs: tuple[tuple[str, ...], ...]  # their input columns
 
     def route(self, records: Sequence[Record], column: str) -> list[Record]:
         """Chooses the prompts of rows whose `column` is missing or blank; "" = of all rows.
@@ -84,26 +85,21 @@ class Router(NamedTuple):
             states = text_states(self.scorer, self.params, self.placement, list(texts.values()))
             rows = [records[index].row or {} for index in texts]
             kernel, bias = (x.astype(np.float64) for x in self.layer)
-            scores = mask_prompts(states @ kernel + bias, rows, self.inputs.values())
+            scores = mask_prompts(states @ kernel + bias, rows, self.inputs)
             for index, probabilities in zip(texts, softmax(scores), strict=True):
                 routed[index] = self._choose(records[index], probabilities)
         return routed
 
     def _choose(self, record: Record, probabilities: np.ndarray) -> Record:
-        name, confidence = tuple(self.inputs)[probabilities.argmax()], float(probabilities.max())
+        prompt, confidence = int(probabilities.argmax()), float(probabilities.max())
         threshold, error = self.metadata.threshold, ""
         if confidence < threshold:
             error = (
-                f"{record.origin}: the router chose no prompt: the most likely, {name}, has a "
-                f"probability of {confidence:.4f}, below {threshold:.4f}; name its prompt in a "
-                "column (--column, by=)"
+                f"{record.origin}: the router chose no prompt: the most likely, "
+                f"{self.names[prompt]}, has a probability of {confidence:.4f}, below "
+                f"{threshold:.4f}; name its prompt in a column (--column, by=)"
             )
-        return record._replace(prompt=self.indices[name], confidence=confidence, error=error)
-
-
-def route_columns(name: str, confidence: float) -> dict[str, Any]:
-    """Returns the output columns of a row whose prompt a router chose."""
-    return {"route": name, "confidence": confidence}
+        return record._replace(prompt=prompt, confidence=confidence, error=error)
 
 
 def make_router(
@@ -130,16 +126,16 @@ def make_router(
         )
     check_fingerprint(router.metadata.backbone, backbone.loaded.report.fingerprint, force=force)
     scorer = _make_encoder(backbone, router, batch, force)
-    kernel, bias = (router.tensors[name] for name in _TENSORS)
-    indices = {name: index for index, name in enumerate(prompts)}
+    order = [router.metadata.task.labels.index(name) for name in prompts]
+    kernel, bias = (router.tensors[name][..., order] for name in _TENSORS)
     return Router(
         scorer,
         backbone.loaded.params,
         backbone.placement,
         (kernel, bias),
         metadata,
-        {name: prompts[name].metadata.task.input_columns for name in router.metadata.task.labels},
-        indices,
+        tuple(prompts),
+        tuple(export.metadata.task.input_columns for export in prompts.values()),
     )
 
 
@@ -163,15 +159,14 @@ def digests_of(prompts: Mapping[str, Export]) -> dict[str, str]:
 
 
 def mask_prompts(
-    scores: np.ndarray, rows: Iterable[Mapping[str, Any]], inputs: Iterable[Sequence[str]]
+    scores: np.ndarray, rows: Iterable[Mapping[str, Any]], inputs: Sequence[Sequence[str]]
 ) -> np.ndarray:
     """Sets the scores of prompts to -inf whose input columns a row lacks, unless none fits.
 
     -> float64 [N, P]
     """
-    columns = tuple(inputs)
     fits = np.array(
-        [[not any(is_blank(row.get(x)) for x in names) for names in columns] for row in rows]
+        [[not any(is_blank(row.get(x)) for x in names) for names in inputs] for row in rows]
     )
     return np.where(fits | ~fits.any(1, keepdims=True), scores, -np.inf)
 
@@ -292,8 +287,9 @@ def train_router(
     kernel, bias = fit(states, labels, len(names))
     probabilities = softmax(scores * scale)
     chosen, confidences = probabilities.argmax(1), probabilities.max(1)
-    threshold = choose_threshold(confidences, chosen == labels, accuracy)
-    is_routed, is_right = confidences >= threshold, chosen == labels
+    is_right = chosen == labels
+    threshold = choose_threshold(confidences, is_right, accuracy)
+    is_routed = confidences >= threshold
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
     for label, choice, routed in zip(labels, chosen, is_routed, strict=True):
         counts[names[label]][names[choice] if routed else ""] += 1

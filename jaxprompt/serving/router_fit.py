@@ -60,26 +60,30 @@ def fit_linear(states: np.ndarray, labels: np.ndarray, count: int) -> LinearLaye
     Every prompt has the same weight, however many rows it has. Arguments as in `fit_centroids`.
     """
     scaled, mean, std = _standardise(states)
-    weights = 1 / np.bincount(labels, minlength=count)[labels] / count
+    weights = (1 / np.bincount(labels, minlength=count)[labels] / count).astype(np.float32)
+    zeros = {"kernel": jnp.zeros((states.shape[1], count)), "bias": jnp.zeros(count)}
+    params = jax.tree.map(np.asarray, logistic_regression(zeros, scaled, labels, weights))
+    return _of_raw_states(params["kernel"], params["bias"], mean, std)
+
+
+@jax.jit
+def logistic_regression(
+    params: dict[str, jax.Array], states: jax.Array, labels: jax.Array, weights: jax.Array
+) -> dict[str, jax.Array]:
+    """Minimises the weighted cross-entropy of labels [N] from states [N, H], with weight decay."""
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, _STEPS))
 
-    def loss(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
-        logp = jax.nn.log_softmax(inputs @ params["kernel"] + params["bias"])
+    def loss(params: dict[str, jax.Array]) -> jax.Array:
+        logp = jax.nn.log_softmax(states @ params["kernel"] + params["bias"])
         decay = _DECAY / 2 * (params["kernel"] ** 2).sum()
         return decay - (weights * logp[jnp.arange(len(labels)), labels]).sum()
 
-    @jax.jit
-    def fit(params: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
-        def step(carry: Any, _: None) -> tuple[Any, None]:
-            params, state = carry
-            updates, state = optimizer.update(jax.grad(loss)(params, inputs), state)
-            return (optax.apply_updates(params, updates), state), None
+    def step(carry: Any, _: None) -> tuple[Any, None]:
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        return (optax.apply_updates(params, updates), state), None
 
-        return jax.lax.scan(step, (params, optimizer.init(params)), length=_STEPS)[0][0]
-
-    zeros = {"kernel": jnp.zeros((states.shape[1], count)), "bias": jnp.zeros(count)}
-    params = jax.tree.map(np.asarray, fit(zeros, jnp.asarray(scaled)))
-    return _of_raw_states(params["kernel"], params["bias"], mean, std)
+    return jax.lax.scan(step, (params, optimizer.init(params)), length=_STEPS)[0][0]
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ run with the same seed; model, tokenization, loss, optimizer and generation are 
 transformers and torch.
 """
 
-import csv
 import resource
 import sys
 import time
@@ -25,6 +24,7 @@ from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import encode_splits, scorer_from_config, train_batches
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.folder import resolve
+from jaxprompt.data.sources.files import read_file
 from jaxprompt.errors import InputError
 from jaxprompt.training.run_result import RunResult
 from launch.accuracy.peft_runs import METHODS, start_torch
@@ -125,8 +125,7 @@ class TextModel:
 
 def read_rows(config: RunConfig, split: str) -> list[dict[str, str]]:
     """Returns the rows of a split."""
-    with open(Path(config.data.source) / f"{split}.csv") as file:
-        return list(csv.DictReader(file))
+    return list(read_file(Path(config.data.source) / f"{split}.csv"))
 
 
 def train_text(config: RunConfig, method: str) -> RunResult:

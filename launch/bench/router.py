@@ -6,6 +6,7 @@ the row, whichever prompt gave it. A row without a prompt counts as wrong.
 """
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 # Task -> its text columns, its label and its labelled split of test.
@@ -79,8 +80,6 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 def count_right(jp, bank, way: str, test: dict[str, list[dict]]) -> list[dict]:
     """Returns shares of the test rows of each task, and of all: right answers, right routes."""
-    from collections import Counter
-
     total, parts = Counter(), []
     for task, rows in test.items():
         named = [row | {"name": task} for row in rows] if way == "named" else rows

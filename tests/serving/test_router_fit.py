@@ -1,5 +1,6 @@
 """The layers of a router and its threshold, against numpy and numbers by hand."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from jaxprompt.serving.router_fit import (
     choose_threshold,
     fit_centroids,
     fit_linear,
+    logistic_regression,
 )
 
 
@@ -72,3 +74,12 @@ def test_the_threshold_is_the_lowest_that_is_accurate():
     assert choose_threshold(confidences, is_right, 0.81) == 0.7  # equal ones stay together
     with pytest.raises(InputError, match="accuracy=0.9: no threshold .* 0.833 are"):
         choose_threshold(confidences, ~is_right | (confidences < 0.9), 0.9)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_the_regression_is_lowered(platform):
+    params = {"kernel": jnp.zeros((8, 3)), "bias": jnp.zeros(3)}
+    rows = (jnp.zeros((10, 8)), jnp.zeros(10, jnp.int32), jnp.zeros(10))
+    traced = logistic_regression.trace(params, *rows)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert "stablehlo.while" in text and "callback" not in text
